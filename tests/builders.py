@@ -1,10 +1,10 @@
-"""Builders that let a test of the fleet read like a short story.
+"""Builders for tests of the planner, so that each test reads like a short story.
 
     world = a_world(nodes_max=2).idle_node("cloud1", hour_ends_in_s=50)
     assert world.why("cloud1") == "window_closes"
 
-A :class:`World` stands in for the manager's shell: it holds the snapshot, takes facts in, decides, and commits. The
-functions under it make single values, each with what a test does not care about filled in.
+A :class:`World` replaces the manager's loop: it holds the snapshot, takes in facts, decides, and commits. The
+functions make single values and fill in what a test does not care about.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ CLUSTER = "demo"
 CLUSTER_UUID = "0f9c1d7e-0000-4000-8000-000000000001"
 
 
-# --- what is on offer -------------------------------------------------------------------------------------
+# --- node types and policies ------------------------------------------------------------------------------
 
 
 def a_type(
@@ -115,27 +115,27 @@ def a_policy(*node_types: NodeType, **changes: Any) -> Policy:
 
 
 def rank_of(policy: Policy, slot: str) -> Rank:
-    """The slots' ranks go up from 1, in the order of the types."""
+    """The rank of a slot: ranks count up from 1, in the order of the types."""
     name, place = policy.index_of_slot[SlotName(slot)]
     before = takewhile(lambda node_type: node_type.name != name, policy.node_types)
     return Rank(sum(len(node_type.slots) for node_type in before) + place + 1)
 
 
-# --- what jobs ask for ------------------------------------------------------------------------------------
+# --- shapes and jobs --------------------------------------------------------------------------------------
 
 
 def nodes(count: int, *, cores: int = 1, where: Constraint = ANYWHERE) -> Shape:
-    """As ``flux submit -N count -n count -c cores`` asks."""
+    """The shape of ``flux submit -N count -n count -c cores``."""
     return Shape(slots=1, cores_per_slot=cores, nodes=count, constraint=where)
 
 
 def whole_nodes(count: int, *, where: Constraint = ANYWHERE) -> Shape:
-    """As ``flux submit -N count --exclusive`` asks."""
+    """The shape of ``flux submit -N count --exclusive``."""
     return Shape(slots=1, cores_per_slot=1, nodes=count, exclusive=True, constraint=where)
 
 
 def tasks(count: int, *, cores: int = 1, gpus: int = 0, where: Constraint = ANYWHERE) -> Shape:
-    """As ``flux submit -n count -c cores -g gpus`` asks: slots, wherever they are."""
+    """The shape of ``flux submit -n count -c cores -g gpus``: slots on any nodes."""
     return Shape(slots=count, cores_per_slot=cores, gpus_per_slot=gpus, constraint=where)
 
 
@@ -150,7 +150,7 @@ def a_job(number: int = 1, shape: Shape | None = None, **changes: Any) -> Job:
     return Job(**(fields | changes))
 
 
-# --- what stands at the provider and in Flux --------------------------------------------------------------
+# --- nodes at the provider and in Flux --------------------------------------------------------------------
 
 
 def a_launch(
@@ -171,7 +171,7 @@ def a_launch(
 
 
 def a_cloud_node(launch: Launch, *, provider_id: str = "", **changes: Any) -> CloudNode:
-    """The running instance of a launch, with our tags."""
+    """The running cloud node of a launch, with our tags."""
     fields: dict[str, Any] = {
         "provider_id": ProviderId(provider_id or f"i-{launch.id}"),
         "state": CloudState.RUNNING,
@@ -182,7 +182,7 @@ def a_cloud_node(launch: Launch, *, provider_id: str = "", **changes: Any) -> Cl
 
 
 def a_rank(slot: str, policy: Policy | None = None, *, online: bool = False, **changes: Any) -> FluxRank:
-    """The rank of a slot: away, or up with all its cores free."""
+    """The rank of a slot: offline, or online with all its cores free."""
     policy = policy if policy is not None else a_policy()
     node_type = policy.type_of_slot[SlotName(slot)]
     fields: dict[str, Any] = {
@@ -209,7 +209,7 @@ def drained(rank: FluxRank, reason: str) -> FluxRank:
 def a_node(
     slot: str = "cloud1", state: NodeState = NodeState.IDLE, policy: Policy | None = None, **changes: Any
 ) -> Node:
-    """A node as the snapshot of a running manager holds it, in a state and with what belongs to that."""
+    """A node as a running manager's snapshot holds it, with the fields that belong to its state."""
     policy = policy if policy is not None else a_policy()
     launch = changes.pop("launch", None) or a_launch(slot, policy)
     fields: dict[str, Any] = {
@@ -251,7 +251,7 @@ def a_call(kind: CallKind, *, started_s: float = NOW_S, lasts_s: float = 60.0) -
     return Call(kind, started_s, started_s + lasts_s)
 
 
-# --- all that is known at one moment ----------------------------------------------------------------------
+# --- snapshots and worlds ---------------------------------------------------------------------------------
 
 
 def a_snapshot(
@@ -262,7 +262,7 @@ def a_snapshot(
     ranks: Iterable[FluxRank] = (),
     **changes: Any,
 ) -> Snapshot:
-    """Fresh from all sources, claimed and settled. Slots without a node are away, unless ``ranks`` says more."""
+    """A fresh snapshot, claimed and settled. Slots without a node are offline, unless ``ranks`` says more."""
     policy = policy if policy is not None else a_policy()
     by_slot = {slot: a_rank(slot, policy) for node_type in policy.node_types for slot in node_type.slots}
     by_slot |= {node.launch.slot: node.rank for node in nodes if node.rank is not None}
@@ -289,12 +289,12 @@ def a_snapshot(
 
 @dataclass
 class World:
-    """A snapshot and a policy, and what the manager's shell does with them."""
+    """A snapshot and a policy, and what the manager does with them."""
 
     policy: Policy
     snapshot: Snapshot
 
-    # -- the story so far
+    # -- the state so far
 
     def node(self, slot: str, state: NodeState, **changes: Any) -> World:
         node = a_node(slot, state, self.policy, **changes)
@@ -307,7 +307,7 @@ class World:
         return self
 
     def idle_node(self, slot: str = "cloud1", *, hour_ends_in_s: float = 1800.0, **changes: Any) -> World:
-        """Idle for five minutes, confirmed, with so much left of a window that lasts an hour."""
+        """A node that is confirmed idle for five minutes, in a billing window of an hour."""
         return self.node(slot, NodeState.IDLE, billed_from_s=NOW_S - 3600 + hour_ends_in_s, **changes)
 
     def busy_node(self, slot: str = "cloud1", *, cores_free: int = 0, **changes: Any) -> World:
@@ -318,14 +318,14 @@ class World:
         return self.node(slot, NodeState.BOOTING, **changes)
 
     def draining_node(self, slot: str = "cloud1", **changes: Any) -> World:
-        """Drained by us, and the second look found nothing on it."""
+        """A node that we drained, and that is free by the second look."""
         return self.node(slot, NodeState.DRAINING, **changes)
 
     def stopping_node(self, slot: str = "cloud1", **changes: Any) -> World:
         return self.node(slot, NodeState.STOPPING, **changes)
 
     def job(self, *shapes: Shape, **changes: Any) -> World:
-        """Jobs that wait, one of each shape, numbered on."""
+        """Add waiting jobs, one of each shape, with consecutive ids."""
         for shape in shapes:
             job = a_job(len(self.snapshot.jobs) + 1, shape, **changes)
             self.snapshot = replace(self.snapshot, jobs={**self.snapshot.jobs, job.id: job})
@@ -337,7 +337,7 @@ class World:
         return self
 
     def rank(self, slot: str, **changes: Any) -> World:
-        """Say more of a rank that no node of ours stands behind."""
+        """Change a rank that has no node of ours."""
         rank = a_rank(slot, self.policy, **changes)
         self.snapshot = replace(self.snapshot, ranks={**self.snapshot.ranks, rank.rank: rank})
         return self
@@ -363,7 +363,7 @@ class World:
         return self.see(QueueSeen(self.snapshot.now_s, jobs))
 
     def see_ranks(self, *changed: FluxRank, age_s: float = 0.0) -> World:
-        """A look at all ranks, of which these are not as they were."""
+        """A look at all ranks, of which these have changed."""
         ranks = {**self.snapshot.ranks, **{rank.rank: rank for rank in changed}}
         return self.see(RanksSeen(self.snapshot.now_s - age_s, tuple(ranks.values())))
 
@@ -374,13 +374,13 @@ class World:
         return self.see(ClaimHeld(self.snapshot.now_s, launches))
 
     def see_drained(self, slot: str, rank: FluxRank | None = None) -> World:
-        """The drain of a slot's node is answered; the second look shows it drained, or what is given."""
+        """Answer the drain of a slot's node; the second look shows it drained, or the given rank."""
         node = self[slot]
         looked = rank if rank is not None else drained(self.rank_now(slot), drain_text(node.id))
         return self.see(NodeDrained(node.id, self.snapshot.now_s, looked))
 
     def all_is_fresh(self) -> World:
-        """Every source answers and has nothing new: what was seen last is still so."""
+        """Every source answers and reports nothing new."""
         listed = [node.cloud for node in self.snapshot.nodes.values() if node.cloud is not None]
         strays = [stray.node for stray in self.snapshot.strays.values()]
         return self.see(QueueProbed(self.snapshot.now_s)).see_ranks().see_cloud(*listed, *strays)
@@ -391,7 +391,7 @@ class World:
         return plan(self.snapshot, self.policy)
 
     def decide(self) -> Plan:
-        """Plan, and let the orders stand in the snapshot as given."""
+        """Plan, and commit the orders to the snapshot."""
         made = self.plan()
         self.snapshot = commit_actions(commit_asks(self.snapshot, made, self.policy), made, self.policy)
         return made
@@ -413,7 +413,7 @@ class World:
         return self.snapshot.ranks[rank_of(self.policy, slot)]
 
     def why(self, slot: str) -> str:
-        """The code of the reason for what is done, or not done, about a slot's node."""
+        """The code of the reason for the step of a slot's node, or for taking none."""
         return self.plan().nodes[self.id(slot)].code
 
     def why_job(self, number: int) -> Reason:
@@ -421,7 +421,7 @@ class World:
 
 
 def a_world(*node_types: NodeType, **settings: Any) -> World:
-    """An empty fleet: nothing runs, nothing waits."""
+    """An empty fleet: no node runs and no job waits."""
     policy = a_policy(*node_types, **settings)
     return World(policy, a_snapshot(policy))
 
@@ -430,7 +430,7 @@ def a_world(*node_types: NodeType, **settings: Any) -> World:
 
 
 def orders(made: Plan) -> list[str]:
-    """The actions in short: ``["drain cloud1-1", "boot cloud2"]``."""
+    """The actions in short form, for example ``["drain cloud1-1", "boot cloud2"]``."""
     return [_in_short(action) for action in made.actions]
 
 

@@ -62,10 +62,10 @@ def _text_without_numbers(reason: Reason) -> str:
 
 
 def _memo_text(reason: Reason, snapshot: Snapshot) -> str:
-    edge = ClockReading(snapshot.now_s, snapshot.wall_at)
-    text = to_sentence(reason.code, edge.figures(reason))
+    clock = ClockReading(snapshot.now_s, snapshot.wall_at)
+    text = to_sentence(reason.code, clock.figures(reason))
     up_s = _expected_up_s(reason, snapshot) if reason.code == "node_coming" else None
-    return f"{text}: up about {format_wall_time(edge.to_wall(up_s))[11:]}" if up_s is not None else text
+    return f"{text}: up about {format_wall_time(clock.to_wall(up_s))[11:]}" if up_s is not None else text
 
 
 def _expected_up_s(reason: Reason, snapshot: Snapshot) -> float | None:

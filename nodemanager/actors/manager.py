@@ -234,10 +234,10 @@ class Manager(CrashOnlyActor):
 
     def _decide(self, addresses: Begin) -> None:
         began_s = time.perf_counter()
-        made = plan(self._snapshot, self._policy)
+        new_plan = plan(self._snapshot, self._policy)
         self._phases_s["plan"] += time.perf_counter() - began_s
         self._dirty = False
-        for ask in made.asks:
+        for ask in new_plan.asks:
             match ask:
                 case ClaimInstance() | LookAtRanks():
                     addresses.flux.tell(ask)
@@ -251,24 +251,24 @@ class Manager(CrashOnlyActor):
                         addresses.flux.tell(ask)
                 case _:
                     assert_never(ask)
-        self._snapshot = commit_asks(self._snapshot, made, self._policy)
-        self._log_decisions(made)
+        self._snapshot = commit_asks(self._snapshot, new_plan, self._policy)
+        self._log_decisions(new_plan)
         if self._acts:
             before = self._snapshot
-            self._snapshot = commit_actions(before, made, self._policy)
-            self._send_orders(made, addresses)
+            self._snapshot = commit_actions(before, new_plan, self._policy)
+            self._send_orders(new_plan, addresses)
             self._log_moves(before)
             self._post_roster(addresses)
-            if texts := self._memos.changes(self._snapshot, made):
+            if texts := self._memos.changes(self._snapshot, new_plan):
                 addresses.flux.tell(ShowOnJobs(texts))
         self._phases_s["act"] += time.perf_counter() - began_s - self._phases_s["plan"]
         published = Publication(
-            self._snapshot, made, self._policy, self._acts, tuple(self._facts), dict(self._phases_s)
+            self._snapshot, new_plan, self._policy, self._acts, tuple(self._facts), dict(self._phases_s)
         )
         self._facts.clear()
         self._phases_s.clear()
         self._publish(published)
-        self._plan_by_s = next_plan_s(self._snapshot, made, self._policy)
+        self._plan_by_s = next_plan_s(self._snapshot, new_plan, self._policy)
 
     def _post_roster(self, addresses: Begin) -> None:
         """Post the roster, but only while this manager holds the instance and acts."""
@@ -277,10 +277,10 @@ class Manager(CrashOnlyActor):
         if addresses.join is not None and snapshot.claimed and self._acts:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._policy)))
 
-    def _send_orders(self, made: Plan, addresses: Begin) -> None:
+    def _send_orders(self, new_plan: Plan, addresses: Begin) -> None:
         start_before_s = self._snapshot.now_s + self._policy.order_good_s
         leases: list[Launch] = []
-        for action in made.actions:
+        for action in new_plan.actions:
             match action:
                 case BootNode(launch=launch):
                     leases.append(launch)
@@ -310,34 +310,34 @@ class Manager(CrashOnlyActor):
 
     # -- logging
 
-    def _log_decisions(self, made: Plan) -> None:
+    def _log_decisions(self, new_plan: Plan) -> None:
         """Log each decision once. In observe mode every plan makes the same decisions again."""
         verb = "decided" if self._acts else "would"
-        for action in made.actions:
+        for action in new_plan.actions:
             if self._acts or _order_line(action) not in self._logged:
                 self._log.info(verb, order=_order_line(action), because=str(_reason_of(action)))
-        for action in made.would:
+        for action in new_plan.would:
             if _order_line(action) not in self._logged:
                 self._log.info("would", order=_order_line(action), because=str(_reason_of(action)))
-        said = {_order_line(action) for action in (*made.actions, *made.would)}
-        if not made.settled:  # until the queue has settled, a plan has no decisions on buying
-            said |= {line for line in self._logged if line.startswith(BOOT)}
-        if made.stands_still is not None:
+        lines = {_order_line(action) for action in (*new_plan.actions, *new_plan.would)}
+        if not new_plan.settled:  # until the queue has settled, a plan has no decisions on buying
+            lines |= {line for line in self._logged if line.startswith(BOOT)}
+        if new_plan.stands_still is not None:
             # The numbers change with every plan; only other words are worth a new line.
-            words = {name: text for name, text in made.stands_still.figures.items() if isinstance(text, str)}
-            said.add(f"{made.stands_still.code} {words}")
-            if not said <= self._logged:
-                self._log.warning("stands_still", because=str(made.stands_still))
-        for warning in made.warnings:
+            words = {name: text for name, text in new_plan.stands_still.figures.items() if isinstance(text, str)}
+            lines.add(f"{new_plan.stands_still.code} {words}")
+            if not lines <= self._logged:
+                self._log.warning("stands_still", because=str(new_plan.stands_still))
+        for warning in new_plan.warnings:
             line = f"{warning.code} {_warning_subject(warning)}"
-            said.add(line)
+            lines.add(line)
             if line not in self._logged:
                 self._log.warning(warning.code, **warning.figures)
-        self._logged = frozenset(said | self._log_waiting_jobs(made))
+        self._logged = frozenset(lines | self._log_waiting_jobs(new_plan))
 
-    def _log_waiting_jobs(self, made: Plan) -> set[str]:
+    def _log_waiting_jobs(self, new_plan: Plan) -> set[str]:
         """Log the number of waiting jobs by reason, whenever it changes. Return the line's key."""
-        waiting = {code: count for code, count in made.count_by_reason().items() if code not in EXPECTED_WAITS}
+        waiting = {code: count for code, count in new_plan.count_by_reason().items() if code not in EXPECTED_WAITS}
         line = f"waiting {sorted(waiting.items())}"
         if waiting and line not in self._logged:
             self._log.info("jobs_wait", **waiting)

@@ -56,6 +56,7 @@ def scenario_for_seed(seed: int, only: Collection[int] | None = None, trace: lis
 
 
 def build_scenario(script: Script, trace: list[str] | None = None) -> Scenario:
+    """Return the scenario of a script, with or without a join service."""
     return (JoinScenario if script.joins else Scenario)(script, trace)
 
 
@@ -100,6 +101,7 @@ def _rule_kind(rule: str) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``chaos``."""
     group = parser.add_argument_group("for chaos")
     group.add_argument(
         "--seeds", type=_seeds, metavar="A-B", help="run these seeds, both ends included; default 0-99"
@@ -108,6 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chaos(chosen: argparse.Namespace) -> int:
+    """Run seeds, and print each one that breaks a rule, shortened. Return the exit status."""
     seeds: range = chosen.seeds or SEEDS_DEFAULT
     if chosen.only is not None and len(seeds) != 1:
         print("--only selects acts of one seed: give one seed with --seeds N", file=sys.stderr)

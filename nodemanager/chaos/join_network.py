@@ -23,7 +23,7 @@ from nodemanager.core.ports import JoinError, JoinPort
 from nodemanager.core.slots import Misfit, SlotName, TypeName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission
 from nodemanager.join.exchange import RosterUnreadableError
-from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, ServiceUnreachable
+from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, JoinUnreachable
 from nodemanager.join.key_material import Material
 from nodemanager.join.ticket_store import TicketStore
 from nodemanager.join.tickets import SiteKey
@@ -124,18 +124,18 @@ class SimulatedJoinService:
     def request(self, what: str, body: Mapping[str, Any], source: str) -> dict[str, Any]:
         """Send a client's request over the network and return the answer.
 
-        Raises ServiceUnreachable for a network fault, JoinRefused for a refusal.
+        Raises JoinUnreachable for a network fault, JoinRefused for a refusal.
         """
         if self._admission is None or self.happens(self.faults.p_lost_request):
-            raise ServiceUnreachable("no answer")
+            raise JoinUnreachable("no answer")
         try:
             answer = self._decide(self._admission, what, body, source)
         except Died:
             self._admission = None
             self.world.after(self.draws.uniform(*RESTART_S), self._start_service)
-            raise ServiceUnreachable("the connection was closed") from None
+            raise JoinUnreachable("the connection was closed") from None
         if self.happens(self.faults.p_lost_reply):
-            raise ServiceUnreachable("the reply was lost")
+            raise JoinUnreachable("the reply was lost")
         if isinstance(answer, Granted):
             return dict(json.loads(json.dumps(answer.body)))
         self.refusals += 1

@@ -1,1 +1,1 @@
-"""The command line: one function a verb."""
+"""The command line, with one function for each verb."""

@@ -1,9 +1,9 @@
-"""``cloud-test``: one node of the cheapest type at the real provider, made, found, made again, and destroyed.
+"""The verb ``cloud-test``: create one node of the cheapest type, find it, repeat the create, and destroy it.
 
-It is done as the service does it, by the same port, under a cluster name of its own: a service that runs meanwhile
-takes no notice. Whatever becomes of it, also on Ctrl-C, the node is destroyed and seen gone, or named as left: by
-what replies and lists have shown of it, and by the cluster's name. And its script turns it off after half an hour,
-should nobody be left to do that.
+The test uses the service's own port, but a cluster name of its own, so a running service ignores the node. However
+the test ends, also by Ctrl-C, it destroys the node and waits until it is gone. If that fails, it names what may be
+left: by the replies and lists it has seen, and by the cluster's name. As a last resort, the node's own script shuts
+it down after half an hour.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ POLL_S = 2.0
 _CLUSTER_MAX_CHARS = 32
 _SUFFIX = "-cloud-test"
 
-# A machine ends by itself, should nobody be left to end it. A process of this machine must not try that: it would
-# turn this machine off.
+# The node shuts itself down if the test cannot end it. A local node, a process on this machine, must not do so: it
+# would shut this machine down.
 USER_DATA = f"""#!/bin/sh
 # A test of flux-node-manager: does nothing, and ends by itself.
 shutdown -h +{LIFE_MAX_MIN} || (sleep {LIFE_MAX_MIN * 60} && poweroff) &
@@ -43,25 +43,25 @@ _T = TypeVar("_T")
 
 
 class CloudTestFailed(Exception):
-    """A promise of the port that the provider did not keep, in words."""
+    """The provider did not behave as the port promises. The message says how."""
 
 
 def user_data(site: Site) -> str:
-    """What the node runs: nothing, and its own end after half an hour."""
+    """The node's script: do nothing, and end after half an hour."""
     return USER_DATA_OF_A_PROCESS if site.cloud.provider is Provider.LOCAL else USER_DATA
 
 
 def make_test_site(site: Site) -> Site:
-    """The same account and node types, under a name that no service looks at."""
+    """The site with a cluster name and UUID of its own, so that no service sees the test's node."""
     cluster = site.cluster[: _CLUSTER_MAX_CHARS - len(_SUFFIX)].rstrip("-") + _SUFFIX
     return replace(site, cluster=cluster, cluster_uuid=str(uuid.uuid4()))
 
 
 @dataclass
 class CloudTest:
-    """One run. ``site`` is that of :func:`site_of_the_test`, and ``port`` was made for it.
+    """One test. ``site`` comes from :func:`make_test_site`, and ``port`` was made for it.
 
-    ``pause`` waits that many seconds. ``run`` raises :class:`CloudTestFailed` or ``CloudError`` once it has
+    ``pause`` waits for a number of seconds. ``run`` raises :class:`CloudTestFailed` or ``CloudError``, after it has
     cleaned up.
     """
 
@@ -74,10 +74,10 @@ class CloudTest:
     wait_max_s: float = 900.0
     _created_s: float | None = field(default=None, init=False)
     _create_sent: bool = field(default=False, init=False)
-    _last_trouble: str = field(default="", init=False)  # what was said last of why the end is held up
+    _last_trouble: str = field(default="", init=False)  # the last error printed while cleaning up
 
     def __post_init__(self) -> None:
-        self.trail = MadeNodes(self.site.timing.create_grace_s)
+        self.made_nodes = MadeNodes(self.site.timing.create_grace_s)
         self.node_type: NodeType = min(self.site.node_types, key=lambda it: (it.price_per_hour, it.name))
         name = uuid.uuid4().hex[:12]
         self.launch = Launch(
@@ -91,10 +91,11 @@ class CloudTest:
         )
 
     def run(self) -> None:
+        """Run the test, and clean up unless ``keep``."""
         try:
             self._steps()
         except (CloudError, CloudTestFailed) as error:
-            self.say(f"  {error}")  # now: what follows may take its time, and fail too
+            self.say(f"  {error}")  # at once: cleaning up may take long, and fail too
             raise
         finally:
             if self._create_sent and self.keep:
@@ -107,7 +108,7 @@ class CloudTest:
         where = f" in {self.launch.zone}" if self.launch.zone else ""
         self.say(
             f"cluster {self.site.cluster}, node type {self.node_type.name} ({self.node_type.size}{where}), "
-            f"{price} an hour by the site"
+            f"{price} an hour by the site's price"
         )
         with self._step("list"):
             seen = self.port.list_nodes()
@@ -120,10 +121,12 @@ class CloudTest:
             self._wait_for("the node in the list", lambda: self._is_listed(created.provider_id))
         with self._step("running"):
             self._wait_for("the node running", lambda: self._state(created.provider_id) is CloudState.RUNNING)
-        with self._step("created again by the same launch: the same node"):
+        with self._step("created again for the same launch: the same node"):
             again = self._create_once()
             if again.provider_id != created.provider_id:
-                raise CloudTestFailed(f"a second node came: {again.provider_id} beside {created.provider_id}")
+                raise CloudTestFailed(
+                    f"the repeated create made a second node: {again.provider_id}, besides {created.provider_id}"
+                )
 
     def _create(self) -> CloudNode:
         try:
@@ -133,32 +136,32 @@ class CloudTest:
                 raise
             self.say(f"  the reply was lost ({error.detail}): looking for the node")
             made = self._wait_for("the node of the lost reply", lambda: next(iter(self._list_own()), None))
-            self.trail.note_create_answered(made.provider_id)
+            self.made_nodes.note_create_answered(made.provider_id)
         self.say(f"  made: {made.provider_id}")
         return made
 
     def _create_once(self) -> CloudNode:
-        self.trail.note_create_sent(self.clock.monotonic_s())
+        self.made_nodes.note_create_sent(self.clock.monotonic_s())
         try:
             made = self.port.create(self.launch, self.node_type)
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
-                self.trail.note_create_answered(None)
+                self.made_nodes.note_create_answered(None)
             raise
-        self.trail.note_create_answered(made.provider_id)
+        self.made_nodes.note_create_answered(made.provider_id)
         return made
 
-    # --- looking ---
+    # --- lists ---
 
     def _list_own(self) -> tuple[CloudNode, ...]:
-        """What the list shows of this run."""
+        """List the nodes of this test."""
         ours = tuple(
             node
             for node in self.port.list_nodes()
             if node.identity is not None
             and (node.identity.cluster_uuid, node.identity.launch) == (self.site.cluster_uuid, self.launch.id)
         )
-        self.trail.note_listed(ours)
+        self.made_nodes.note_listed(ours)
         return ours
 
     def _is_listed(self, provider_id: ProviderId) -> bool:
@@ -169,9 +172,9 @@ class CloudTest:
             return False
         (node,) = ours
         if node.provider_id != provider_id:
-            raise CloudTestFailed(f"created {provider_id}, and listed as {node.provider_id}")
+            raise CloudTestFailed(f"created as {provider_id}, but listed as {node.provider_id}")
         if node.created_at is None:
-            raise CloudTestFailed(f"{provider_id} is listed without the time of its creation")
+            raise CloudTestFailed(f"{provider_id} is listed without its creation time")
         return True
 
     def _state(self, provider_id: ProviderId) -> CloudState | None:
@@ -184,17 +187,17 @@ class CloudTest:
         left = [node for node in seen if node.identity is not None and node.state not in GONE_STATES]
         for node in left:
             if node.identity is not None and node.identity.cluster == self.site.cluster:
-                self.say(f"  left by an earlier test, to be destroyed by hand: {node.provider_id}")
+                self.say(f"  left by an earlier test, destroy it by hand: {node.provider_id}")
 
-    # --- the end ---
+    # --- cleaning up ---
 
     def _clean_up(self) -> None:
-        """Destroy whatever the creates made, until lists show it gone; name it where they do not."""
+        """Destroy the nodes that were created until lists show them gone. Name those that may be left."""
         try:
             with self._step("destroyed, and seen gone"):
                 self._destroy_all()
         except BaseException as error:
-            if not isinstance(error, CloudTestFailed):  # which names it already: a Ctrl-C, or a bug
+            if not isinstance(error, CloudTestFailed):  # which names them already; this is a Ctrl-C or a bug
                 self.say(f"  {self._leftover_text()}")
             raise
         self._sweep()
@@ -204,65 +207,65 @@ class CloudTest:
             self.say(f"the node lived {lived_s:.0f} s: about {spent:.4f} by the site's price")
 
     def _destroy_all(self) -> None:
-        # Lists may show a node late: an empty one is believed after several looks only, and where a create was not
-        # answered, or its node never listed, no sooner than the service would.
+        # Lists may show a node late, so its absence counts only after several lists. If a create was not answered,
+        # or its node was never listed, it counts only after the grace period, as in the service.
         absent = 0
         began_s = self.clock.monotonic_s()
-        if self.trail.is_in_doubt(began_s):
-            self.say(f"  a create was not answered: looking for its node for up to {self.trail.grace_s:g} s")
-        while absent < self.site.timing.absences or self.trail.is_in_doubt(self.clock.monotonic_s()):
+        if self.made_nodes.is_in_doubt(began_s):
+            self.say(f"  a create was not answered: looking for its node for up to {self.made_nodes.grace_s:g} s")
+        while absent < self.site.timing.absences or self.made_nodes.is_in_doubt(self.clock.monotonic_s()):
             lasted_s = self.clock.monotonic_s() - began_s
             if lasted_s > self._patience_s:
-                raise CloudTestFailed(f"after {lasted_s:.0f} s not seen gone. {self._leftover_text()}")
+                raise CloudTestFailed(f"not gone after {lasted_s:.0f} s. {self._leftover_text()}")
             absent = 0 if self._destroy_once() else absent + 1
             self.pause(POLL_S)
 
     @property
     def _patience_s(self) -> float:
-        return self.wait_max_s + self.trail.grace_s
+        return self.wait_max_s + self.made_nodes.grace_s
 
     def _destroy_once(self) -> bool:
-        """Ask for the end of what may stand. False: a list was had, and nothing does."""
-        heard = self._attempt(self._list_own)
-        standing = self.trail.maybe_running(self.clock.monotonic_s())
-        for provider_id in standing:
+        """Destroy all nodes that may be running. Return False if a list succeeded and there are none."""
+        listed = self._attempt(self._list_own)
+        running = self.made_nodes.maybe_running(self.clock.monotonic_s())
+        for provider_id in running:
             self._attempt(partial(self.port.destroy, provider_id))
-        return bool(standing) or not heard
+        return bool(running) or not listed
 
     def _attempt(self, call: Callable[[], object]) -> bool:
         try:
             call()
-        except CloudError as error:  # tried again at the next look
+        except CloudError as error:  # retried after the next list
             if str(error) != self._last_trouble:
-                self.say(f"  {error}: tried again, for up to {self._patience_s:g} s")
+                self.say(f"  {error}: retrying for up to {self._patience_s:g} s")
             self._last_trouble = str(error)
             return False
         return True
 
     def _sweep(self) -> None:
-        """What the node left behind, too: nobody else looks for what is of this test."""
+        """Delete what the node left behind, such as disks: no service looks for resources of this test."""
         swept: list[Leftover] = []
         try:
-            for _ in range(2):  # what one look finds the next one deletes
+            for _ in range(2):  # the second sweep deletes what the first one found
                 swept += self.port.sweep()
                 self.pause(POLL_S)
         except CloudError as error:
-            self.say(f"  what it left behind is still there, or cannot be looked for: {error}")
+            self.say(f"  cannot find or delete what the node left behind: {error}")
         for leftover in swept:
-            self.say(f"  deleted what it left behind: {leftover.kind} {leftover.provider_id}")
+            self.say(f"  deleted a leftover: {leftover.kind} {leftover.provider_id}")
 
     def _say_kept(self) -> None:
-        with suppress(CloudError):  # then what was seen before is said
+        with suppress(CloudError):  # on a failure, report what was seen before
             self._list_own()
-        known = ", ".join(self.trail.not_known_gone) or "nothing that is known of"
+        known = ", ".join(self.made_nodes.not_known_gone) or "no node that is known"
         self.say(
-            f"kept: {known}; it costs until it is destroyed, as whatever has the name {self.site.cluster} does"
+            f"kept: {known}. It costs money until you destroy it and everything else named {self.site.cluster}"
         )
 
     def _leftover_text(self) -> str:
-        known = ", ".join(self.trail.not_known_gone) or "nothing that is known of"
+        known = ", ".join(self.made_nodes.not_known_gone) or "no node that is known"
         return (
-            f"Left, and maybe costing: {known}. Destroy it by hand, with whatever else has the name "
+            f"Left, and maybe costing money: {known}. Destroy it by hand, and everything else named "
             f"{self.site.cluster} at the provider"
         )
 
@@ -290,5 +293,5 @@ class CloudTest:
             if found:
                 return found
             if self.clock.monotonic_s() > deadline_s:
-                raise CloudTestFailed(f"waited {self.wait_max_s:g} s in vain for {what}")
+                raise CloudTestFailed(f"waited {self.wait_max_s:g} s without success for {what}")
             self.pause(POLL_S)

@@ -1,7 +1,7 @@
-"""The whole loop to watch, within a minute: jobs come, nodes come, jobs run, a node is lost, nodes go.
+"""Show the whole loop in a minute: jobs are submitted, nodes boot, jobs run, a node is lost, nodes are terminated.
 
-On the simulated Flux and cloud of ``config/embedded.ini``, or with ``--real`` on a real Flux with local nodes. The
-service itself is the production one; what is shown is read from the snapshots that it publishes.
+It runs on the simulated Flux and cloud of ``config/embedded.ini``, or with ``--real`` on a real Flux with local
+nodes. The service is the one used in production, and the display shows the snapshots that it publishes.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ LOSE_A_NODE_AT_S = 400.0
 
 
 class DemoSetup(Protocol):
-    """Where the demo plays: something submits jobs there and, once, takes a node away."""
+    """What the demo runs on. Its ``step`` submits jobs and, once, takes a node away."""
 
     @property
     def site(self) -> Site: ...
 
     @property
-    def outside(self) -> SitePorts: ...
+    def ports(self) -> SitePorts: ...
 
     @property
     def held(self) -> int:
-        """Jobs that their user holds, and that so must not run."""
+        """The number of jobs that their users hold, and that therefore never run."""
         ...
 
     def step(self) -> None:
-        """Called several times a second."""
+        """Do what is due. Called several times a second."""
         ...
 
     def has_submitted_all(self) -> bool: ...
@@ -63,18 +63,20 @@ class DemoSetup(Protocol):
 
 @dataclass
 class SimulatedSetup:
+    """The simulated Flux and cloud, which submits its jobs itself."""
+
     site: Site
     world: EmbeddedWorld
     lost: bool = False
     held: int = sum(submission.count for submission in BUILTIN if submission.urgency == 0)
 
     @property
-    def outside(self) -> SitePorts:
+    def ports(self) -> SitePorts:
         world = self.world
         return SitePorts(world.clock, world.flux_port, world.cloud_port, world.watch, world.close)
 
     def step(self) -> None:
-        """Take the first node away under its jobs."""
+        """Take a busy node away, once."""
         if not self.lost and self.world.world.now_s >= LOSE_A_NODE_AT_S:
             at_work = {self.site.slots[grant.rank - 1] for _, grant in self.world.flux.held_grants()}
             for node in self.world.provider.nodes():
@@ -88,7 +90,7 @@ class SimulatedSetup:
 
 @dataclass
 class Tally:
-    """What happened, added up from one published snapshot after another."""
+    """The totals of a demo, summed from the publications."""
 
     types: dict[str, NodeType]
     waits_s: dict[JobId, float] = field(default_factory=dict)
@@ -121,14 +123,14 @@ class Tally:
 
 
 def main() -> int:
-    """Play; 0 when every job ran and every node went, 1 otherwise."""
+    """Run the demo. Returns 0 if every job ran and every node was terminated, else 1."""
     parser = argparse.ArgumentParser(prog="bin/demo", description=__doc__)
     parser.add_argument("--real", action="store_true", help="on a real Flux (on PATH), with local nodes")
     chosen = parser.parse_args()
     logs.configure(logging.CRITICAL)
     console = Console()
-    with real_setup() if chosen.real else _simulated_setup() as stage:
-        return _run_demo(stage, console)
+    with real_setup() if chosen.real else _simulated_setup() as setup:
+        return _run_demo(setup, console)
 
 
 @contextmanager
@@ -137,24 +139,24 @@ def _simulated_setup() -> Iterator[DemoSetup]:
     yield SimulatedSetup(site, start_embedded_world(site, rounds=1))
 
 
-def _run_demo(stage: DemoSetup, console: Console) -> int:
-    tally = Tally({node_type.name: node_type for node_type in stage.site.node_types})
-    outside = stage.outside
-    service = Service(stage.site, outside, tally.take_in)
+def _run_demo(setup: DemoSetup, console: Console) -> int:
+    tally = Tally({node_type.name: node_type for node_type in setup.site.node_types})
+    ports = setup.ports
+    service = Service(setup.site, ports, tally.take_in)
     service.start()
     began_s = time.monotonic()
     in_time = True
     with Live(console=console, refresh_per_second=8, transient=True) as live:
-        while not _is_over(stage, tally) and service.fate.crashed is None:
+        while not _is_over(setup, tally) and service.fate.crashed is None:
             if time.monotonic() - began_s > LIMIT_S:
                 in_time = False
                 break
-            stage.step()
+            setup.step()
             live.update(_live_view(tally))
             time.sleep(0.1)
-    leaked = [node for node in outside.cloud().list_nodes() if node.state is not CloudState.TERMINATED]
+    leaked = [node for node in ports.cloud().list_nodes() if node.state is not CloudState.TERMINATED]
     service.stop()
-    left = _waiting(tally) - stage.held
+    left = _waiting(tally) - setup.held
     console.print(_summary(tally, left, len(leaked), time.monotonic() - began_s))
     if service.fate.crashed is not None:
         console.print(f"the service crashed: {service.fate.crashed!r}", style="bold red", markup=False)
@@ -163,10 +165,10 @@ def _run_demo(stage: DemoSetup, console: Console) -> int:
     return 0 if in_time and not left and not leaked and service.fate.crashed is None else 1
 
 
-def _is_over(stage: DemoSetup, tally: Tally) -> bool:
-    if tally.latest is None or not stage.has_submitted_all():
+def _is_over(setup: DemoSetup, tally: Tally) -> bool:
+    if tally.latest is None or not setup.has_submitted_all():
         return False
-    return not tally.latest.snapshot.nodes and _waiting(tally) <= stage.held
+    return not tally.latest.snapshot.nodes and _waiting(tally) <= setup.held
 
 
 def _waiting(tally: Tally) -> int:
@@ -197,7 +199,7 @@ def _summary(tally: Tally, left: int, leaked: int, took_s: float) -> Table:
     waits_s = list(tally.waits_s.values())
     rows: list[tuple[str, str]] = [
         ("jobs seen / run", f"{len(tally.jobs)} / {len(waits_s)}"),
-        ("jobs left (beside those held)", str(left)),
+        ("jobs left (without held jobs)", str(left)),
         ("wait, mean / longest", f"{mean(waits_s):.1f} s / {max(waits_s):.1f} s" if waits_s else "-"),
         ("nodes booted / retired", f"{len(tally.lives_s)} / {len(tally.retired)}"),
         ("nodes lost", str(len(tally.lives_s) - len(tally.retired))),

@@ -1,4 +1,4 @@
-"""The demo's other stage: a real Flux on loopback, its nodes processes of this machine."""
+"""The demo on a real Flux: rank 0 on the loopback interface, and nodes that are processes on this machine."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ LOSE_A_NODE_AT_S = 9.0
 
 @dataclass
 class RealSetup:
-    """Submits by ``flux submit``, and kills a node's processes once."""
+    """A real Flux. ``step`` submits jobs by ``flux submit``, and kills one node once."""
 
     site: Site
-    outside: SitePorts
+    ports: SitePorts
     flux: str
     held: int = 1
     began_s: float = field(default_factory=time.monotonic)
@@ -54,10 +54,10 @@ class RealSetup:
             self.submitted += 1
         if not self.lost and age_s >= LOSE_A_NODE_AT_S:
             self.lost = True
-            running = [node for node in self.outside.cloud().list_nodes() if node.state is CloudState.RUNNING]
+            running = [node for node in self.ports.cloud().list_nodes() if node.state is CloudState.RUNNING]
             if running:
-                # Not by the manager's order: to it, this one is simply dead.
-                self.outside.cloud().destroy(running[0].provider_id)
+                # Not ordered by the manager, which just sees a dead node.
+                self.ports.cloud().destroy(running[0].provider_id)
 
     def has_submitted_all(self) -> bool:
         return self.submitted == len(SUBMISSIONS)
@@ -73,7 +73,7 @@ class RealSetup:
 
 @contextmanager
 def real_setup() -> Iterator[RealSetup]:
-    """Bring rank 0 up in a folder of its own; take everything down at the end."""
+    """Start rank 0 in a temporary folder, and stop everything at the end."""
     flux = shutil.which("flux")
     if flux is None:
         raise SystemExit("bin/demo --real needs flux-core on PATH")
@@ -84,17 +84,17 @@ def real_setup() -> Iterator[RealSetup]:
         )
         try:
             _wait_for(flux, bootstrap.uri)
-            outside = make_ports(site)
-            yield RealSetup(site, outside, flux)
-            for node in outside.cloud().list_nodes():
-                outside.cloud().destroy(node.provider_id)
+            ports = make_ports(site)
+            yield RealSetup(site, ports, flux)
+            for node in ports.cloud().list_nodes():
+                ports.cloud().destroy(node.provider_id)
         finally:
             head.send_signal(signal.SIGTERM)
             head.wait(HEAD_UP_S)
 
 
 def _prepare_site(folder: Path) -> tuple[Site, Bootstrap]:
-    """The local site, moved into the folder and hurried up, with its bootstrap written."""
+    """Write the local site, with short times, and its bootstrap into the folder."""
     settings = configparser.ConfigParser(interpolation=None)
     settings.read(LOCAL)
     settings["Site"]["state_dir"] = "state"

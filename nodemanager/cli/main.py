@@ -1,6 +1,6 @@
-"""The command line: one verb a function, which imports what it needs.
+"""The command line: each verb is a function that imports what it needs.
 
-All that any verb needs takes a second to import, and as much memory as the service itself.
+Importing everything for all verbs would take a second, and as much memory as the service itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from nodemanager.cli import service_verbs as ask
+from nodemanager.cli import service_verbs
 from nodemanager.cli.service_client import Client
 from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2  # as argparse has it
-EXIT_UNAVAILABLE = 69  # this and the next by sysexits.h
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_CONFIG (sysexits.h)
 EXIT_CONFIG = 78
-EXIT_INTERRUPTED = 130  # as shells have it, and the next of one that SIGPIPE ended
+EXIT_INTERRUPTED = 130  # as shells report SIGINT, and SIGPIPE below
 EXIT_CLOSED = 141
 WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; give the exit status."""
+    """Run one verb and return the exit status."""
     try:
         try:
             status = _run_verb(arguments)
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _discard_stdout(error: OSError) -> None:
     if not isinstance(error, BrokenPipeError):
-        print(f"not all that was to be said could be written: {error.strerror}", file=sys.stderr)
-    # Python would try again as it ends, and complain.
+        print(f"the output is incomplete: {error.strerror}", file=sys.stderr)
+    # Or else Python would flush again at its exit, and complain.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -70,14 +70,14 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
         parser.error(f"{chosen.verb} takes no argument: {' '.join(chosen.subjects)}")
     chosen.subject = chosen.subjects[0] if chosen.subjects else None
     if sys.stdout is None and chosen.verb not in SERVING:
-        print("standard output is closed: there is nowhere to say anything", file=sys.stderr)
+        print("standard output is closed", file=sys.stderr)
         return EXIT_FAILED
     if chosen.verb in WITHOUT_SITE:
         return WITHOUT_SITE[chosen.verb](None, chosen)
     if chosen.config is None:
         parser.error("the following arguments are required: --config")
     try:
-        # Who lets nodes in is not to know what the cloud asks for, and who only asks what if has no need to.
+        # The join service must not have the cloud's credentials, and simulate does not need them.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -88,32 +88,31 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
 def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
     from nodemanager.flux.bindings import BindingsMissing
-    from nodemanager.service import logs
-    from nodemanager.service import service as app
+    from nodemanager.service import logs, service
     from nodemanager.service.outputs import Outputs
 
     del chosen
     logs.configure()
     _print_warnings(site)
     try:
-        site = app.with_cluster_uuid(site)
-        app.record_cluster_name(site)
-        front = Outputs(site)
-        outside = app.make_ports(site, front.status)
-    except app.NotInitialised as error:
+        site = service.with_cluster_uuid(site)
+        service.record_cluster_name(site)
+        outputs = Outputs(site)
+        ports = service.make_ports(site, outputs.status)
+    except service.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
-    except app.NodesCannotJoin as error:
+    except service.NodesCannotJoin as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return app.serve(site, outside, front)
+    return service.serve(site, ports, outputs)
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
-    """Read the site and say what is wrong with it, or in doubt."""
+    """Check the site file and print its faults and warnings."""
     from nodemanager.join.checks import POWEROFF_EFFECTS, multi_user_refusal
 
     del chosen
@@ -129,25 +128,25 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
-    """Write what a stock Flux needs to be elastic, or say what to add to one that is there."""
+    """Write the bootstrap of an elastic instance, or print what to add to an existing one."""
     from nodemanager.flux.setup.bootstrap import BootstrapError, write_bootstrap
     from nodemanager.join.key_material import MaterialError, make_material
 
     if chosen.existing is not None:
         return _init_existing(site, Path(chosen.existing))
     if chosen.output is None:
-        print("init needs --output DIR, where the bootstrap is to be written", file=sys.stderr)
+        print("init needs --output DIR: the folder for the bootstrap", file=sys.stderr)
         return EXIT_USAGE
     _print_warnings(site)
-    output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - without "..", and a link stays what it is
+    output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - removes "..", but does not resolve links
     joins_by_service = site.flux.join is JoinMethod.SERVICE
     try:
-        # An instance whose nodes joined by directory goes on as it is, and gets what the service needs.
+        # An existing bootstrap is kept, for example of an instance whose nodes joined by directory so far.
         if not (joins_by_service and output == site.flux.bootstrap_dir and output.is_dir()):
             print(write_bootstrap(site, output, nested=chosen.nested))
         if joins_by_service:
             pin = make_material(site, output)
-            print(f"Written: {site.join.material_dir}, for the join service, whose fingerprint is {pin}.")
+            print(f"Written: {site.join.material_dir}, for the join service. Its fingerprint is {pin}.")
             print(f"Start the join service with\n  flux-node-manager join-service --config {site.path}")
     except (BootstrapError, MaterialError) as error:
         print(error, file=sys.stderr)
@@ -156,7 +155,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def join_service(site: Site, chosen: argparse.Namespace) -> int:
-    """Let nodes in by their tickets, in the foreground until SIGTERM or SIGINT."""
+    """Run the join service, which admits nodes by their tickets, until SIGTERM or SIGINT."""
     import asyncio
 
     from nodemanager.join import server
@@ -173,7 +172,7 @@ def join_service(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
-    """Replace the certificate that the brokers share; it takes effect with a planned restart of rank 0."""
+    """Replace the certificate that the brokers share. Restart rank 0 for it to take effect."""
     from nodemanager.join.key_material import MaterialError, rotate_curve_certificate
 
     del chosen
@@ -187,33 +186,33 @@ def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
-    """Make one node at the provider, find it, make it again, destroy it; see it gone."""
+    """Test the provider with one node: create it, find it, repeat the create, destroy it."""
     from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
     from nodemanager.cloud.providers import cloud_factory
     from nodemanager.core.ports import CloudError
-    from nodemanager.service import service as app
+    from nodemanager.service import service
 
     if site.cloud.provider is Provider.SIMULATED:
         print(f"{site.path}: [Cloud] provider = simulated: there is no account to test", file=sys.stderr)
         return EXIT_FAILED
     _print_warnings(site)
     site = make_test_site(site)
-    clock = app.SystemClock()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up, as Ctrl-C does
+    clock = service.SystemClock()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM cleans up like Ctrl-C
     try:
         port = cloud_factory(site, lambda _launch, _node_type: user_data(site), clock)()
         CloudTest(site, port, clock, time.sleep, _print_now, chosen.keep).run()
     except (CloudError, CloudTestFailed) as error:
-        print(f"not passed: {error}", file=sys.stderr)
+        print(f"failed: {error}", file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    print("passed. Every cost is an estimate: disks, addresses and traffic are not in it")
+    print("passed. All costs are estimates without disks, addresses and traffic")
     return EXIT_OK
 
 
 def prices(site: Site, chosen: argparse.Namespace) -> int:
-    """Hold the site's prices to a table; say what differs and what the table lacks."""
+    """Compare the site's prices with a price list."""
     from nodemanager.cli.prices import PriceTableError, compare_prices, read_bundled_table, read_table
 
     try:
@@ -232,7 +231,7 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def _regions(site: Site, zones: Sequence[str]) -> tuple[str, ...]:
-    """Where a node type of these zones is bought. Of Google a zone names its region: us-central1-a."""
+    """The regions of a node type. On Google's cloud they follow from its zones, such as us-central1-a."""
     if site.cloud.provider is not Provider.GCE:
         return (site.cloud.region,)
     return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
@@ -246,8 +245,8 @@ def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> Non
 
     regions = list(dict.fromkeys(row.region for row in compared))
     shown = Table(box=box.SIMPLE_HEAD)
-    # What a row is looked up by, and figures, stay whole on a narrow terminal too.
-    for title in ("node type", "size", *(["region"] if len(regions) > 1 else []), "market", "site", "table", ""):
+    # On a narrow terminal too, names to look up and figures must not be wrapped.
+    for title in ("node type", "size", *(["region"] if len(regions) > 1 else []), "market", "site", "list", ""):
         shown.add_column(title, no_wrap=title not in {"node type", ""}, overflow="fold")
     for row in compared:
         listed = "-" if row.table_price_per_hour is None else f"{round(row.table_price_per_hour, 5).normalize():f}"
@@ -255,11 +254,11 @@ def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> Non
         prices = f"{row.price_per_hour}", listed, str(row.match)
         shown.add_row(row.node_type, row.size, *where, str(row.market), *prices)
     make_console().print(shown)
-    of = f"of {table.updated}" if table.updated else "of no date"
+    date = f"of {table.updated}" if table.updated else "without a date"
     place = f"region {regions[0] or '(none)'}" if len(regions) == 1 else f"regions {', '.join(regions)}"
     currency = f" in {table.currency}," if table.currency else ""
-    print(f"An hour, on demand. The table is {table.source} {of},{currency} {place}.")
-    print("The service decides by the site's prices alone.")
+    print(f"Prices per hour, on demand. The price list is {table.source} {date},{currency} {place}.")
+    print("The service decides only by the site's prices.")
 
 
 def _print_now(line: str) -> None:
@@ -282,11 +281,11 @@ def _init_existing(site: Site, folder: Path) -> int:
 
 
 def slots(site: Site, chosen: argparse.Namespace) -> int:
-    """Show how the slots are divided among the node types, or divide them otherwise while jobs run."""
+    """Show how many slots each node type has, or change that while jobs run."""
     from nodemanager.cli import slots as slot_verbs
     from nodemanager.core.ports import FluxError
     from nodemanager.flux.bindings import BindingsMissing
-    from nodemanager.service import service as app
+    from nodemanager.service import service
 
     if site.flux.simulated:
         print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
@@ -299,12 +298,12 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
                 print(f"Nothing was changed: {answer.why}", file=sys.stderr)
                 return EXIT_FAILED
             moved = ", ".join(f"{slot} is of type {name} now" for slot, name in answer.moves.items())
-            print(moved or "It is so already.")
+            print(moved or "Nothing to change.")
         print(slot_verbs.HEADER, *instance.rows(), sep="\n")
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    except app.NotInitialised as error:
+    except service.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except (slot_verbs.SlotsError, FluxError) as error:
@@ -314,7 +313,7 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def resize(site: Site, chosen: argparse.Namespace) -> int:
-    """Give the instance more slots, for which rank 0 restarts once."""
+    """Give the instance more slots. Rank 0 restarts once."""
     from nodemanager.cli import resize as resize_verb
     from nodemanager.cli import slots as slot_verbs
     from nodemanager.flux.bindings import BindingsMissing
@@ -322,7 +321,7 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
     try:
         counts = slot_verbs.parse_counts(chosen.slots or ())
         if not counts:
-            print("resize needs --slots TYPE=N: a node type, and how many slots it is to have", file=sys.stderr)
+            print("resize needs --slots TYPE=N: a node type and its new number of slots", file=sys.stderr)
             return EXIT_USAGE
         resizing = resize_verb.plan_resize(site, counts)
         print(resizing, flush=True)
@@ -338,29 +337,32 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def expand(site: Site, chosen: argparse.Namespace) -> int:
-    """Give an instance that is a job of the enclosing Flux more nodes of that one, as another job."""
+    """Add nodes of the enclosing Flux to an instance that is a job there, as a second job."""
     from nodemanager.core.ports import FluxError
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.flux.setup import expand as expand_verb
     from nodemanager.flux.setup.bootstrap import BootstrapError
-    from nodemanager.service import service as app
+    from nodemanager.service import service
 
     if not chosen.subject or not chosen.nodes:
-        print("expand needs JOBID and -N COUNT: the job that the instance is, and how many nodes", file=sys.stderr)
+        print(
+            "expand needs JOBID, the job that is the instance, and -N COUNT, the number of nodes to add",
+            file=sys.stderr,
+        )
         return EXIT_USAGE
     try:
-        site = app.with_cluster_uuid(site)
-        job, slots_taken = expand_verb.expand(site, chosen.subject, chosen.nodes, app.SystemClock())
+        site = service.with_cluster_uuid(site)
+        job, slots_taken = expand_verb.expand(site, chosen.subject, chosen.nodes, service.SystemClock())
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    except app.NotInitialised as error:
+    except service.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except (expand_verb.ExpandError, FluxError, BootstrapError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    print(f"{job} brings {', '.join(slots_taken)}; flux cancel {job} takes them away again.")
+    print(f"Job {job} provides {', '.join(slots_taken)}. To remove them, run flux cancel {job}.")
     return EXIT_OK
 
 
@@ -372,14 +374,14 @@ def _print_warnings(site: Site) -> None:
 
 
 def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Console) -> None:
-    """Show what would be ordered now, by the site that --config names; nothing is."""
-    from nodemanager.service import service as app
+    """Show what would be ordered now with the site that --config names. Nothing is ordered."""
+    from nodemanager.service import service
 
-    ask.plan(client, app.with_cluster_uuid(site), chosen, console, policy_of=app.policy_of)
+    service_verbs.plan(client, service.with_cluster_uuid(site), chosen, console, policy_of=service.policy_of)
 
 
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
-    """Let everything go wrong in a simulated world, by seeds, and see whether a rule breaks (no --config)."""
+    """Run simulated worlds full of faults, one per seed, and report broken rules (no --config)."""
     from nodemanager.chaos import command as chaos_verb
 
     del site
@@ -387,7 +389,7 @@ def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
 
 
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
-    """Replay a workload under this site's policy, and see cost and wait."""
+    """Replay a workload under the site's policy and report cost and waiting times."""
     from nodemanager.whatif import command
 
     try:
@@ -409,48 +411,48 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "slots": slots,
     "resize": resize,
     "expand": expand,
-    "status": ask.with_exit_status(ask.status),
-    "nodes": ask.with_exit_status(ask.nodes),
-    "jobs": ask.with_exit_status(ask.jobs),
-    "explain": ask.with_exit_status(ask.explain),
-    "plan": ask.with_exit_status(plan),
-    "events": ask.with_exit_status(ask.events),
-    "report": ask.with_exit_status(ask.report),
-    "hold": ask.with_exit_status(ask.hold),
-    "release": ask.with_exit_status(ask.release),
-    "retire": ask.with_exit_status(ask.retire),
-    "pause": ask.with_exit_status(ask.pause),
-    "resume": ask.with_exit_status(ask.resume),
-    "reload": ask.with_exit_status(ask.reload),
+    "status": service_verbs.with_exit_status(service_verbs.status),
+    "nodes": service_verbs.with_exit_status(service_verbs.nodes),
+    "jobs": service_verbs.with_exit_status(service_verbs.jobs),
+    "explain": service_verbs.with_exit_status(service_verbs.explain),
+    "plan": service_verbs.with_exit_status(plan),
+    "events": service_verbs.with_exit_status(service_verbs.events),
+    "report": service_verbs.with_exit_status(service_verbs.report),
+    "hold": service_verbs.with_exit_status(service_verbs.hold),
+    "release": service_verbs.with_exit_status(service_verbs.release),
+    "retire": service_verbs.with_exit_status(service_verbs.retire),
+    "pause": service_verbs.with_exit_status(service_verbs.pause),
+    "resume": service_verbs.with_exit_status(service_verbs.resume),
+    "reload": service_verbs.with_exit_status(service_verbs.reload),
 }
-SUBJECTS: Mapping[str, str] = {  # what these verbs are about
-    "simulate": "WORKLOAD, a trace, a history, or a model (doc/what-if.md)",
-    "expand": "JOBID, the instance's job",
+SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
+    "simulate": "WORKLOAD, a trace, a history or a model (doc/what-if.md)",
+    "expand": "JOBID, the job that is the instance",
     "explain": "job ID, node NAME or type NAME",
-    "hold": "NODE, by its slot or its launch",
+    "hold": "NODE, named by its slot or its launch",
     "release": "NODE",
     "retire": "NODE",
 }
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
 SERVING = frozenset({"run", "join-service"})  # they print nothing
-SIMULATING = frozenset({"simulate", "chaos"})  # their options are theirs alone, and long to import
+SIMULATING = frozenset({"simulate", "chaos"})  # verbs with options of their own, which take long to import
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate"})
 
 ROTATED_TEXT = """\
-Replaced: {certificate}. Brokers that run keep the former one until they end.
-Now restart rank 0, when running jobs may end: stop it in good order (the queue is kept) and start it again.
-Nodes that joined by the service fetch the new one before they start their brokers again. Until rank 0 is back
-with it, a node that boots waits, and then joins by itself."""
+Replaced: {certificate}. Running brokers keep the old certificate until they end.
+Now restart rank 0 at a time when running jobs may end. A clean shutdown keeps the queue.
+Nodes that joined through the join service fetch the new certificate before they restart their brokers. A node that
+boots before rank 0 is back waits, and then joins by itself."""
 
 
 def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
-    """``simulates``: with the options of the verbs that do."""
+    """``simulates``: whether to add the options of ``simulate`` and ``chaos``."""
     parser = argparse.ArgumentParser(
         prog="flux-node-manager",
-        description="Cloud nodes for a Flux instance: they come when jobs need them and leave when they stop "
-        "being worth their price.",
-        epilog="exit status: 0 done; 1 not done; 2 wrong use; 69 no Flux bindings that fit, or no service; "
-        "70 a bug; 77 the token is needed; 78 a fault in the site; 130 interrupted; 141 nobody reads on; "
+        description="Provide cloud nodes for a Flux instance: buy them when jobs need them, and terminate them "
+        "when they are no longer worth their price.",
+        epilog="exit status: 0 success; 1 failure; 2 usage error; 69 no matching Flux bindings, or no service; "
+        "70 a bug; 77 the token is required; 78 a fault in the site; 130 interrupted; 141 output closed; "
         "143 ended by SIGTERM",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
@@ -459,7 +461,7 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         nargs="?",
         choices=VERBS,
         default="run",
-        help="; ".join(f"{name}: {verb.__doc__}" for name, verb in VERBS.items()),
+        help="; ".join(f"{name}: {(verb.__doc__ or '').rstrip('.')}" for name, verb in VERBS.items()),
     )
     parser.add_argument(
         "subjects",
@@ -467,29 +469,33 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         metavar="SUBJECT",
         help="; ".join(f"for {verb}: {subject}" for verb, subject in SUBJECTS.items()),
     )
-    parser.add_argument("--json", action="store_true", help="for verbs that show something: JSON instead of tables")
-    parser.add_argument("--at", metavar="TIME", help='for explain: why it was so at a time ("2h" is two hours ago)')
-    parser.add_argument("--since", metavar="SPAN", help="for report: how far back (7d)")
-    parser.add_argument("--follow", action="store_true", help="for events: go on with what happens")
-    parser.add_argument("--config", metavar="SITE.INI", help="the site's settings: every verb but chaos needs them")
-    parser.add_argument("--keep", action="store_true", help="for cloud-test: leave the node there")
+    parser.add_argument("--json", action="store_true", help="for verbs that print tables: print JSON instead")
+    parser.add_argument("--at", metavar="TIME", help='for explain: explain a past time ("2h" is two hours ago)')
+    parser.add_argument("--since", metavar="SPAN", help="for report: how far to look back (default 7d)")
+    parser.add_argument("--follow", action="store_true", help="for events: go on with new events")
+    parser.add_argument("--config", metavar="SITE.INI", help="the site file, which every verb except chaos needs")
+    parser.add_argument("--keep", action="store_true", help="for cloud-test: keep the node")
     parser.add_argument(
-        "--table", metavar="TOML", help='for prices: a table of one\'s own, [REGION] and "SIZE" = price'
+        "--table", metavar="TOML", help='for prices: your own price list, [REGION] and "SIZE" = price'
     )
-    parser.add_argument("--region", metavar="NAME", help="for prices: the table's region, unless the site names it")
-    parser.add_argument("--output", metavar="DIR", help="for init: where the bootstrap is written")
-    parser.add_argument("--nested", action="store_true", help="for init: rank 0 is to be a job of an outer Flux")
-    parser.add_argument("-N", dest="nodes", type=int, metavar="COUNT", help="for expand: how many nodes")
     parser.add_argument(
-        "--existing", metavar="DIR", help="for init: the configuration of an instance that is there"
+        "--region", metavar="NAME", help="for prices: the region in the price list, if the site does not name it"
+    )
+    parser.add_argument("--output", metavar="DIR", help="for init: the folder for the bootstrap")
+    parser.add_argument("--nested", action="store_true", help="for init: rank 0 will be a job of an outer Flux")
+    parser.add_argument(
+        "-N", dest="nodes", type=int, metavar="COUNT", help="for expand: the number of nodes to add"
+    )
+    parser.add_argument(
+        "--existing", metavar="DIR", help="for init: the configuration folder of an existing instance"
     )
     parser.add_argument(
         "--slots",
         nargs="+",
         metavar="TYPE=N",
-        help="for slots, resize: how many slots these types are to have",
+        help="for slots, resize: the new number of slots of each node type",
     )
-    parser.add_argument("--force", action="store_true", help="for resize: though jobs run, which end")
+    parser.add_argument("--force", action="store_true", help="for resize: go ahead while jobs run; they are lost")
     if simulates:
         _add_simulating(parser)
     return parser

@@ -1,7 +1,7 @@
-"""What the site says its nodes cost, beside a table of prices: what differs, and what no table knows.
+"""The verb ``prices``: compare the site's prices with a price list.
 
-The manager decides by the site's prices alone. A table only checks them, and one that is silent, or says 0, says
-so: libcloud's own has zeros for sizes that cost money, and a chooser of the cheapest would pick just those.
+The manager decides only by the site's prices; the list is a check. A size that the list lacks, or has at 0, is
+reported as such. libcloud's own list has zeros for sizes that cost money, so it must never choose the cheapest.
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from typing import Any
 
 from nodemanager.core.slots import Market, NodeType, TypeName
 
-TOLERANCE = Decimal("0.01")  # of the table's price: less is rounding
+TOLERANCE = Decimal("0.01")  # of the listed price: smaller differences are rounding
 
 _CUSTOM = re.compile(r"((?P<family>[a-z0-9]+)-)?custom-(?P<cpus>[0-9]+)-(?P<mib>[0-9]+)", re.ASCII)
 _READY_MADE = re.compile(r"(?P<family>[a-z0-9]+)-[a-z]+-(?P<cpus>[0-9]+)", re.ASCII)
 
 
 class PriceTableError(Exception):
-    """A table of prices that cannot be read, and why."""
+    """A price list cannot be read. The message says why."""
 
 
 class PriceMatch(StrEnum):
+    """How a price compares with the list."""
+
     SAME = "same"
-    DEARER = "dearer than the table"
-    CHEAPER = "cheaper than the table"
-    MISSING = "not in the table"
-    ZERO = "0 in the table: no price"
-    SPOT = "spot: in no table"
+    DEARER = "dearer than the list"
+    CHEAPER = "cheaper than the list"
+    MISSING = "not in the list"
+    ZERO = "0 in the list: no price"
+    SPOT = "spot: in no list"
 
 
 @dataclass(frozen=True, slots=True)
 class PriceComparison:
-    """One node type in one region. ``table_price_per_hour`` is None where the table has none to be believed."""
+    """One node type in one region. ``table_price_per_hour`` is None if the list has no credible price."""
 
     node_type: TypeName
     size: str
-    region: str  # "" where the site names none
+    region: str  # "" if the site names none
     market: Market
     price_per_hour: Decimal
     table_price_per_hour: Decimal | None
@@ -58,12 +60,12 @@ class PriceComparison:
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """On-demand prices per hour, by region and size, with the day on which they were true."""
+    """A price list: on-demand prices per hour by region and size. ``updated``: the day they were valid."""
 
     source: str
     updated: date | None
     prices: Mapping[str, Mapping[str, Decimal]]
-    currency: str = ""  # "" where the table does not say
+    currency: str = ""  # "" if unknown
 
     def price_per_hour(self, region: str, size: str) -> Decimal | None:
         return self.prices.get(region, {}).get(size)
@@ -72,7 +74,7 @@ class PriceTable:
 def compare_prices(
     node_types: Sequence[NodeType], table: PriceTable, regions_of: Callable[[NodeType], Sequence[str]]
 ) -> tuple[PriceComparison, ...]:
-    """Each node type's price beside the table's for its size, in each of the regions where it is bought."""
+    """Compare each node type's price with the list's price for its size, in each region where it is bought."""
     return tuple(
         _compare_price(node_type, region, table.price_per_hour(region, node_type.size))
         for node_type in node_types
@@ -95,11 +97,11 @@ def _compare_price(node_type: NodeType, region: str, listed: Decimal | None) -> 
     return PriceComparison(node_type.name, node_type.size, region, node_type.market, ours, listed, verdict)
 
 
-# --- tables -----------------------------------------------------------------------------------------------
+# --- price lists ------------------------------------------------------------------------------------------
 
 
 def read_bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTable:
-    """The table that libcloud brings, as old as its release. A provider that it does not list has no prices."""
+    """Read libcloud's price list, which is as old as its release. It has no prices for some providers."""
     bundled = json.loads(files("libcloud").joinpath("data/pricing.json").read_text(encoding="utf-8"))
     compute = bundled["compute"]
     by_region: dict[str, dict[str, Decimal]] = {}
@@ -107,7 +109,7 @@ def read_bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTa
         match provider:
             case "ec2":
                 listed = compute["ec2_linux"].get(node_type.size, {})
-            case "azure":  # Standard_D4s_v3 stands there as standardd4sv3
+            case "azure":  # listed as standardd4sv3 for Standard_D4s_v3
                 listed = compute["azure_linux"].get(node_type.size.lower().replace("_", ""), {})
             case "gce":
                 listed = _gce_prices(node_type, compute["gce_instances"])
@@ -120,7 +122,7 @@ def read_bundled_table(provider: str, node_types: Sequence[NodeType]) -> PriceTa
 
 
 def _gce_prices(node_type: NodeType, families: Mapping[str, Any]) -> Mapping[str, Decimal]:
-    """What a GCE machine type such as n2-standard-4 costs by region: its virtual CPUs and its memory."""
+    """Add up the price of a GCE machine type such as n2-standard-4 by region, from its virtual CPUs and memory."""
     parts = _gce_parts(node_type)
     if parts is None:
         return {}
@@ -135,9 +137,10 @@ def _gce_prices(node_type: NodeType, families: Mapping[str, Any]) -> Mapping[str
 
 
 def _gce_parts(node_type: NodeType) -> tuple[str, int, Decimal] | None:
-    """The family in the table, the virtual CPUs and the memory in GiB; None for a machine type made otherwise.
+    """Parse a GCE machine type into its family, virtual CPUs and memory in GiB. None for other names.
 
-    Custom types have prices of their own and name their memory, in MiB: n2-custom-4-8192, and N1's custom-4-4096.
+    Custom types have prices of their own and contain their memory in MiB: n2-custom-4-8192, and for N1
+    custom-4-4096.
     """
     if custom := _CUSTOM.fullmatch(node_type.size):
         return f"{custom['family'] or 'n1'}_custom", int(custom["cpus"]), Decimal(custom["mib"]) / 1024
@@ -147,10 +150,10 @@ def _gce_parts(node_type: NodeType) -> tuple[str, int, Decimal] | None:
 
 
 def read_table(path: Path) -> PriceTable:
-    """A table of one's own: TOML, a section a region, in it ``"size" = price per hour``.
+    """Read a price list in TOML: one section for each region, with lines ``"size" = price per hour``.
 
-    ``updated = 2026-11-01`` may stand before the first section. Raises :class:`PriceTableError` with all that
-    is wrong.
+    A line ``updated = 2026-11-01`` may come before the first section. Raises :class:`PriceTableError` with all
+    faults.
     """
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Decimal)

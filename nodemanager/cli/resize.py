@@ -1,8 +1,8 @@
-"""What the verb ``resize`` does: a longer bootstrap table, for which rank 0 must restart once.
+"""The verb ``resize``: lengthen the bootstrap table and restart rank 0 once.
 
-The number of ranks is fixed for an instance's life, so this is the one change that running jobs do not survive.
-The queue and the job ids do, since rank 0 ends in good order and keeps its state directory. New hosts go to the end
-of the table: every slot keeps its rank, and with it its lease.
+The number of ranks is fixed while an instance runs, so running jobs do not survive this change. The queue and the
+job ids do: rank 0 shuts down cleanly and keeps its state directory. New hosts are added at the end of the table, so
+every slot keeps its rank and its lease.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.ASCII)
 
 
 class ResizeError(Exception):
-    """The instance is as it was, or what there is to do about it."""
+    """The resize failed. The message says whether the instance is unchanged, or what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResizePlan:
-    """What is to be done: the file's next text, and the slots that it adds, each with its type."""
+    """The planned change: the file's new text, and the new slots with their types."""
 
     file: ConfigFile
     text: str
     added: SlotTypes
-    size: int  # ranks of the instance after it, the leader's too
+    size: int  # the instance's ranks afterwards, including rank 0
 
     def __str__(self) -> str:
         by_type: dict[TypeName, list[SlotName]] = {}
@@ -61,9 +61,9 @@ class ResizePlan:
 
 
 def plan_resize(site: Site, counts: Mapping[TypeName, int]) -> ResizePlan:
-    """Work out the longer table; nothing is changed. Raises :class:`ResizeError`."""
+    """Make the longer table. Nothing is changed yet. Raises :class:`ResizeError`."""
     if site.flux.simulated:
-        raise ResizeError(f"{site.path}: [Flux] uri = simulated: there is no instance to change")
+        raise ResizeError(f"{site.path}: [Flux] uri = simulated: there is no instance to resize")
     try:
         file = ConfigFile.find(site.flux.bootstrap_dir)
         config = file.read()
@@ -85,34 +85,34 @@ def new_slots(
     hosts: Iterable[str],
     types: Mapping[TypeName, Sequence[SlotName]],
 ) -> dict[SlotName, TypeName]:
-    """The new slots, in the order of their ranks. Raises :class:`ResizeError` where nothing is to be added.
+    """Name the new slots, in the order of their ranks. Raises :class:`ResizeError` if there are none.
 
-    ``types``: the site's, each with the slots that it names there. Those that it has now may be another's by name.
+    ``types``: the site's types, each with its slots as the site names them. The slots a type has now may differ.
     """
     unknown = sorted(counts.keys() - types.keys())
     if unknown:
-        raise ResizeError(f"{unknown[0]} is no node type of the site")
+        raise ResizeError(f"the site has no node type {unknown[0]}")
     taken = {*hosts, *division}
     added: dict[SlotName, TypeName] = {}
     for name, count in counts.items():
         own = [slot for slot, of_type in division.items() if of_type == name]
         if count < len(own):
             raise ResizeError(
-                f"{name} has {len(own)} slots, and a table only gets longer: give some of them to another type by"
+                f"{name} has {len(own)} slots, and resize cannot remove any: to give some to another type, use"
                 " flux-node-manager slots"
             )
         for slot in _new_names(types[name], name, taken, count - len(own)):
             added[slot] = name
             taken.add(slot)
     if not added:
-        raise ResizeError("it is so already")
+        raise ResizeError("the types have these numbers of slots already")
     return added
 
 
 def _new_names(own: Sequence[SlotName], name: TypeName, taken: Iterable[str], count: int) -> list[SlotName]:
-    """Names that go on where the type's own end: after cloud4 comes cloud5, after node-09 node-10.
+    """Continue the numbering of the type's own names: cloud5 after cloud4, node-10 after node-09.
 
-    ``own``: as the site names them; what was added since is among those that are ``taken``.
+    ``own``: the type's slots as the site names them. Slots added since are among the ``taken`` names.
     """
     match = _NUMBERED.fullmatch(own[-1]) if own else None
     prefix, digits = match.groups() if match else (name, "0")
@@ -126,13 +126,13 @@ def _new_names(own: Sequence[SlotName], name: TypeName, taken: Iterable[str], co
     return names
 
 
-# --- carrying it out --------------------------------------------------------------------------------------
+# --- the restart ------------------------------------------------------------------------------------------
 
 
 def resize(site: Site, resize_plan: ResizePlan, say: Callable[[str], None], *, force: bool) -> None:
     """Write the table, restart rank 0, and wait until the instance has its new size.
 
-    Raises :class:`ResizeError`, with nothing changed while a job runs and ``force`` is not given.
+    Raises :class:`ResizeError`. While jobs run, nothing is changed unless ``force`` is given.
     """
     try:
         with bindings.connection(site.flux.uri) as handle:
@@ -143,7 +143,7 @@ def resize(site: Site, resize_plan: ResizePlan, say: Callable[[str], None], *, f
 
 
 def _restart(stop: _Rank0Restart, resize_plan: ResizePlan, *, force: bool) -> None:
-    """Up to the moment at which rank 0 is told to end, whatever goes wrong leaves all as it was."""
+    """Restart rank 0 with the longer table. A failure before the restart itself leaves everything unchanged."""
     before = resize_plan.file.text()
     stop.check_instance()
     try:
@@ -157,7 +157,7 @@ def _restart(stop: _Rank0Restart, resize_plan: ResizePlan, *, force: bool) -> No
 
 
 class _Rank0Restart:
-    """Rank 0's end, begun by taking its scheduler away: from then on no job starts that would not survive it."""
+    """One restart of rank 0. Its schedulers are unloaded first, so that no job starts that would be lost."""
 
     def __init__(self, handle: bindings.Handle, site: Site, file: ConfigFile, say: Callable[[str], None]) -> None:
         self._handle = handle
@@ -167,15 +167,16 @@ class _Rank0Restart:
         self._unloaded: list[str] = []
 
     def check_instance(self) -> None:
-        """The file must be that of the instance which is to restart."""
+        """Check that the file belongs to the instance. Raises :class:`ResizeError`."""
         running = bindings.ask(self._handle, "config.get", timeout_s=TIMEOUT_S)
         if bootstrap_hosts(running) != bootstrap_hosts(self._file.read()):
             raise ResizeError(
-                f"{self._file.path} has another bootstrap table than the instance at {self._site.flux.uri}:"
-                " bootstrap_dir is not its configuration, or was edited since rank 0 began"
+                f"{self._file.path} has a different bootstrap table from the instance at {self._site.flux.uri}:"
+                " bootstrap_dir is not its configuration, or was edited since rank 0 started"
             )
 
     def check_jobs(self, *, force: bool) -> None:
+        """Unload the schedulers, and check that no job runs unless ``force``. Raises :class:`ResizeError`."""
         active = self._count_jobs()
         if active[0] and not force:
             raise ResizeError(_jobs_run_text(active[0]))
@@ -183,19 +184,21 @@ class _Rank0Restart:
         running, pending = self._count_jobs()
         if running and not force:
             raise ResizeError(_jobs_run_text(running))
-        self._say(f"Rank 0 restarts now: {running} running jobs end, {pending} waiting jobs stay.")
+        self._say(
+            f"Rank 0 restarts now: {running} running jobs are lost, {pending} waiting jobs stay in the queue."
+        )
 
     def write(self, text: str) -> None:
-        """Put the table in its place, and where nodes join by ticket before the join service too.
+        """Write the table, and also for the join service if nodes join by ticket.
 
-        A broker ends with rank 0, and its client asks anew for what to start the next one with.
+        Every broker ends with rank 0, and its client then asks the join service for the new bootstrap.
         """
         self._file.write(text)
         if self._site.flux.join is JoinMethod.SERVICE:
             make_material(self._site, self._site.flux.bootstrap_dir)
 
     def restart(self) -> None:
-        """End the broker, or have the site's own command restart it."""
+        """Run the site's restart command, or end the broker for its supervisor to restart."""
         if self._site.flux.restart_command:
             _run_restart_command(self._site.flux.restart_command)
         else:
@@ -203,6 +206,7 @@ class _Rank0Restart:
             bindings.ask(self._handle, "rexec.exec", terminate_command(pid), timeout_s=TIMEOUT_S)
 
     def reload_schedulers(self) -> None:
+        """Load the schedulers again after a failure."""
         for path in reversed(self._unloaded):
             bindings.ask(
                 self._handle, "module.load", {"path": path, "args": [], "exec": False}, timeout_s=TIMEOUT_S
@@ -210,7 +214,7 @@ class _Rank0Restart:
         self._unloaded.clear()
 
     def _count_jobs(self) -> tuple[int, int]:
-        """How many jobs run, and how many wait."""
+        """The numbers of running and of waiting jobs."""
         states = bindings.ask(self._handle, "job-list.job-stats", {}, timeout_s=TIMEOUT_S)["job_states"]
         return states["run"] + states["cleanup"], states["depend"] + states["priority"] + states["sched"]
 
@@ -222,14 +226,14 @@ class _Rank0Restart:
 
 
 def _jobs_run_text(running: int) -> str:
-    return f"{running} jobs run, and would end with rank 0: wait until they have ended, or give --force"
+    return f"{running} jobs run and would be lost: wait until they end, or give --force"
 
 
 def _run_restart_command(command: str) -> None:
     try:
         subprocess.run(shlex.split(command), check=True, timeout=RESTART_WITHIN_S)  # noqa: S603 - the site's own
     except (OSError, subprocess.SubprocessError) as error:
-        raise ResizeError(f"restart_command = {command}: {error}; all is as it was") from error
+        raise ResizeError(f"restart_command = {command}: {error}; nothing has changed") from error
 
 
 def _wait_for_size(site: Site, size: int) -> None:
@@ -238,8 +242,8 @@ def _wait_for_size(site: Site, size: int) -> None:
         if time.monotonic() > deadline_s:
             command = shlex.join(bootstrap.start_command(site, site.flux.bootstrap_dir))
             raise ResizeError(
-                f"rank 0 is not back within {RESTART_WITHIN_S:g} s with {size} ranks. The longer table is written;"
-                f" whoever starts rank 0 must start it again, such as by\n  {command}"
+                f"rank 0 is not back with {size} ranks after {RESTART_WITHIN_S:g} s. The longer table is written."
+                f" Start rank 0 again, for example with\n  {command}"
             )
         time.sleep(_PAUSE_S)
 

@@ -1,4 +1,4 @@
-"""The verbs' way to the running service: HTTP by its socket, or by TCP where the site says so."""
+"""The client of the running service: HTTP over its Unix socket, or over TCP if the site says so."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from nodemanager.web.listen import ListenAddress, TcpAddress, parse_listen
 from nodemanager.web.token import TokenError, read_token
 
 TIMEOUT_S = 30.0
-SILENCE_MAX_S = 60.0  # of a stream, in which the service says every 15 s that there is nothing new
-LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a service that listens everywhere is asked
+SILENCE_MAX_S = 60.0  # of a stream, on which the service sends a comment every 15 s
+LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - a service that listens on all addresses
 
 
 class ServiceUnreachable(Exception):
-    """The service cannot be reached; says where it was looked for, and what to do."""
+    """The service cannot be reached. The message names the address and what to do."""
 
 
 class NotAllowed(Exception):
-    """The service wants the token, and it cannot be had or is another one."""
+    """The service requires the token, and the client's is missing or wrong."""
 
 
 class RequestDeclined(Exception):
-    """The service said no, and why."""
+    """The service refused the request. The message says why."""
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -45,21 +45,23 @@ class _UnixConnection(http.client.HTTPConnection):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Asks one service. Every method raises ``ServiceAway``, ``NotAllowed`` or ``NotDone``."""
+    """A client of one service. Methods raise ``ServiceUnreachable``, ``NotAllowed`` or ``RequestDeclined``."""
 
     address: ListenAddress
     token_file: Path
 
     def get(self, path: str, **query: object) -> Any:
+        """Return the JSON document at a path. Parameters that are None are left out."""
         given = {name: value for name, value in query.items() if value is not None}
-        asked = f"{path}?{urlencode(given)}" if given else path
-        return self._request_json("GET", asked, b"", must_have_token=False)
+        path_and_query = f"{path}?{urlencode(given)}" if given else path
+        return self._request_json("GET", path_and_query, b"", must_have_token=False)
 
     def post(self, path: str, body: bytes | dict[str, object]) -> Any:
+        """Post a body, with the token, and return the JSON answer."""
         return self._request_json("POST", path, body if isinstance(body, bytes) else json.dumps(body).encode())
 
     def follow(self, after: int | None = None) -> Generator[dict[str, Any], None, None]:
-        """Each event as it happens, until the service ends."""
+        """Yield each event as it happens, after the event numbered ``after``, until the service ends."""
         connection = self._connection(SILENCE_MAX_S)
         try:
             response = self._request(
@@ -69,7 +71,9 @@ class Client:
                 if line.startswith(b"data: "):
                     yield json.loads(line.removeprefix(b"data: "))
         except (OSError, http.client.HTTPException) as error:
-            raise ServiceUnreachable(f"{self.address}: the service went away: {error}") from error
+            raise ServiceUnreachable(
+                f"{self.address}: the service ended or the connection broke: {error}"
+            ) from error
         finally:
             connection.close()
 
@@ -81,7 +85,7 @@ class Client:
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(f"{self.address}: the service does not answer: {error}") from error
         except ValueError as error:
-            raise ServiceUnreachable(f"{self.address}: what answers there is not this service") from error
+            raise ServiceUnreachable(f"{self.address}: something else than the service answers there") from error
         finally:
             connection.close()
 
@@ -111,7 +115,7 @@ class Client:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(
-                f"{self.address}: no service answers ({error}): does it run, by this site?"
+                f"{self.address}: no service answers ({error}): is it running with this site?"
             ) from error
         if response.status >= http.client.BAD_REQUEST and not path.startswith(("/healthz", "/readyz")):
             raise _refusal(response)
@@ -128,13 +132,13 @@ def _refusal(response: http.client.HTTPResponse) -> Exception:
 
 
 def make_client(site: Site) -> Client:
-    """Raises ``ServiceAway`` where the site has no service to ask."""
+    """Make the client of a site's service. Raises ``ServiceUnreachable`` if the service does not listen."""
     place = parse_listen(site.web.listen)
     if place is None:
-        raise ServiceUnreachable(f"{site.path}: [Web] listen = off: there is nothing to ask")
+        raise ServiceUnreachable(f"{site.path}: [Web] listen = off: the service cannot be asked")
     return Client(place, site.web.token_file)
 
 
 def quote_segment(text: str) -> str:
-    """A name as one part of a path."""
+    """Quote a name for use as one segment of a path."""
     return quote(text, safe="")

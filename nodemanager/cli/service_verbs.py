@@ -1,4 +1,4 @@
-"""The verbs that ask the running service, or steer it. Each answers with an exit status."""
+"""The verbs that ask or steer the running service. Their docstrings are the help texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nodemanager.planner.state.policy import Policy
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 69  # by sysexits.h, as the next
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_NOPERM (sysexits.h)
 EXIT_NO_PERMISSION = 77
 
 KINDS = ("job", "node", "type")
@@ -39,14 +39,14 @@ DEFAULT_SINCE = "7d"
 
 
 class UsageError(Exception):
-    """What was asked is incomplete; says how it is asked."""
+    """The command line is incomplete or wrong. The message shows the correct form."""
 
 
 ServiceVerb = Callable[[Client, Site, Namespace, Console], None]
 
 
 def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
-    """The verb as the command line has it: what fails is said on standard error, and by the exit status."""
+    """Wrap a verb for the command line: errors go to standard error and become an exit status."""
 
     def verb(site: Site, chosen: Namespace) -> int:
         try:
@@ -66,7 +66,7 @@ def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
 
 
 def _print_error(error: Exception, status: int) -> int:
-    # It may be the service's answer, in several lines.
+    # The text may be the service's, in several lines, and contain anything.
     print(*(escape_unprintable(line) for line in str(error).split("\n")), sep="\n", file=sys.stderr)
     return status
 
@@ -82,7 +82,7 @@ def _show(document: Any, chosen: Namespace, console: Console, shown: Callable[[A
 
 
 def status(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Show the queue, the nodes, the cost, and what stands still, on one screen."""
+    """Show queue, nodes, cost and problems on one screen."""
     del site
     _show(client.get("/status"), chosen, console, tables.status)
 
@@ -94,18 +94,18 @@ def nodes(client: Client, site: Site, chosen: Namespace, console: Console) -> No
 
 
 def jobs(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """List the active jobs, and why each waits."""
+    """List the active jobs, and why each one waits."""
     del site
     _show(client.get("/jobs"), chosen, console, tables.jobs)
 
 
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Say why: explain job ID | node NAME | type NAME; --at TIME: why it was so then."""
+    """Explain a job, a node or a node type: explain job ID | node NAME | type NAME; for a past time, --at TIME."""
     del site
     if len(chosen.subjects) != 2 or chosen.subjects[0] not in KINDS:
-        raise UsageError("explain job ID, explain node NAME, or explain type NAME")
+        raise UsageError("use: explain job ID, explain node NAME, or explain type NAME")
     kind, name = chosen.subjects
-    # By the service's clock, which a simulated one has of its own.
+    # "2h ago" is by the service's clock, because a simulated service has its own.
     at = parse_moment(chosen.at, lambda: client.get("/status")["at"]) if chosen.at is not None else None
     _show(client.get(f"/explain/{kind}/{quote_segment(name)}", at=at), chosen, console, tables.explanation)
 
@@ -113,14 +113,14 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
 def plan(
     client: Client, site: Site, chosen: Namespace, console: Console, *, policy_of: Callable[[Site], Policy]
 ) -> None:
-    """Show what would be ordered now, by the site that --config names; nothing is."""
+    """Show what would be ordered now with the site that --config names. Nothing is ordered."""
     policy = policy_of(site)
     body = TypeAdapter(Policy).dump_json(replace(policy, block_s=dict(policy.block_s)))
     _show(client.post("/plan", body), chosen, console, tables.plan)
 
 
 def events(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Show what happened lately; --follow: and what happens."""
+    """Show recent events; with --follow, also new ones as they happen."""
     del site
     recent = client.get("/events/recent")["events"]
     for event in recent:
@@ -139,7 +139,7 @@ def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -
 
 
 def report(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Report cost by type, user and queue, waits, boots and failures; --since 7d: how far back."""
+    """Report cost by type, user and queue, and waits, boots and failures, of the time --since (default 7d)."""
     del site
     try:
         since_s = parse_fsd(chosen.since or DEFAULT_SINCE)
@@ -152,34 +152,34 @@ def report(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 
 def hold(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Hold a node: it is never stopped and gets no work, until it is released."""
+    """Hold a node: it gets no new job and is not terminated until you release it."""
     _steer_node("hold", "held", client, site, chosen, console)
 
 
 def release(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Release a node that is held or to be retired."""
+    """Release a node that is held or being retired."""
     _steer_node("release", "released", client, site, chosen, console)
 
 
 def retire(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Retire a node: it is drained, and once nothing runs there stopped and destroyed."""
-    _steer_node("retire", "to be retired", client, site, chosen, console)
+    """Retire a node: drain it, and terminate it once nothing runs there."""
+    _steer_node("retire", "will be retired", client, site, chosen, console)
 
 
 def pause(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Decide nothing any more, until told to resume. What costs goes on costing."""
+    """Pause all decisions until you resume them. Existing nodes still cost money."""
     del site
     _show_done(client.post("/pause", {"by": _user_name()}), "paused", chosen, console)
 
 
 def resume(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Decide again."""
+    """Resume decisions after a pause."""
     del site
     _show_done(client.post("/resume", {"by": _user_name()}), "resumed", chosen, console)
 
 
 def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Have the service read its site anew; a bad one is refused whole, and the old stays."""
+    """Reload the site in the running service. A site with a fault changes nothing."""
     del site
     _show(client.post("/reload", b""), chosen, console, lambda document: f"reloaded {document['path']}")
 
@@ -187,7 +187,7 @@ def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 def _steer_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     del site
     if len(chosen.subjects) != 1:
-        raise UsageError(f"{verb} NODE, by its slot or its launch")
+        raise UsageError(f"use: {verb} NODE, where NODE is a slot or a launch")
     (name,) = chosen.subjects
     _show_done(
         client.post(f"/{verb}/{quote_segment(name)}", {"by": _user_name()}), f"{name} {done}", chosen, console
@@ -195,7 +195,7 @@ def _steer_node(verb: str, done: str, client: Client, site: Site, chosen: Namesp
 
 
 def _show_done(document: Mapping[str, Any], done: str, chosen: Namespace, console: Console) -> None:
-    not_yet = "" if document["on_record"] else " (taken in, and not yet on record: see status)"
+    not_yet = "" if document["on_record"] else " (accepted, but not yet on record: see status)"
     _show(document, chosen, console, lambda _: f"{done}{not_yet}")
 
 
@@ -207,7 +207,10 @@ def _user_name() -> str:
 
 
 def parse_moment(text: str, now_at: Callable[[], float]) -> float:
-    """A time in the past: ISO 8601 (local unless it says otherwise), seconds since the epoch, or "2h" ago."""
+    """Parse a past time: ISO 8601 (local time by default), seconds since the epoch, or "2h" for two hours ago.
+
+    Returns seconds since the epoch. ``now_at`` is called only if needed. Raises ``UsageError``.
+    """
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

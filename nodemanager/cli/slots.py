@@ -1,7 +1,7 @@
-"""What the verb ``slots`` does: show how the slots are divided among the node types, and have it changed.
+"""The verb ``slots``: show how many slots each node type has, and change that.
 
-A wish is put into the instance's KVS, and whoever acts carries it out: the running manager, or this process where
-there is none. Either way it is answered, and the wish outlives whoever made it.
+A change is a wish in the instance's KVS. The running manager carries it out, or this process if no manager runs.
+Either one writes an answer. The wish stays in the KVS even if this process ends.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _PAUSE_S = 0.1
 
 
 class SlotsError(Exception):
-    """What was asked for was not done, and why."""
+    """The slots were not changed. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """One node type's slots."""
+    """The slots of one node type: all, and how many are online, leased, or free to move to another type."""
 
     type_name: TypeName
     slots: tuple[SlotName, ...]
@@ -62,7 +62,7 @@ def parse_counts(texts: Iterable[str]) -> dict[TypeName, int]:
     for text in texts:
         name, equals, number = text.partition("=")
         if not (name and equals and number.isascii() and number.isdecimal()):
-            raise SlotsError(f'"{text}": TYPE=N is needed, a node type and how many slots it is to have')
+            raise SlotsError(f'"{text}": TYPE=N is needed: a node type and its new number of slots')
         if name in counts:
             raise SlotsError(f"{name} is given twice")
         counts[TypeName(name)] = int(number)
@@ -70,7 +70,7 @@ def parse_counts(texts: Iterable[str]) -> dict[TypeName, int]:
 
 
 class SlotsClient:
-    """The site's instance, as a verb meets it. Raises ``FluxError`` and ``BindingsMissing``."""
+    """Reads and changes the slots of the site's instance. Methods raise ``FluxError`` and ``BindingsMissing``."""
 
     def __init__(self, site: Site) -> None:
         self._site = service.with_cluster_uuid(site)
@@ -88,6 +88,7 @@ class SlotsClient:
     # --- showing ---
 
     def rows(self) -> list[TypeRow]:
+        """Read the present slots of each node type."""
         port = self._flux.port()
         try:
             return make_rows(self._site, port.ranks(), port.launches())
@@ -97,31 +98,34 @@ class SlotsClient:
     # --- changing ---
 
     def change(self, counts: Mapping[TypeName, int]) -> Answer:
-        """Have the slots divided so; the answer of whoever did it, or refused."""
+        """Have the types' numbers of slots changed. Returns the answer, which may be a refusal.
+
+        Raises :class:`SlotsError` if a later wish replaces this one, or no answer comes in time.
+        """
         wish = SlotsWish(str(uuid.uuid4()), counts)
         with bindings.connection(self._site.flux.uri) as handle:
             kvs.commit(handle, {retype.WISH_KEY: retype.encode_wish(wish)}, timeout_s=TIMEOUT_S)
             deadline_s = time.monotonic() + ANSWER_WITHIN_S
             while (answer := _read_answer(handle, wish)) is None:
-                stands = retype.read_wish(
+                present = retype.read_wish(
                     kvs.read(handle, [retype.WISH_KEY], timeout_s=TIMEOUT_S).get(retype.WISH_KEY)
                 )
-                if stands is not None and stands != wish:
-                    raise SlotsError("a later wish has taken the place of this one before it was answered")
+                if present is not None and present != wish:
+                    raise SlotsError("a later wish replaced this one before it was answered")
                 owner = owner_of(handle, timeout_s=TIMEOUT_S)
-                if owner is None and stands is not None:
+                if owner is None and present is not None:
                     self._act_as_manager(wish)
                 elif time.monotonic() > deadline_s:
                     raise SlotsError(
-                        f"the manager ({owner}) has not answered within {ANSWER_WITHIN_S:g} s; the wish stands"
-                        f" (KVS key {retype.WISH_KEY}), and is carried out as soon as a manager acts again"
+                        f"the manager ({owner}) has not answered within {ANSWER_WITHIN_S:g} s; the wish remains"
+                        f" (KVS key {retype.WISH_KEY}) and is carried out as soon as a manager acts again"
                     )
                 else:
                     time.sleep(_PAUSE_S)
             return answer
 
     def _act_as_manager(self, wish: SlotsWish) -> None:
-        """Hold the name for as long as it takes. Another one that was faster will answer."""
+        """Claim the instance and carry the wish out. If another manager is faster, that one answers."""
         port = self._flux.port()
         try:
             port.claim()
@@ -161,7 +165,7 @@ def _read_key(handle: bindings.Handle, key: str) -> str | None:
 
 
 def make_rows(site: Site, ranks: Sequence[FluxRank], launches: Sequence[Launch]) -> list[TypeRow]:
-    """What each type has, as the instance divides them; slots that are not in the instance are left out."""
+    """Count each type's slots, as the instance has them now. Slots that the instance lacks are left out."""
     by_site = {slot: node_type.name for node_type in site.node_types for slot in node_type.slots}
     leased = {launch.slot for launch in launches}
     of_type: dict[TypeName, list[FluxRank]] = {node_type.name: [] for node_type in site.node_types}

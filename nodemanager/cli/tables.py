@@ -1,4 +1,4 @@
-"""What the service answers, as tables for a terminal."""
+"""Formats the service's answers as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
 
 
 def clock(at: float | None) -> str:
-    """Local time: what the operator's own clock shows."""
+    """Format a time as local time, which the operator's clock shows."""
     return datetime.fromtimestamp(at, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S") if at is not None else "-"
 
 
 def money(amount: float | None) -> str:
+    """Format an amount of money."""
     return f"{amount:.2f}" if amount is not None else "-"
 
 
 def span(span_s: float | None) -> str:
+    """Format a duration."""
     return format_duration(span_s) if span_s is not None else "-"
 
 
 def why(reason: Mapping[str, Any] | None) -> str:
+    """The sentence of a reason; "" without a reason."""
     return str(reason["text"]) if reason else ""
 
 
@@ -65,7 +68,7 @@ def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 
 def status(document: Mapping[str, Any]) -> Group:
-    """One screen."""
+    """Format the status on one screen."""
     return Group(_status_head(document), _nodes_by_type(document), *_troubles(document))
 
 
@@ -81,7 +84,7 @@ def _status_head(document: Mapping[str, Any]) -> Table:
             ("cluster", f"{document['cluster']}  ({_mode(document)})"),
             ("decides", _decides(document)),
             ("queue", ", ".join(f"{jobs.get(state, 0)} {state}" for state in JOB_STATES if jobs.get(state))),
-            ("waiting", "not weighed" if document["stands_still"] else _counts(document["jobs_waiting"]) or "none"),
+            ("waiting", "no plan" if document["stands_still"] else _counts(document["jobs_waiting"]) or "none"),
             ("nodes", f"{total} of {limits['nodes_max']} at most" + _extras(document["nodes"])),
             (
                 "cost",
@@ -109,12 +112,15 @@ def _decides(document: Mapping[str, Any]) -> Text:
     if document["stands_still"]:
         return Text(why(document["stands_still"]), style="bold red")
     if document["safe_mode"]["on"]:
-        return Text("carefully: a list lacked a large part of the fleet, and is doubted", style="bold yellow")
-    return Text("yes" if document["acts"] else "and only says so", style="green" if document["acts"] else "yellow")
+        return Text("in safe mode: a list lacked a large part of the fleet", style="bold yellow")
+    return Text(
+        "yes" if document["acts"] else "only reports what it would do",
+        style="green" if document["acts"] else "yellow",
+    )
 
 
 def _extras(nodes: Mapping[str, Any]) -> str:
-    named = (("held", "held"), ("to_retire", "to retire"), ("orphans", "ownerless"), ("intruders", "INTRUDERS"))
+    named = (("held", "held"), ("to_retire", "to retire"), ("orphans", "orphans"), ("intruders", "INTRUDERS"))
     return "".join(f", {nodes[key]} {word}" for key, word in named if nodes[key])
 
 
@@ -152,9 +158,10 @@ def _troubles(document: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def nodes(document: Mapping[str, Any]) -> Table:
+    """Format the list of nodes."""
     table = _table("slot", "type", "state", "since", "paid for", "cost", "because", right=["paid for", "cost"])
     for node in document["nodes"]:
-        state = node["state"] + (" (held)" if node["held"] else " (to go)" if node["to_retire"] else "")
+        state = node["state"] + (" (held)" if node["held"] else " (to retire)" if node["to_retire"] else "")
         table.add_row(
             node["slot"],
             node["node_type"],
@@ -168,8 +175,9 @@ def nodes(document: Mapping[str, Any]) -> Table:
 
 
 def jobs(document: Mapping[str, Any]) -> RenderableType:
+    """Format the list of jobs, or their counts if the client may not see them."""
     if not document["shown"]:
-        return Text(f"{document['total']} jobs; whose, is shown to the owner only. {_counts(document['waiting'])}")
+        return Text(f"{document['total']} jobs; only the owner may see them. {_counts(document['waiting'])}")
     table = _table("job", "user", "state", "wants", "waits", "because", right=["waits"])
     for job in document["jobs"]:
         table.add_row(
@@ -193,29 +201,30 @@ def _wants(job: Mapping[str, Any]) -> str:
 # --- one thing --------------------------------------------------------------------------------------------
 
 
-# Where no reason stood any more in the past, by what was said last.
+# If no reason applied at a past time: the text for the last event.
 NO_REASON_TEXTS: Mapping[str, str] = {
-    "began": "it had begun, and ran",
+    "began": "it was running",
     "ended": "it had ended",
-    "ends": "nothing was said of it since decisions go on, which had stood still",
+    "ends": "nothing is recorded since decisions resumed after a standstill",
 }
 
 
 def explanation(document: Mapping[str, Any]) -> Group:
+    """Format the explanation of a job, node or type."""
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
-        ("because", why(reason) or NO_REASON_TEXTS.get(document.get("what", ""), "nothing is said of it")),
+        ("because", why(reason) or NO_REASON_TEXTS.get(document.get("what", ""), "no reason is known")),
     ]
     if reason:
         rows.append(("reason", reason["code"]))
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
     rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)
     if document.get("said_at"):
-        rows.append(("said at", clock(document["said_at"])))
+        rows.append(("recorded", clock(document["said_at"])))
     parts: list[RenderableType] = [_pairs(rows)]
     if document.get("story"):
-        parts.append(_pairs([("story", line) for line in document["story"]]))
+        parts.append(_pairs([("state", line) for line in document["story"]]))
     if document.get("nodes") and isinstance(document["nodes"], list):
         parts.append(nodes({"at": document["at"], "nodes": document["nodes"]}))
     if document.get("history"):
@@ -265,17 +274,20 @@ def _type_pairs(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]
         return []
     return [
         ("size", f"{offer['size']}: {offer['cores']} cores, {offer['gpus']} GPUs, {offer['market']}"),
-        ("price", f"{money(offer['price_per_hour'])} an hour, paid in steps of {span(offer['billing_window_s'])}"),
-        ("slots", f"{offer['slots']}, of which Flux knows {document['slots_known']}"),
+        (
+            "price",
+            f"{money(offer['price_per_hour'])} an hour, billed in windows of {span(offer['billing_window_s'])}",
+        ),
+        ("slots", f"{offer['slots']}, {document['slots_known']} of them in Flux"),
         ("nodes", _counts(document["nodes"]) or "none"),
         ("wanted", str(document["wanted"])),
-        ("acts", "yes" if document["acts"] else "no, it is only observed"),
+        ("acts", "yes" if document["acts"] else "no, only observed"),
         ("boot takes", span(document["boot_takes_s"])),
     ]
 
 
 def _history(history: Sequence[Mapping[str, Any]]) -> Table:
-    table = _table("at", "what", "because", title="what is on record")
+    table = _table("at", "what", "because", title="history")
     for line in history:
         table.add_row(clock(line["at"]), f"{line['kind']} {line['what']}", why(line["reason"]))
     return table
@@ -285,6 +297,7 @@ def _history(history: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def plan(document: Mapping[str, Any]) -> Group:
+    """Format a plan."""
     table = _table("order", "node", "type", "for jobs", "because")
     would = [{**action, "order": f"would {action['order']}"} for action in document["would"]]
     for action in (*document["actions"], *would):
@@ -300,13 +313,13 @@ def plan(document: Mapping[str, Any]) -> Group:
         types.add_row(name, str(document["nodes_wanted"].get(name, 0)), why(reason))
     still = document["stands_still"]
     first = Text(why(still), style="bold red") if still else Text(f"{len(document['actions'])} orders")
-    waiting = Text(f"jobs that wait: {_counts(document['jobs_waiting']) or 'none'}")
+    waiting = Text(f"waiting jobs: {_counts(document['jobs_waiting']) or 'none'}")
     parts: list[RenderableType] = [first, *([table] if table.rows else []), types, waiting]
     return Group(*parts)
 
 
 def event(document: Mapping[str, Any]) -> Text:
-    """One line."""
+    """Format an event in one line."""
     text = Text(f"{clock(document['at'])}  ", style="dim")
     text.append(f"{document['kind']:<10} ", style="bold" if document["kind"] in ("decided", "alarm") else "")
     text.append(f"{document['what']:<14} {document['subject']}", style="")
@@ -318,20 +331,21 @@ def event(document: Mapping[str, Any]) -> Text:
 
 
 def report(document: Mapping[str, Any]) -> Group:
+    """Format a report."""
     cost, waste = document["cost"], document["waste"]
     share = f" ({100 * waste / cost:.0f} %)" if cost else ""
     waits = document["waits"]
     head = _pairs(
         [
             ("from", f"{clock(document['since_at'])} to {clock(document['until_at'])}"),
-            *([("begins", _begins(document))] if document["begins_at"] is not None else []),
+            *([("history", _begins(document))] if document["begins_at"] is not None else []),
             (
                 "cost",
                 f"{money(cost)} for {document['node_hours']:.1f} node-hours (an estimate){_whole_hours(document)}",
             ),
-            ("not for jobs", f"{money(waste)}{share}"),
+            ("without jobs", f"{money(waste)}{share}"),
             (
-                "jobs begun",
+                "jobs started",
                 f"{waits['jobs']}; waited {span(waits['median_s'])} (median), {span(waits['p95_s'])} (95 of 100)",
             ),
             *([("observed", document["observed"]["text"])] if document.get("observed") else []),
@@ -357,16 +371,20 @@ def report(document: Mapping[str, Any]) -> Group:
 
 def _whole_hours(document: Mapping[str, Any]) -> str:
     since_at = document["cost_since_at"]
-    return f", of whole hours from {clock(since_at)} on" if since_at < document["since_at"] else ""
+    return f", in whole hours since {clock(since_at)}" if since_at < document["since_at"] else ""
 
 
 def _kept(document: Mapping[str, Any]) -> str:
-    return f"from {clock(document['entries_since_at'])} on: they are not kept for longer"
+    return f"only since {clock(document['entries_since_at'])}: older ones have been deleted"
 
 
 def _begins(document: Mapping[str, Any]) -> str:
-    aside = f"; it may stand in {document['set_aside'][-1]}, which was set aside" if document["set_aside"] else ""
-    return f"{clock(document['begins_at'])}: of what was before the journal knows nothing{aside}"
+    aside = (
+        f"; earlier history may be in {document['set_aside'][-1]}, which was moved aside"
+        if document["set_aside"]
+        else ""
+    )
+    return f"begins only at {clock(document['begins_at'])}{aside}"
 
 
 def _sums(rows: Sequence[Mapping[str, Any]], column: str, title: str) -> Table:

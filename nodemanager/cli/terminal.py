@@ -1,4 +1,4 @@
-"""What others wrote, on a terminal: as it stands, and with no power over it."""
+"""Prints text from others on a terminal, without markup and without control characters."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from nodemanager.core.notation import escape_unprintable
 
 class _Terminal(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the process here, with a status of its own."""
-        raise BrokenPipeError(errno.EPIPE, "nobody reads on")
+        """Raise the error: Rich would end the process here, with its own exit status."""
+        raise BrokenPipeError(errno.EPIPE, "the output was closed")
 
 
 def make_console(**how: Any) -> Console:
-    """A console to which a text is a text. ``how``: as ``rich.console.Console`` takes it.
+    """Make a console that prints text literally. ``how``: options of ``rich.console.Console``.
 
-    Reasons of drains, messages of providers, and what nodes report hold brackets that are no markup.
+    Drain reasons, messages of providers and reports of nodes may have brackets that are not markup.
     """
     return _Terminal(markup=False, emoji=False, highlight=False, **how)
 
 
 def escape_document(document: Any) -> Any:
-    """A JSON document in which nothing steers a terminal: control characters stand as escapes."""
+    """Return a JSON document with its control characters escaped, so that it cannot control a terminal."""
     match document:
         case str():
             return escape_unprintable(document)

@@ -110,18 +110,18 @@ class EventTracker:
         last, self._last = self._last, newest
         events: list[HistoryEvent] = []
         for it in publications:
-            edge = ClockReading(it.snapshot.now_s, it.snapshot.wall_at)
-            events += (event for fact in it.facts for event in _fact_events(fact, edge))
-            events += self._decision_events(it, edge)
-        edge = ClockReading(newest.snapshot.now_s, newest.snapshot.wall_at)
+            clock = ClockReading(it.snapshot.now_s, it.snapshot.wall_at)
+            events += (event for fact in it.facts for event in _fact_events(fact, clock))
+            events += self._decision_events(it, clock)
+        clock = ClockReading(newest.snapshot.now_s, newest.snapshot.wall_at)
         for changes in (_node_events, _reason_events, _job_events):
-            events += changes(last, newest, edge)
-        events += self._wait_events(last, newest, edge)
-        events += _service_events(last, newest, edge)
+            events += changes(last, newest, clock)
+        events += self._wait_events(last, newest, clock)
+        events += _service_events(last, newest, clock)
         return tuple(events)
 
     def _wait_events(
-        self, last: Publication | None, now: Publication, edge: ClockReading
+        self, last: Publication | None, now: Publication, clock: ClockReading
     ) -> Iterator[HistoryEvent]:
         """Yield an event for each of the first jobs whose reason to wait has a new code."""
         known, self._waits = self._waits, {}
@@ -135,10 +135,12 @@ class EventTracker:
             if code is None and (earlier := before.get(job_id)) is not None:
                 code = earlier.code  # the job was not yet among the first
             if code != reason.code:
-                yield HistoryEvent(edge.wall_at, "because", str(job_id), "waits", reason.code, edge.figures(reason))
+                yield HistoryEvent(
+                    clock.wall_at, "because", str(job_id), "waits", reason.code, clock.figures(reason)
+                )
         self._waits = codes
 
-    def _decision_events(self, published: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+    def _decision_events(self, published: Publication, clock: ClockReading) -> Iterator[HistoryEvent]:
         lines: set[str] = set()
         observed = (("would", action) for action in published.plan.would)
         action_kind = "decided" if published.acts else "would"
@@ -149,12 +151,12 @@ class EventTracker:
             if kind == "would" and line in self._would:
                 continue
             reason = reason_of(action)
-            figures = dict(edge.figures(reason)) if reason is not None else {}
+            figures = dict(clock.figures(reason)) if reason is not None else {}
             if isinstance(action, BootNode):
                 figures["serves"] = tuple(str(job) for job in action.serves)
             node_type = type_of_action(action, published.snapshot) or ""
             code = reason.code if reason is not None else ""
-            yield HistoryEvent(edge.wall_at, kind, subject, order_name(action), code, figures, node_type)
+            yield HistoryEvent(clock.wall_at, kind, subject, order_name(action), code, figures, node_type)
         if not published.plan.settled:  # until the queue has settled, a plan has no decisions on buying
             lines |= {line for line in self._would if line.startswith(BootNode.__name__)}
         self._would = frozenset(lines)
@@ -165,30 +167,30 @@ def _slot_of(action: Action) -> str:
     return action.launch.slot if isinstance(action, BootNode) else ""
 
 
-def _fact_events(fact: Fact, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _fact_events(fact: Fact, clock: ClockReading) -> Iterator[HistoryEvent]:
     match fact:
         case CloudCallFailed(operation=operation, launch=launch, kind=kind, detail=detail):
             figures: Mapping[str, Figure] = {"detail": detail}
-            yield HistoryEvent(edge.wall_at, "failed", launch or "", operation, str(kind), figures)
+            yield HistoryEvent(clock.wall_at, "failed", launch or "", operation, str(kind), figures)
         case FluxCallFailed(launches=launches, order=order, why=why):
-            yield HistoryEvent(edge.wall_at, "failed", ",".join(launches), order, "flux", {"detail": why})
+            yield HistoryEvent(clock.wall_at, "failed", ",".join(launches), order, "flux", {"detail": why})
         case SteeringNotKept(why=why):
-            yield HistoryEvent(edge.wall_at, "failed", "", "KeepSteering", "flux", {"detail": why})
+            yield HistoryEvent(clock.wall_at, "failed", "", "KeepSteering", "flux", {"detail": why})
         case HoldPlaced(launch=launch, mark=mark):
-            yield HistoryEvent(edge.wall_at, "operator", launch, "hold", figures={"by": mark.by})
+            yield HistoryEvent(clock.wall_at, "operator", launch, "hold", figures={"by": mark.by})
         case RetirementRequested(launch=launch, mark=mark):
-            yield HistoryEvent(edge.wall_at, "operator", launch, "retire", figures={"by": mark.by})
+            yield HistoryEvent(clock.wall_at, "operator", launch, "retire", figures={"by": mark.by})
         case NodeReleased(launch=launch):
-            yield HistoryEvent(edge.wall_at, "operator", launch, "release")
+            yield HistoryEvent(clock.wall_at, "operator", launch, "release")
         case DecisionsPaused(mark=mark):
-            yield HistoryEvent(edge.wall_at, "operator", "", "pause", figures={"by": mark.by})
+            yield HistoryEvent(clock.wall_at, "operator", "", "pause", figures={"by": mark.by})
         case DecisionsResumed():
-            yield HistoryEvent(edge.wall_at, "operator", "", "resume")
+            yield HistoryEvent(clock.wall_at, "operator", "", "resume")
         case _:
             pass
 
 
-def _node_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _node_events(last: Publication | None, now: Publication, clock: ClockReading) -> Iterator[HistoryEvent]:
     before = last.snapshot.nodes if last is not None else {}
     after = now.snapshot.nodes
     if before is after:
@@ -199,12 +201,12 @@ def _node_events(last: Publication | None, now: Publication, edge: ClockReading)
             continue
         figures: dict[str, Figure] = {"was": str(known.state) if known is not None else "unknown"}
         if node.moves:
-            figures["story"] = edge.with_wall_time(node.moves[-1])
-        yield HistoryEvent(edge.wall_at, "node", id_, str(node.state), "", figures, node.launch.type_name)
+            figures["story"] = clock.with_wall_time(node.moves[-1])
+        yield HistoryEvent(clock.wall_at, "node", id_, str(node.state), "", figures, node.launch.type_name)
     for id_, node in before.items():
         if id_ not in after:
             yield HistoryEvent(
-                edge.wall_at, "node", id_, "ended", "", _end_figures(node.launch), node.launch.type_name
+                clock.wall_at, "node", id_, "ended", "", _end_figures(node.launch), node.launch.type_name
             )
 
 
@@ -217,7 +219,7 @@ def type_subject(name: str) -> str:
     return f"type {name}"
 
 
-def _reason_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _reason_events(last: Publication | None, now: Publication, clock: ClockReading) -> Iterator[HistoryEvent]:
     """Yield an event for each node and each type whose reason has a new code."""
     if now.plan.stands_still is not None:
         return
@@ -229,13 +231,13 @@ def _reason_events(last: Publication | None, now: Publication, edge: ClockReadin
             continue
         node = now.snapshot.nodes.get(id_)
         if node is not None:
-            figures, node_type = edge.figures(reason), node.launch.type_name
-            yield HistoryEvent(edge.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
+            figures, node_type = clock.figures(reason), node.launch.type_name
+            yield HistoryEvent(clock.wall_at, "because", id_, str(node.state), reason.code, figures, node_type)
     for name, reason in now.plan.types.items():
         earlier = before.types.get(name) if before is not None else None
         if earlier is None or earlier.code != reason.code:
-            figures = edge.figures(reason)
-            yield HistoryEvent(edge.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
+            figures = clock.figures(reason)
+            yield HistoryEvent(clock.wall_at, "because", type_subject(name), "type", reason.code, figures, name)
 
 
 def _nodes_with_other_reasons(last: Publication | None, now: Publication) -> Iterable[LaunchId]:
@@ -246,7 +248,7 @@ def _nodes_with_other_reasons(last: Publication | None, now: Publication) -> Ite
     return nodes
 
 
-def _job_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _job_events(last: Publication | None, now: Publication, clock: ClockReading) -> Iterator[HistoryEvent]:
     known = last.snapshot.jobs if last is not None else {}
     jobs = now.snapshot.jobs
     if jobs is known:
@@ -254,39 +256,39 @@ def _job_events(last: Publication | None, now: Publication, edge: ClockReading) 
     for id_, job in jobs.items():
         old = known.get(id_)
         if old is not job and job.state is JobState.RUN and (old is None or old.state is not JobState.RUN):
-            yield HistoryEvent(edge.wall_at, "job", str(id_), "began", "", _job_figures(job, edge))
+            yield HistoryEvent(clock.wall_at, "job", str(id_), "began", "", _job_figures(job, clock))
     for id_ in [id_ for id_ in known if id_ not in jobs]:
-        yield HistoryEvent(edge.wall_at, "job", str(id_), "ended", "", _job_figures(known[id_], edge))
+        yield HistoryEvent(clock.wall_at, "job", str(id_), "ended", "", _job_figures(known[id_], clock))
 
 
-def _job_figures(job: Job, edge: ClockReading) -> Mapping[str, Figure]:
+def _job_figures(job: Job, clock: ClockReading) -> Mapping[str, Figure]:
     return {
         "user": job.userid,
         "queue": job.queue,
         "submitted_at": job.submitted_at,
-        "wait_s": max(0.0, edge.wall_at - job.submitted_at),
+        "wait_s": max(0.0, clock.wall_at - job.submitted_at),
     }
 
 
-def _service_events(last: Publication | None, now: Publication, edge: ClockReading) -> Iterator[HistoryEvent]:
+def _service_events(last: Publication | None, now: Publication, clock: ClockReading) -> Iterator[HistoryEvent]:
     was = last.plan.stands_still if last is not None else None
     still = now.plan.stands_still
     if still is not None and (was is None or was.code != still.code):
-        yield HistoryEvent(edge.wall_at, "standstill", "", "begins", still.code, edge.figures(still))
+        yield HistoryEvent(clock.wall_at, "standstill", "", "begins", still.code, clock.figures(still))
     elif still is None and was is not None:
-        yield HistoryEvent(edge.wall_at, "standstill", "", "ends", was.code)
+        yield HistoryEvent(clock.wall_at, "standstill", "", "ends", was.code)
     known = last.snapshot.intruders if last is not None else ()
     for intruder in now.snapshot.intruders:
         if intruder not in known:
-            yield HistoryEvent(edge.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
+            yield HistoryEvent(clock.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
     blocks = last.snapshot.blocks if last is not None else {}
     for scope, block in now.snapshot.blocks.items():
         if blocks.get(scope) != block:
             yield HistoryEvent(
-                edge.wall_at,
+                clock.wall_at,
                 "block",
                 str(scope),
                 "begins",
                 block.reason.code,
-                {**edge.figures(block.reason), "until_at": edge.to_wall(block.until_s)},
+                {**clock.figures(block.reason), "until_at": clock.to_wall(block.until_s)},
             )

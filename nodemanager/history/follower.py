@@ -91,7 +91,7 @@ class HistoryThread:
     def __init__(self, sinks: Sequence[Callable[[HistoryUpdate], None]]) -> None:
         self._sinks = sinks
         self._backlog = Backlog()
-        self._thread = threading.Thread(target=self._follow, name="chronicle", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="history", daemon=True)
         self._ended = threading.Event()
 
     @property

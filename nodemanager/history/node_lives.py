@@ -55,26 +55,26 @@ class LifeTracker:
         if before is nodes:
             return ()
         self._nodes = nodes
-        edge = ClockReading(published.snapshot.now_s, published.snapshot.wall_at)
+        clock = ClockReading(published.snapshot.now_s, published.snapshot.wall_at)
         changed = []
         for id_, node in nodes.items():
             if before.get(id_) is node:
                 continue
             was = self._lives.get(id_)
-            now = _advance_life(was or _new_life(node), node, edge, published)
+            now = _advance_life(was or _new_life(node), node, clock, published)
             if now != was:
                 self._lives[id_] = now
                 changed.append((was, now))
         for id_, node in before.items():
             if id_ not in nodes and (ended := self._lives.pop(id_, None)) is not None:
-                changed.append((ended, self._end(ended, node, edge)))
+                changed.append((ended, self._end(ended, node, clock)))
         return tuple(changed)
 
-    def _end(self, life: NodeLife, node: Node, edge: ClockReading) -> NodeLife:
+    def _end(self, life: NodeLife, node: Node, clock: ClockReading) -> NodeLife:
         why = node.retiring.code if node.retiring is not None else ""
         failure = self._failures.pop(life.launch, "")
         outcome = life.outcome or (f"create_{failure}" if failure else why or _boot_outcome(node))
-        return replace(life, ended_at=edge.wall_at, outcome=outcome, why=why or "gone")
+        return replace(life, ended_at=clock.wall_at, outcome=outcome, why=why or "gone")
 
 
 def _boot_outcome(node: Node) -> str:
@@ -88,18 +88,18 @@ def _new_life(node: Node) -> NodeLife:
     return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.adopted)
 
 
-def _advance_life(life: NodeLife, node: Node, edge: ClockReading, published: Publication) -> NodeLife:
+def _advance_life(life: NodeLife, node: Node, clock: ClockReading, published: Publication) -> NodeLife:
     up = node.cloud is not None and node.cloud.state is CloudState.RUNNING
     joined = node.state in JOINED_STATES
     first_job = node.state is NodeState.BUSY
     tariff = billing.tariff_of(node.launch, published.policy)
-    lived_s = billing.age_s(node, edge.now_s)
+    lived_s = billing.age_s(node, clock.now_s)
     cost = float(billing.cost(tariff, lived_s)) if tariff is not None and node.cloud is not None else 0.0
     return replace(
         life,
-        up_at=life.up_at or (edge.wall_at if up or joined else None),
-        joined_at=life.joined_at or (edge.to_wall(node.since_s) if joined else None),
-        first_job_at=life.first_job_at or (edge.to_wall(node.since_s) if first_job else None),
+        up_at=life.up_at or (clock.wall_at if up or joined else None),
+        joined_at=life.joined_at or (clock.to_wall(node.since_s) if joined else None),
+        first_job_at=life.first_job_at or (clock.to_wall(node.since_s) if first_job else None),
         outcome=life.outcome or ("joined" if joined else ""),
         cost=max(life.cost, cost),
     )

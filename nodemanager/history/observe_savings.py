@@ -94,11 +94,13 @@ class SavingsTracker:
         if not self._waits and self._span_s < REPORT_EVERY_S:
             return None
         hour = int(snapshot.wall_at // HOUR_S)
-        told = ObserveSavings(hour, self._span_s, self._cost, self._cost_advised, self._busy_touched, self._waits)
+        savings = ObserveSavings(
+            hour, self._span_s, self._cost, self._cost_advised, self._busy_touched, self._waits
+        )
         self._span_s = self._cost = self._cost_advised = 0.0
         self._busy_touched = 0
         self._waits = {}
-        return told
+        return savings
 
     # --- cost ---
 

@@ -1,6 +1,7 @@
-"""Who is let in: the join service's decisions, without its network.
+"""Decides which nodes may join. This is the join service without its network.
 
-One object, one thread. Time, roster and ledger are given to it, so that the simulator runs it unchanged.
+It serves one thread. Its clock, roster and ticket store are arguments, so the simulator can run it unchanged. The
+protocol is in doc/joining.md.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from nodemanager.join.rate_limits import TokenBuckets, parse_address
 from nodemanager.join.ticket_store import TicketStore, TicketStoreError, decode_hardware, encode_hardware
 from nodemanager.join.tickets import SiteKey
 
-REPORTS_PER_S = 0.2  # of one launch
+REPORTS_PER_S = 0.2  # for each launch
 REPORTS_BURST = 20
 RETRY_S = 5.0
-SILENT_RENEWALS = 2.5  # a node that has missed so many is taken to have ended
-SILENT_MAX_S = 120.0  # at the most, however seldom a site has its nodes renew
+SILENT_RENEWALS = 2.5  # a client that misses this many renewals counts as ended
+SILENT_MAX_S = 120.0  # upper limit of that time, if a site's nodes renew rarely
 
 
 class RefusalCode(StrEnum):
-    """Why a request is not granted; ``doc/joining.md`` says what a client does about each."""
+    """Why the service refuses a request. ``doc/joining.md`` says what a client does about each code."""
 
     MALFORMED = "malformed"
-    WRONG = "wrong"  # the ticket or the key is not the launch's
-    EXPIRED = "expired"  # the ticket is no longer taken
+    WRONG = "wrong"  # the ticket or the key does not belong to the launch
+    EXPIRED = "expired"  # the ticket has expired
     USED = "used"  # the ticket was redeemed with another nonce
-    NOT_CURRENT = "not_current"  # the launch holds no slot, or not yet as far as the service has heard
-    IN_USE = "in_use"  # another process of this launch was heard of just now
-    WRONG_SOURCE = "wrong_source"  # the request comes from none of the node's addresses
+    NOT_CURRENT = "not_current"  # the launch holds no slot, or the service does not know of it yet
+    IN_USE = "in_use"  # another process with this lease key made a request just now
+    WRONG_SOURCE = "wrong_source"  # the request came from none of the node's addresses
     TOO_LARGE = "too_large"
     TOO_MANY = "too_many"
     TOO_SLOW = "too_slow"
@@ -48,20 +49,22 @@ class RefusalCode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """``launch`` is set only where who asked has proven to know its secret."""
+    """A refused request. ``launch`` is set only if the client has proven that it knows the launch's secret."""
 
     code: RefusalCode
     launch: LaunchId | None = None
     retry_after_s: float = 0.0
-    why: str = ""  # for the log alone
+    why: str = ""  # for the log only; the client never sees it
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
+    """A granted request, with the body of the answer."""
+
     launch: LaunchId
     entry: RosterEntry
     body: Mapping[str, Any] = field(repr=False)
-    alarm: str = ""  # what an operator should look at all the same
+    alarm: str = ""  # a problem that an operator should look at, although the request is granted
 
 
 Answer = Granted | Refusal
@@ -69,7 +72,7 @@ Answer = Granted | Refusal
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """What the site wants of the service, and has it tell the nodes."""
+    """The site's settings for the service, and the values that it passes on to nodes."""
 
     head_host: str
     head_address: str
@@ -81,7 +84,7 @@ class AdmissionRules:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A roster, and what is made of it once for all requests."""
+    """A roster, and values that are computed from it once for all requests."""
 
     roster: Roster
     entries: Mapping[LaunchId, RosterEntry]
@@ -90,7 +93,10 @@ class _View:
 
 
 class JoinAdmission:
-    """Redeem, fetch, renew, report. Nothing it raises, returns or says holds a secret but ``Granted.body``."""
+    """Answers the four requests of the protocol: redeem, fetch, renew, report.
+
+    Only ``Granted.body`` contains secrets. Exceptions, refusals and reports contain none.
+    """
 
     def __init__(
         self,
@@ -98,21 +104,24 @@ class JoinAdmission:
         rules: AdmissionRules,
         roster: RosterSource,
         material: Callable[[], Material],
-        ledger: TicketStore,
+        store: TicketStore,
         wall_at: Callable[[], float],
     ) -> None:
         self._key = key
         self._rules = rules
         self._roster = roster
         self._material = material
-        self._store = ledger
+        self._store = store
         self._wall_at = wall_at
         self._reports = TokenBuckets(REPORTS_PER_S, REPORTS_BURST)
         self._holders = LeaseHolders(min(SILENT_MAX_S, SILENT_RENEWALS * rules.renew_s))
         self._view = _make_view((), rules)
 
     def redeem(self, launch: LaunchId, ticket: str, nonce: str, source: str, instance: str = "") -> Answer:
-        """A ticket for all that a node needs. The same nonce gets the same; another is a replay."""
+        """Exchange a ticket for a lease key and the start data of a broker.
+
+        The same nonce gets the same answer again. Another nonce is a replay, and raises an alarm.
+        """
         if not tickets.equal_secrets(ticket, self._key.ticket(launch)):
             return Refusal(RefusalCode.WRONG)
         try:
@@ -127,12 +136,12 @@ class JoinAdmission:
             return Refusal(RefusalCode.NOT_CURRENT, launch)
         if not self._may_come_from(source, entry):
             return Refusal(RefusalCode.WRONG_SOURCE, launch, why=f"from {source}, not {', '.join(entry.addresses)}")
-        user = self._store.nonce_hash_of(launch)
+        used_with = self._store.nonce_hash_of(launch)
         in_time = self._wall_at() < entry.redeemable_until_at
-        material = self._material()  # what cannot be given must not use up a ticket
-        if user is None and in_time:
-            user = self._store.mark_used(launch, nonce_hash, source, self._wall_at())
-        if user is not None and user != nonce_hash:
+        material = self._material()  # read it first: if that fails, the ticket must stay unused
+        if used_with is None and in_time:
+            used_with = self._store.mark_used(launch, nonce_hash, source, self._wall_at())
+        if used_with is not None and used_with != nonce_hash:
             self._keep_report(launch, JoinPhase.REPLAYED, f"its ticket was shown again by {source}")
             return Refusal(RefusalCode.USED, launch, why=f"from {source}")
         if not in_time:
@@ -141,33 +150,39 @@ class JoinAdmission:
         if not holds:
             return _in_use_refusal(launch, source)
         self._keep_report(launch, JoinPhase.REDEEMED, f"by {source}")
-        given = self._broker_body(entry, view, silence_s, material)
-        return Granted(launch, entry, {**given, "lease_key": self._key.lease_key(launch, nonce_hash)}, alarm)
+        body = {
+            **self._start_data(entry, view, silence_s, material),
+            "lease_key": self._key.lease_key(launch, nonce_hash),
+        }
+        return Granted(launch, entry, body, alarm)
 
     def fetch(self, launch: LaunchId, key: str, source: str, instance: str = "") -> Answer:
-        """All that a node needs, anew: asked before each start of a broker, of which a launch has one."""
-        answer = self._answer_leaseholder(launch, key, self._broker_body)
+        """Return the current start data. A client asks for it before each start of its broker.
+
+        Refused while another process of the launch is active: a launch may run only one broker.
+        """
+        answer = self._answer_leaseholder(launch, key, self._start_data)
         if isinstance(answer, Refusal):
             return answer
         holds, alarm = self._note_process(launch, instance, source)
         return replace(answer, alarm=alarm) if holds else _in_use_refusal(launch, source)
 
     def renew(self, launch: LaunchId, key: str, hosts_digest: str, source: str, instance: str = "") -> Answer:
-        """Whether the lease still stands, whether a manager lives, and the addresses if they have changed."""
+        """Return the status: of the lease, of the manager, and of the hosts if they have changed."""
 
-        def say(entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
-            said = self._lease_body(entry, view, silence_s, material)
-            if said["hosts_digest"] == hosts_digest:
-                del said["hosts"]
-            return said
+        def status_of(entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
+            status = self._status(entry, view, silence_s, material)
+            if status["hosts_digest"] == hosts_digest:
+                del status["hosts"]
+            return status
 
-        answer = self._answer_leaseholder(launch, key, say)
+        answer = self._answer_leaseholder(launch, key, status_of)
         if isinstance(answer, Refusal):
             return answer
         return replace(answer, alarm=self._note_process(launch, instance, source)[1])
 
     def report(self, launch: LaunchId, key: str, phase: JoinPhase, detail: str, source: str) -> Answer:
-        """Keep what a node says of itself for the manager."""
+        """Store a node's report about itself for the manager."""
         del source
         answer = self._answer_leaseholder(launch, key, lambda *_: {})
         if isinstance(answer, Refusal):
@@ -186,34 +201,35 @@ class JoinAdmission:
         return answer
 
     def forget_older_than(self, age_s: float) -> None:
-        """Forget launches that are long gone. Raises ``LedgerError``, ``RosterUnreadableError``."""
+        """Forget launches that ended long ago. Raises ``TicketStoreError``, ``RosterUnreadableError``."""
         roster, _ = self._roster.current()
         self._store.forget([entry.launch for entry in roster], self._wall_at() - age_s)
 
-    # --- how ---
+    # --- parts of an answer ---
 
     def _answer_leaseholder(
         self,
         launch: LaunchId,
         key: str,
-        answer: Callable[[RosterEntry, _View, float, Material], dict[str, Any]],
+        body_of: Callable[[RosterEntry, _View, float, Material], dict[str, Any]],
     ) -> Answer:
+        """Check the lease key and the roster. If both are right, grant the request with ``body_of``'s result."""
         try:
-            user = self._store.nonce_hash_of(launch)
-            # Who never redeemed anything is told what one with a wrong key is told.
-            if not tickets.equal_secrets(key, self._key.lease_key(launch, user or "")) or user is None:
+            used_with = self._store.nonce_hash_of(launch)
+            # An unused ticket and a wrong key get the same answer, so that a client cannot tell them apart.
+            if not tickets.equal_secrets(key, self._key.lease_key(launch, used_with or "")) or used_with is None:
                 return Refusal(RefusalCode.WRONG)
             view, silence_s = self._current_view()
             entry = view.entries.get(launch)
             if entry is None:
                 return Refusal(RefusalCode.NOT_CURRENT, launch)
-            return Granted(launch, entry, answer(entry, view, silence_s, self._material()))
+            return Granted(launch, entry, body_of(entry, view, silence_s, self._material()))
         except (TicketStoreError, RosterUnreadableError, MaterialError) as error:
             return Refusal(RefusalCode.UNAVAILABLE, retry_after_s=RETRY_S, why=str(error))
 
-    def _broker_body(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
+    def _start_data(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
         return {
-            **self._lease_body(entry, view, silence_s, material),
+            **self._status(entry, view, silence_s, material),
             "slot": entry.slot,
             "cluster": self._rules.cluster,
             "flux_version": material.flux_version,
@@ -223,7 +239,7 @@ class JoinAdmission:
             "command": broker_command(entry.slot),
         }
 
-    def _lease_body(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
+    def _status(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
         return {
             "may_start": entry.may_start,
             "online": entry.online,
@@ -236,17 +252,17 @@ class JoinAdmission:
         }
 
     def _note_process(self, launch: LaunchId, instance: str, source: str) -> tuple[bool, str]:
-        """Whether this process may start a broker, and what is to be said of it."""
-        heard = self._holders.note_request(launch, instance, self._wall_at())
-        if not heard.is_second:
-            return heard.holds, ""
-        alarm = f"its lease key is used by two processes at once, one of them from {source}: was its disk copied?"
-        with suppress(TicketStoreError):  # an alarm that cannot be kept is in our own log
+        """Note a client's request. Return whether this client may start a broker, and an alarm or ""."""
+        check = self._holders.note_request(launch, instance, self._wall_at())
+        if not check.is_second:
+            return check.holds, ""
+        alarm = f"two processes at once use its lease key, one of them from {source}: was its disk copied?"
+        with suppress(TicketStoreError):  # the service's own log still has the alarm
             self._keep_report(launch, JoinPhase.REPLAYED, alarm)
-        return heard.holds, alarm
+        return check.holds, alarm
 
     def _current_view(self) -> tuple[_View, float]:
-        """The roster as it is asked for, made anew only where the roster is another."""
+        """Return the current roster's view, rebuilt only if the roster changed, and the manager's silence."""
         roster, silence_s = self._roster.current()
         if roster is not self._view.roster:
             self._view = _make_view(roster, self._rules)
@@ -264,11 +280,11 @@ class JoinAdmission:
 
 
 def _in_use_refusal(launch: LaunchId, source: str) -> Refusal:
-    return Refusal(RefusalCode.IN_USE, launch, RETRY_S, f"{source} asks, and another was heard of just now")
+    return Refusal(RefusalCode.IN_USE, launch, RETRY_S, f"{source} asks, and another process did just now")
 
 
 def broker_command(slot: str) -> list[str]:
-    """A node's broker. What stands in braces is for the node to fill in: its flux, its folders."""
+    """Return the command line of a node's broker. The node replaces the words in braces by its own paths."""
     return [
         "{flux}",
         "broker",
@@ -287,14 +303,14 @@ def _make_view(roster: Roster, rules: AdmissionRules) -> _View:
 
 
 def _hosts(roster: Roster, rules: AdmissionRules) -> dict[str, str]:
-    """Each name with its address: the leader's, and every slot's whose node the provider shows."""
-    found = {rules.head_host: rules.head_address}
-    found |= {entry.slot: address for entry in roster if (address := _reachable_address(entry.addresses))}
-    return {name: address for name, address in found.items() if parse_address(address) is not None}
+    """Return names with their addresses: the leader, and every slot whose node has an address at the provider."""
+    addresses = {rules.head_host: rules.head_address}
+    addresses |= {entry.slot: address for entry in roster if (address := _reachable_address(entry.addresses))}
+    return {name: address for name, address in addresses.items() if parse_address(address) is not None}
 
 
 def _reachable_address(addresses: tuple[str, ...]) -> str:
-    """The address by which other nodes reach a node: a private one where it has any."""
+    """Return the address at which other nodes reach a node: a private one if it has any; "" if it has none."""
     private = (text for text in addresses if (address := parse_address(text)) is not None and address.is_private)
     return next(private, next(iter(addresses), ""))
 

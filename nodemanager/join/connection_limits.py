@@ -1,7 +1,8 @@
-"""The door of the join service: how many connections it has, of whom and for how long, from before TLS on.
+"""Limits the join service's connections: their number, their number per source, and their duration.
 
-A connection costs whoever opens it nothing, and us a file: so they are counted as they are accepted. What is beyond
-the bounds is cut without an answer. A client takes that for a service that cannot be reached, and tries again.
+Opening a connection costs a client nothing, but it costs the service an open file. So connections are counted when
+they are accepted, before TLS begins. A connection beyond a limit is cut without an answer. The client then treats
+the service as unreachable and tries again.
 """
 
 from __future__ import annotations
@@ -17,44 +18,49 @@ from typing import cast
 
 from nodemanager.join.rate_limits import network_of
 
-BACKLOG = 128  # connections accepted at one go, before any of them is counted
-FILES_SPARE = BACKLOG + 64  # those, and what the service itself has open
-CLOSE_WITHIN_S = 3.0  # what the other side gets to agree to the end of TLS
+BACKLOG = 128  # connections that may be accepted at once, before any of them is counted
+FILES_SPARE = BACKLOG + 64  # the backlog, and the service's own open files
+CLOSE_WITHIN_S = 3.0  # how long a client has to confirm the end of TLS
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """``headers_s``: within what a request's headers come, after TLS and after each answer."""
+    """Limits on connections.
+
+    ``headers_s`` is the time for a request's headers to arrive, counted from the end of the handshake or from the
+    previous answer.
+    """
 
     connections_max: int = 2000
     per_source_max: int = 128
     handshake_s: float = 10.0
     headers_s: float = 10.0
-    lifetime_s: float = 60.0  # of a connection, whatever it does
+    lifetime_s: float = 60.0  # of any connection, busy or not
 
 
 def allowed_connections(wanted: int) -> int:
-    """As many as the process may have files for, of which it asks for as many as it needs."""
+    """Return how many connections the limit of open files allows, after raising that limit as far as possible."""
     files = wanted + FILES_SPARE
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY != soft < files:
-        most = files if hard == resource.RLIM_INFINITY else min(files, hard)
+        new_soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
         with suppress(OSError, ValueError):  # a sandbox may forbid it
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (new_soft, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - FILES_SPARE))
 
 
 class SecuredProtocol(asyncio.Protocol):
-    """What a connection becomes once it is secured. It calls ``left`` when it is lost."""
+    """The protocol of a connection after its TLS handshake. It calls ``on_lost`` when the connection is lost."""
 
     on_lost: Callable[[], None]
 
 
 class ConnectionGate:
-    """Makes the protocol of each connection, for ``asyncio``'s ``create_server`` without TLS.
+    """Creates the protocol of each new connection. Pass it to ``asyncio``'s ``create_server`` without TLS.
 
-    ``is_too_fast`` is asked of each by its source; ``inside`` makes what it becomes. One event loop's.
+    ``is_too_fast`` tells whether a source opens connections too fast. ``make_secured`` creates the protocol for a
+    connection whose handshake is done. A gate serves one event loop.
     """
 
     def __init__(
@@ -62,11 +68,11 @@ class ConnectionGate:
         context: ssl.SSLContext,
         bounds: ConnectionBounds,
         is_too_fast: Callable[[str], bool],
-        inside: Callable[[], SecuredProtocol],
+        make_secured: Callable[[], SecuredProtocol],
     ) -> None:
         self.context = context
         self.bounds = bounds
-        self.make_secured = inside
+        self.make_secured = make_secured
         self.tasks: set[asyncio.Task[None]] = set()
         self._is_too_fast = is_too_fast
         self._open_by_source: Counter[str] = Counter()
@@ -75,6 +81,7 @@ class ConnectionGate:
         return _PendingConnection(self)
 
     def admit(self, source: str) -> bool:
+        """Count a connection of this source and return True, or return False if a limit is reached."""
         is_full = self._open_by_source.total() >= self.bounds.connections_max
         if is_full or self._open_by_source[source] >= self.bounds.per_source_max or self._is_too_fast(source):
             return False
@@ -82,13 +89,14 @@ class ConnectionGate:
         return True
 
     def release(self, source: str) -> None:
+        """Stop counting a connection of this source."""
         self._open_by_source[source] -= 1
         if not self._open_by_source[source]:
             del self._open_by_source[source]
 
 
 class _PendingConnection(asyncio.Protocol):
-    """One connection, until it is secured. What it sends at once with its handshake is kept for what comes next."""
+    """A connection until its handshake is done. It keeps early data for the protocol that follows."""
 
     def __init__(self, gate: ConnectionGate) -> None:
         self._gate = gate
@@ -103,7 +111,7 @@ class _PendingConnection(asyncio.Protocol):
             plain.abort()
             return
         self._source = source
-        plain.pause_reading()  # until TLS reads
+        plain.pause_reading()  # until TLS starts to read
         loop = asyncio.get_running_loop()
         self._end = loop.call_later(self._gate.bounds.lifetime_s, plain.abort)
         task = loop.create_task(self._secure(plain))
@@ -120,17 +128,17 @@ class _PendingConnection(asyncio.Protocol):
                 ssl_handshake_timeout=self._gate.bounds.handshake_s,
                 ssl_shutdown_timeout=CLOSE_WITHIN_S,
             )
-        except OSError:  # ssl.SSLError is one
+        except OSError:  # includes ssl.SSLError
             self._release()
             return
-        if secured is None or self._source is None:  # it has gone meanwhile
+        if secured is None or self._source is None:  # the connection was lost during the handshake
             return
-        inside = self._gate.make_secured()
-        inside.on_lost = self._release
-        secured.set_protocol(inside)
-        inside.connection_made(secured)
+        protocol = self._gate.make_secured()
+        protocol.on_lost = self._release
+        secured.set_protocol(protocol)
+        protocol.connection_made(secured)
         if self._early:
-            inside.data_received(self._early)
+            protocol.data_received(self._early)
 
     def data_received(self, data: bytes) -> None:
         self._early += data
@@ -140,7 +148,7 @@ class _PendingConnection(asyncio.Protocol):
         self._release()
 
     def _release(self) -> None:
-        """Once, whoever says it first."""
+        """Release the connection once. Later calls do nothing."""
         if self._source is not None:
             self._end.cancel()
             source, self._source = self._source, None

@@ -1,9 +1,9 @@
-"""What the manager and the join service leave for each other, as files in one folder that only their user reads.
+"""The files through which the manager and the join service exchange data. Only their user can read the folder.
 
-    roster.json      written by the manager, replaced whole: who holds a slot, and that a manager lives
-    ledger.sqlite    written by the service, read by the manager: what nodes reported
+    roster.json      the manager replaces it as a whole: which launches hold slots, and a sign of life
+    ledger.sqlite    the service writes it, and the manager reads the nodes' reports from it
 
-Neither waits for the other. The service goes on with the last roster while there is no manager.
+Neither process waits for the other. If there is no manager, the service continues with the last roster.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _VERSION = 1
 
 
 class RosterUnreadableError(Exception):
-    """There is no roster, or none that can be read."""
+    """The roster is missing or unreadable."""
 
 
 class ExchangePaths:
-    """Where the files of one site are."""
+    """The paths of the exchanged files in ``material_dir``."""
 
     def __init__(self, material_dir: Path) -> None:
         self.roster = material_dir / "roster.json"
@@ -38,15 +38,16 @@ class ExchangePaths:
 
 
 class FileExchange:
-    """``JoinPort`` over those files: the manager's side."""
+    """``JoinPort`` over the exchanged files, for the manager."""
 
-    def __init__(self, folder: ExchangePaths) -> None:
-        self._paths = folder
+    def __init__(self, paths: ExchangePaths) -> None:
+        self._paths = paths
         self._store_mark = 0
         self._read_until = 0
         self._log: Any = structlog.get_logger()
 
     def post(self, roster: Roster, wall_at: float) -> None:
+        """Replace the roster's file. Raises :class:`JoinError`."""
         path = self._paths.roster
         draft = path.with_name(f".{path.name}.new")
         try:
@@ -57,23 +58,25 @@ class FileExchange:
             raise JoinError(f"{path} cannot be written: {error.strerror}") from error
 
     def reports(self) -> tuple[JoinFact, ...]:
+        """Return the reports since the last call, oldest first. Raises :class:`JoinError`."""
         pages: list[ReportPage] = []
-        ledger, read_until = self._store_mark, self._read_until
+        store_mark, read_until = self._store_mark, self._read_until
         try:
-            while page := read_page(self._paths.ledger, ledger, read_until):
+            while page := read_page(self._paths.ledger, store_mark, read_until):
                 pages.append(page)
-                ledger, read_until = page.store_mark, page.last_id
+                store_mark, read_until = page.store_mark, page.last_id
                 if page.is_last:
                     break
         except TicketStoreError as error:
             raise JoinError(str(error)) from error
-        self._store_mark, self._read_until = ledger, read_until
+        self._store_mark, self._read_until = store_mark, read_until
         for why in (why for page in pages for why in page.unreadable):
             self._log.error("report_unreadable", why=why)
         return tuple(fact for page in pages for fact in page.facts)
 
 
 def encode_roster(roster: Roster, wall_at: float) -> str:
+    """Return the roster as JSON. ``wall_at`` is the time of writing."""
     entries = [
         [entry.launch, entry.slot, entry.redeemable_until_at, entry.may_start, entry.online, entry.addresses]
         for entry in roster
@@ -82,33 +85,36 @@ def encode_roster(roster: Roster, wall_at: float) -> str:
 
 
 def decode_roster(text: str) -> tuple[Roster, float]:
-    """The roster, and when it was written. Raises ``ValueError``."""
-    read: Any = json.loads(text)
+    """Return the roster and the time of writing. Raises ``ValueError``."""
+    document: Any = json.loads(text)
     try:
-        if read["version"] != _VERSION:
-            raise ValueError(f"version {_VERSION} is needed")
+        if document["version"] != _VERSION:
+            raise ValueError(f"its version is not {_VERSION}")
         entries = tuple(
             RosterEntry(LaunchId(launch), SlotName(slot), float(until_at), may_start, online, tuple(addresses))
-            for launch, slot, until_at, may_start, online, addresses in read["entries"]
+            for launch, slot, until_at, may_start, online, addresses in document["entries"]
         )
-        return entries, float(read["written_at"])
+        return entries, float(document["written_at"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"it is not what a manager writes ({type(error).__name__})") from error
+        raise ValueError(f"it is not as a manager writes it ({type(error).__name__})") from error
 
 
 class RosterSource(Protocol):
-    """The service's side: the roster as it stands, and the age of the manager's last sign of life."""
+    """Supplies the roster to the service."""
 
     def current(self) -> tuple[Roster, float]:
-        """Raises :class:`RosterUnreadableError`."""
+        """Return the current roster, and the seconds since the manager's last sign of life.
+
+        Raises :class:`RosterUnreadableError`.
+        """
         ...
 
 
 class RosterFile:
-    """Reads the file again whenever it was replaced.
+    """Reads the roster's file, again whenever it was replaced.
 
-    The age counts on a clock that does not jump, from the moment a new roster was first seen; only of a roster that
-    was there before us is it reckoned from when it says it was written.
+    The manager's silence counts from the first sight of a new roster, on the monotonic clock. Only the first roster
+    after the start may be older than its first sight, so its silence counts from its time of writing.
     """
 
     def __init__(self, path: Path, monotonic_s: Callable[[], float], wall_at: Callable[[], float]) -> None:
@@ -120,13 +126,14 @@ class RosterFile:
         self._heartbeat_s = 0.0
 
     def current(self) -> tuple[Roster, float]:
+        """Return the roster and the manager's silence. Raises :class:`RosterUnreadableError`."""
         try:
             status = self._path.stat()
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp != self._stamp:
                 self._load(stamp)
         except (OSError, ValueError) as error:
-            raise RosterUnreadableError(f"{self._path}: {error}; does a manager run?") from error
+            raise RosterUnreadableError(f"{self._path}: {error}; is a manager running?") from error
         return self._roster, self._monotonic_s() - self._heartbeat_s
 
     def _load(self, stamp: tuple[int, int]) -> None:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""flux-node-join: brings this machine into a Flux instance as one of its slots, and keeps it there.
+"""flux-node-join: joins this machine to a Flux instance as one of its slots, and keeps it joined.
 
-It shows its ticket to the join service, is given what a broker needs, starts the broker, and starts it again
-whenever that ends, as long as the service says that the slot is still this node's. When no manager has been heard
-of for too long, and no job runs here, it ends the machine. The protocol is in doc/joining.md.
+The client sends its ticket to the join service, receives a broker's start data, and starts the broker. When the
+broker ends, the client starts it again, as long as the service says that the slot belongs to this node. If the
+manager has been silent for too long, and no job runs here, the client powers the machine off. The protocol is in
+doc/joining.md.
 
-One file, nothing but Python's standard library, Python 3.8 or later. Settings come from the environment
-(FLUX_NODE_JOIN_*) at the first start, and from join.json in the node's folder later.
+The client is one file. It needs Python 3.8 or later and only the standard library. At the first start it reads its
+settings from the environment (FLUX_NODE_JOIN_*), later from join.json in the node's folder.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ CALL_TIMEOUT_S = 10.0
 ANSWER_MAX_BYTES = 4 * 1024 * 1024
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
-STEADY_S = 60.0  # a broker that ran so long was well: the next start is soon
-BROKER_STOP_S = 5.0  # what a broker gets to leave in good order; one whose leader died does not heed SIGTERM
+STEADY_S = 60.0  # after a broker has run this long, the pauses between starts begin at the shortest again
+BROKER_STOP_S = 5.0  # time for a broker to stop cleanly; it ignores SIGTERM if its leader has died
 DRAIN_TIMEOUT_S = 5.0
 STEP_MAX_S = 1.0
-SHELL_EMPTY_MAX_S = 300.0  # a job's shell without a task for so long has none any more, and waits for a dead rank 0
+SHELL_EMPTY_MAX_S = 300.0  # a job shell that has had no task for this long is waiting for a dead rank 0
 LOG_TAIL_MAX_BYTES = 1500
 REPORTS_MAX = 20
-NOTICE_EVERY_S = 5.0  # how often the provider is asked whether it takes this node back; EC2 gives two minutes
+NOTICE_EVERY_S = 5.0  # how often to ask whether the provider reclaims this node; EC2 gives two minutes' notice
 NOTICE_TIMEOUT_S = 1.0
 METADATA_SERVICE = "http://169.254.169.254"
 HOSTS_BEGIN = "# flux-node-join: begin"
@@ -49,28 +50,28 @@ HOSTS_END = "# flux-node-join: end"
 
 EXIT_SETTINGS = 78
 
-# What a refusal means that no further try will change: the ticket is not, or no longer, worth anything here.
+# Refusals of a ticket that no further try can change.
 FINAL_REFUSALS = ("wrong", "expired", "used", "malformed", "too_large")
 
 
 class JoinRefused(Exception):
-    """The service answered, and did not grant it. ``code`` is its word."""
+    """The service refused a request. ``code`` is its error code."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)
         self.code = code
 
 
-class ServiceUnreachable(Exception):
-    """No address of the service gave an answer."""
+class JoinUnreachable(Exception):
+    """No address of the service answered."""
 
 
 class CannotJoin(Exception):
-    """This machine cannot join as it is; the text says why, for whoever made its image."""
+    """This machine cannot join. The text tells the image's author why."""
 
 
 class ClientSettings:
-    """What the user-data said."""
+    """The settings from the user-data."""
 
     def __init__(self, values: Dict[str, str]) -> None:
         self.values = values
@@ -85,19 +86,19 @@ class ClientSettings:
         self.flux = values.get("FLUX") or "flux"
         self.user = values.get("USER") or ""
         self.systemd = values.get("SYSTEMD") == "yes"
-        self.notice = values.get("NOTICE") or ""  # whose metadata tell that this node is taken back; "" is nobody's
+        self.notice = values.get("NOTICE") or ""  # the provider whose metadata service announces a reclaim, or ""
         self.metadata = values.get("METADATA") or METADATA_SERVICE
-        self.machine = parse_marks(values.get("MACHINE") or "")  # on which the settings were kept; {} is not known
+        self.machine = parse_marks(values.get("MACHINE") or "")  # the machine that saved the settings; {}: unknown
         self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
 
 
-# --- what is decided --------------------------------------------------------------------------------------
+# --- decisions --------------------------------------------------------------------------------------------
 
 
 class JoinClient:
-    """A node's way into the instance and through its life there, a step at a time.
+    """Decides, step by step, how a node joins the instance, stays joined, and ends.
 
-    ``machine`` is all that it touches. A step never waits: it gives the seconds until the next is due, or None when
+    It acts only through ``machine``. A step never waits. It returns the seconds until the next step, or None when
     the node has ended.
     """
 
@@ -106,38 +107,36 @@ class JoinClient:
         self.launch = launch
         self.ticket = ticket
         self.silence_max_s = silence_max_s
-        self.instance = machine.instance()  # this process: the service lets one at a time start a broker
-        kept = machine.load()
-        self.nonce = str(kept.get("nonce") or "")
-        self.lease_key = str(kept.get("lease_key") or "")
+        self.instance = machine.instance()  # names this process: the service lets only one start a broker
+        saved = machine.load()
+        self.nonce = str(saved.get("nonce") or "")
+        self.lease_key = str(saved.get("lease_key") or "")
         now_s = machine.now_s()
-        # Whoever made this node was alive just now.
+        # The manager that created this node was alive just now.
         self.manager_heard_s = now_s
-        self.lease_missing_s: Optional[float] = None  # since when the service has not known our launch
+        self.lease_missing_s: Optional[float] = None  # since when the service has not known this launch
         self.orphan_grace_s = silence_max_s
         self.renew_s = 10.0
         self.call_due_s = now_s
         self.call_pause_s = RETRY_FIRST_S
         self.start_due_s = now_s
         self.start_pause_s = RETRY_FIRST_S
-        self.started_s: Optional[float] = None  # when the broker that runs was started
-        self.broker_material: Dict[
-            str, Any
-        ] = {}  # what a broker may be started with; {} until it was asked for anew
-        self.running_digest = ""  # the digest of what the running broker was started with
+        self.started_s: Optional[float] = None  # when the running broker was started
+        self.start_data: Dict[str, Any] = {}  # fresh data for starting a broker; {} until it is fetched
+        self.running_digest = ""  # the digest of the material that the running broker was started with
         self.hosts_digest = ""
         self.notice_due_s = now_s
-        self.reclaimed = ""  # the provider is about to take this node back; its words
+        self.reclaimed = ""  # the provider's notice that it will reclaim this node
         self.why_cannot_join = ""  # why this machine will never join
-        # First of all what this machine really has: the manager compares it with what the slot declares.
+        # The first report is the machine's hardware. The manager compares it with the slot's declaration.
         measured = machine.measured()
         self.reports: List[Tuple[str, str]] = [("measured", json.dumps(measured))] if measured else []
         self.ended = False
         if machine.is_a_copy():
-            self._give_up("this disk is a copy of another machine's, whose place this one does not take")
+            self._give_up("this disk is a copy of another node's disk, and this machine must not act as that node")
 
     def step(self) -> Optional[float]:
-        """Do what is due now."""
+        """Do everything that is due now. Return the seconds until the next step, None when the node has ended."""
         now_s = self.machine.now_s()
         self._check_broker(now_s)
         if self._should_end(now_s):
@@ -157,20 +156,20 @@ class JoinClient:
     def _call(self, now_s: float) -> None:
         try:
             self._exchange()
-        except ServiceUnreachable as error:
+        except JoinUnreachable as error:
             self.machine.log("the join service cannot be reached: {}".format(error))
             self._call_later(now_s)
         except JoinRefused as refusal:
             self._handle_refusal(refusal.code, now_s)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            # An answer of another protocol, or a disk that is full: neither is worth a job that runs here.
-            self.machine.log("this call came to nothing: {!r}".format(error))
+            # The answer is malformed or the disk is full. That must not harm a job that runs here.
+            self.machine.log("the call failed: {!r}".format(error))
             self._call_later(now_s)
         else:
             self.lease_missing_s = None
             self.call_pause_s = RETRY_FIRST_S
             now_s = self.machine.now_s()
-            # Not all at once: nodes that were made together would ask together for ever.
+            # Add jitter, or nodes created together would call together forever.
             self.call_due_s = now_s + self.renew_s * self.machine.uniform(0.8, 1.2)
             if self._waits_to_start() and now_s < self.start_due_s:
                 self.call_due_s = min(self.call_due_s, self.start_due_s)
@@ -179,8 +178,8 @@ class JoinClient:
         if not self.lease_key:
             self._redeem()
         elif self._waits_to_start() and self.machine.now_s() >= self.start_due_s:
-            # Just before each start: whose the slot is may have changed, and so may the certificate.
-            self._accept_material(self._ask("fetch", {"key": self.lease_key}))
+            # Fetch just before each start: the slot's node or the certificate may have changed.
+            self._accept_start_data(self._ask("fetch", {"key": self.lease_key}))
         else:
             self._renew()
         self._send_reports()
@@ -188,32 +187,32 @@ class JoinClient:
     def _redeem(self) -> None:
         if not self.nonce:
             self.nonce = self.machine.nonce()
-            self._save()  # before it is shown: whoever asks again after a crash must be known as the same
+            self._save()  # before sending it: after a crash the service must recognise this node
         answer = self._ask("redeem", {"ticket": self.ticket, "nonce": self.nonce})
         self.lease_key = str(answer["lease_key"])
         self._save()
-        self._accept_material(answer)
+        self._accept_start_data(answer)
 
     def _renew(self) -> None:
         answer = self._ask("renew", {"key": self.lease_key, "hosts_digest": self.hosts_digest})
-        self._accept_lease(answer)
-        old = self.running_digest and answer["material"] != self.running_digest
-        if old and not answer["online"] and not self.machine.job_runs():
-            # It began with what is no longer true (the certificate was changed), and waits for ever to be let in.
-            self._report("ended", "the broker was stopped: what it was started with has changed")
+        self._accept_status(answer)
+        is_outdated = self.running_digest and answer["material"] != self.running_digest
+        if is_outdated and not answer["online"] and not self.machine.job_runs():
+            # With the outdated material, such as a former certificate, this broker would wait forever to join.
+            self._report("ended", "the broker was stopped: its material, such as the certificate, has changed")
             self._stop_broker()
 
-    def _accept_material(self, answer: Dict[str, Any]) -> None:
-        self._accept_lease(answer)
+    def _accept_start_data(self, answer: Dict[str, Any]) -> None:
+        self._accept_status(answer)
         try:
             self.machine.check(answer)
         except CannotJoin as error:
             self.why_cannot_join = str(error)
             self._report("failed", self.why_cannot_join)
             return
-        self.broker_material = answer if answer["may_start"] else {}
+        self.start_data = answer if answer["may_start"] else {}
 
-    def _accept_lease(self, answer: Dict[str, Any]) -> None:
+    def _accept_status(self, answer: Dict[str, Any]) -> None:
         self.renew_s = max(0.05, float(answer["renew_s"]))
         self.orphan_grace_s = float(answer["orphan_grace_s"])
         self.manager_heard_s = max(
@@ -225,9 +224,9 @@ class JoinClient:
 
     def _handle_refusal(self, code: str, now_s: float) -> None:
         if code == "not_current" and self.lease_key:
-            # The lease has ended, or the record is being made anew. No broker is started meanwhile.
-            self.broker_material = {}
-            self.machine.log("the join service refuses: not_current; the slot is no longer this node's")
+            # The lease has ended, or the roster is being rebuilt. Start no broker meanwhile.
+            self.start_data = {}
+            self.machine.log("the join service refuses: not_current; the slot no longer belongs to this node")
             if self.lease_missing_s is None:
                 self.lease_missing_s = now_s
         elif code in FINAL_REFUSALS and not self.lease_key:
@@ -238,7 +237,7 @@ class JoinClient:
         self._call_later(now_s)
 
     def _give_up(self, why: str) -> None:
-        """Ask for nothing more. This node ends once it has heard of no manager for long enough."""
+        """Send no more requests. The node ends after the maximum silence of the manager."""
         self.why_cannot_join = why
         self.machine.log(why + "; this node does not join")
         self.call_due_s = self.machine.now_s() + 10 * 365 * 86400.0
@@ -253,7 +252,7 @@ class JoinClient:
         self.call_due_s = min(self.call_due_s, self.machine.now_s())
 
     def _send_reports(self) -> None:
-        """In their order, each once it was taken. What the service does not want is not worth another try."""
+        """Send the reports in order. Keep a report if the service is busy. Drop it if the service rejects it."""
         while self.reports:
             phase, detail = self.reports[0]
             try:
@@ -276,10 +275,10 @@ class JoinClient:
         return self.started_s is None and not self.why_cannot_join
 
     def _may_start(self, now_s: float) -> bool:
-        return bool(self.broker_material) and self._waits_to_start() and now_s >= self.start_due_s
+        return bool(self.start_data) and self._waits_to_start() and now_s >= self.start_due_s
 
     def _start(self, now_s: float) -> None:
-        given, self.broker_material = self.broker_material, {}
+        given, self.start_data = self.start_data, {}
         try:
             self.machine.start_broker(given)
         except CannotJoin as error:
@@ -288,14 +287,14 @@ class JoinClient:
             return
         except (KeyError, OSError) as error:
             self._note_broker_end(now_s)
-            self._report("ended", "the broker could not be started: {!r}".format(error))
+            self._report("ended", "the broker did not start: {!r}".format(error))
             return
         self.started_s = now_s
         self.running_digest = str(given["material"])
         self._report("started", "as {}".format(given["slot"]))
 
     def _check_broker(self, now_s: float) -> None:
-        """A broker ends when rank 0 goes away: it is started again for ever, each time a little later."""
+        """Note whether the broker has ended. It ends with rank 0, and is restarted forever with growing pauses."""
         if self.started_s is None:
             return
         status = self.machine.broker_status()
@@ -305,13 +304,13 @@ class JoinClient:
         self._report("ended", "the broker ended with {}\n{}".format(status, self.machine.broker_tail()))
 
     def _note_broker_end(self, now_s: float) -> None:
-        steady = self.started_s is not None and now_s - self.started_s >= STEADY_S
-        self.start_pause_s = RETRY_FIRST_S if steady else self.start_pause_s
+        was_steady = self.started_s is not None and now_s - self.started_s >= STEADY_S
+        self.start_pause_s = RETRY_FIRST_S if was_steady else self.start_pause_s
         self.start_due_s = now_s + self.start_pause_s * self.machine.uniform(0.5, 1.0)
         self.start_pause_s = min(RETRY_MAX_S, 2 * self.start_pause_s)
         self.started_s = None
         self.running_digest = ""
-        self.broker_material = {}
+        self.start_data = {}
         self.call_due_s = min(self.call_due_s, now_s)
 
     def _stop_broker(self) -> None:
@@ -319,7 +318,7 @@ class JoinClient:
         self._note_broker_end(self.machine.now_s())
 
     def _check_reclaim_notice(self, now_s: float) -> None:
-        """A spot node is told a little before it is taken back: the manager must know while there is time."""
+        """Report the provider's notice that it will reclaim this spot node, while there is time to drain it."""
         if self.reclaimed or now_s < self.notice_due_s:
             return
         self.notice_due_s = now_s + NOTICE_EVERY_S
@@ -334,59 +333,67 @@ class JoinClient:
         orphaned = self.lease_missing_s is not None and now_s - self.lease_missing_s >= self.orphan_grace_s
         if not (silent or orphaned) or self.machine.job_runs():
             return False
-        # Rank 0 may live and give us a job at this very moment: take none, then look again.
+        # If rank 0 is alive, it may assign a job at this very moment. So drain the rank first, then check again.
         self.machine.drain("flux-node-manager:" + self.launch)
         return not self.machine.job_runs()
 
     def _end(self) -> None:
-        self.machine.log("no manager has been heard of, or the slot is another's, and no job runs: this node ends")
+        self.machine.log("the manager is silent or the slot is lost, and no job runs: this node ends")
         self.ended = True
         self.leave()
         self.machine.power_off()
 
     def leave(self) -> None:
-        """Stop the broker and take our lines out of the hosts file."""
+        """Stop the broker and remove the client's lines from the hosts file."""
         self.machine.stop_broker()
         self.started_s = None
         self.machine.write_hosts({})
 
 
-# --- what it touches --------------------------------------------------------------------------------------
+# --- this machine -----------------------------------------------------------------------------------------
 
 
 class LocalMachine:
-    """This machine: its clock, its files, its processes, and the way to the join service."""
+    """This machine: its clock, files and processes, and its connection to the join service.
+
+    :class:`JoinClient` acts only through it. Tests and the simulator replace it.
+    """
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
         self.broker: Optional[subprocess.Popen[bytes]] = None
         self.rundir = ""
-        self.shells_empty_s: Optional[float] = None  # since when no job has had a process but its shell
+        self.shells_empty_s: Optional[float] = None  # since when jobs have had shells but no tasks
         self.first_address = 0
         self.metadata_token = ""
 
     def now_s(self) -> float:
+        """Return the monotonic time in seconds."""
         return time.monotonic()
 
     def uniform(self, low: float, high: float) -> float:
+        """Return a random number between two limits."""
         return random.uniform(low, high)
 
     def nonce(self) -> str:
+        """Return a new nonce for the ticket."""
         return secrets.token_hex(32)
 
     def instance(self) -> str:
+        """Return a new random name for this process."""
         return secrets.token_hex(16)
 
     def is_a_copy(self) -> bool:
-        """Whether what lies in our folder was written on another machine."""
+        """Return whether the settings in the node's folder were saved on another machine."""
         return not is_same_machine(self.settings.machine, machine_marks())
 
     def log(self, text: str) -> None:
+        """Write a line to standard error."""
         sys.stderr.write("flux-node-join: {}\n".format(text))
         sys.stderr.flush()
 
     def measured(self) -> Dict[str, int]:
-        """What this machine has of all that a slot declares; {} where it does not say."""
+        """Return this machine's cores, threads, GPUs and memory; {} if they cannot be read."""
         try:
             processors = os.sched_getaffinity(0)
             return {
@@ -396,28 +403,30 @@ class LocalMachine:
                 "memory_bytes": memory_bytes(),
             }
         except (OSError, ValueError) as error:
-            self.log("what this machine has cannot be read: {!r}".format(error))
+            self.log("this machine's hardware cannot be read: {!r}".format(error))
             return {}
 
     # --- files ---
 
     def load(self) -> Dict[str, Any]:
+        """Return the saved nonce and lease key; {} if there are none, or if they belong to another node."""
         try:
-            kept = json.loads((self.settings.folder / "state.json").read_text(encoding="utf-8"))
+            saved = json.loads((self.settings.folder / "state.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
-        # Of another launch: an image made of a node that had joined. Its secrets are not ours, nor are those of
-        # another machine that runs the same launch.
-        if not isinstance(kept, dict) or kept.get("launch") != self.settings.launch:
+        # The file belongs to another launch if the image was made from a node that had joined. It belongs to
+        # another machine if the disk was copied. In both cases its secrets must not be used.
+        if not isinstance(saved, dict) or saved.get("launch") != self.settings.launch:
             return {}
-        return kept if is_same_machine(parse_marks(kept.get("machine")), machine_marks()) else {}
+        return saved if is_same_machine(parse_marks(saved.get("machine")), machine_marks()) else {}
 
     def save(self, state: Dict[str, Any]) -> None:
-        kept = dict(state, launch=self.settings.launch, machine=machine_marks())
-        write_private(self.settings.folder / "state.json", json.dumps(kept))
+        """Save the nonce and the lease key."""
+        saved = dict(state, launch=self.settings.launch, machine=machine_marks())
+        write_private(self.settings.folder / "state.json", json.dumps(saved))
 
     def write_hosts(self, hosts: Dict[str, str]) -> None:
-        """Replace our marked lines in the hosts file, and nothing else in it. Without hosts they go."""
+        """Replace the client's lines in the hosts file, and nothing else. Without hosts, remove those lines."""
         path = self.settings.hosts_file
         try:
             before = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
@@ -430,34 +439,38 @@ class LocalMachine:
     # --- the service ---
 
     def ask(self, what: str, body: Dict[str, Any]) -> Dict[str, Any]:
-        """Try each address, the one that answered last first."""
+        """Send a request to the service. Try each address, first the one that answered last.
+
+        Raises :class:`JoinRefused` or :class:`JoinUnreachable`.
+        """
         faults = []
         count = len(self.settings.addresses)
         for index in range(count):
-            chosen = (self.first_address + index) % count
-            address = self.settings.addresses[chosen]
+            position = (self.first_address + index) % count
+            address = self.settings.addresses[position]
             try:
                 answer = post_json(address, self.settings.fingerprint, "/v1/" + what, body)
             except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
                 faults.append("{}: {}".format(address, error))
                 continue
-            self.first_address = chosen
+            self.first_address = position
             return answer
-        raise ServiceUnreachable("; ".join(faults))
+        raise JoinUnreachable("; ".join(faults))
 
     def reclaim_notice(self) -> str:
-        """What the provider says of taking this node back; "" if it does not, or cannot be asked."""
-        ask = {"ec2": self.ec2_notice, "gce": self.gce_notice, "azure": self.azure_notice}.get(self.settings.notice)
+        """Return the provider's notice that it will reclaim this node; "" if there is none or it is unreadable."""
+        readers = {"ec2": self.ec2_notice, "gce": self.gce_notice, "azure": self.azure_notice}
+        read = readers.get(self.settings.notice)
         try:
-            return ask() if ask is not None else ""
+            return read() if read is not None else ""
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
             return ""
 
     def ec2_notice(self) -> str:
-        """By IMDSv2. There is no such document (404) until the node is to be taken back."""
+        """Read the notice by IMDSv2. The document does not exist (404) until EC2 decides to reclaim the node."""
         if not self.metadata_token:
-            life = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
-            self.metadata_token = self.metadata("PUT", "/latest/api/token", life)[1]
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+            self.metadata_token = self.metadata("PUT", "/latest/api/token", lifetime)[1]
         token = {"X-aws-ec2-metadata-token": self.metadata_token}
         status, text = self.metadata("GET", "/latest/meta-data/spot/instance-action", token)
         if status == 401:
@@ -468,26 +481,27 @@ class LocalMachine:
         return "{} at {}".format(action["action"], action["time"])
 
     def gce_notice(self) -> str:
+        """Read whether Compute Engine has preempted this instance."""
         flavor = {"Metadata-Flavor": "Google"}
         status, text = self.metadata("GET", "/computeMetadata/v1/instance/preempted", flavor)
         return "preempted" if status == 200 and text.strip() == "TRUE" else ""
 
     def azure_notice(self) -> str:
-        """Scheduled events are those of all machines of a set: what counts is that ours is named."""
-        asked = {"Metadata": "true"}
-        status, text = self.metadata("GET", "/metadata/scheduledevents?api-version=2020-07-01", asked)
+        """Read the scheduled events. They cover all machines of a set, so look for this machine's name."""
+        header = {"Metadata": "true"}
+        status, text = self.metadata("GET", "/metadata/scheduledevents?api-version=2020-07-01", header)
         if status != 200:
             return ""
         events = [it for it in json.loads(text)["Events"] if it["EventType"] in ("Preempt", "Terminate")]
         if not events:
             return ""
         path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
-        name = self.metadata("GET", path, asked)[1].strip()
+        name = self.metadata("GET", path, header)[1].strip()
         mine = [it for it in events if name in it["Resources"]]
         return "{} not before {}".format(mine[0]["EventType"], mine[0].get("NotBefore") or "now") if mine else ""
 
     def metadata(self, method: str, path: str, headers: Dict[str, str]) -> Tuple[int, str]:
-        """Ask the provider's metadata service, past every proxy."""
+        """Query the provider's metadata service without a proxy. Return the status and the text."""
         host = self.settings.metadata.split("//", 1)[-1]
         service = http.client.HTTPConnection(host, timeout=NOTICE_TIMEOUT_S)
         try:
@@ -500,23 +514,24 @@ class LocalMachine:
     # --- the broker ---
 
     def check(self, given: Dict[str, Any]) -> None:
-        """Whether a broker of this machine can be let in."""
+        """Check whether this machine can run a broker of the instance. Raises :class:`CannotJoin`."""
         installed = self.flux_version()
         if installed != given["flux_version"]:
             raise CannotJoin(
-                "this node's image has flux-core {}, rank 0 runs {}: all brokers must be of exactly one version; "
-                "make the image with flux-core {}".format(installed, given["flux_version"], given["flux_version"])
+                "this node's image has flux-core {}, rank 0 runs {}: all brokers must have exactly one version; "
+                "build the image with flux-core {}".format(installed, given["flux_version"], given["flux_version"])
             )
         uid, name = self.broker_user()
         if uid != given["owner_uid"]:
             raise CannotJoin(
                 "rank 0 belongs to uid {}, this node would run its broker as {} (uid {}): set [Join] node_user to "
-                "the owner of the instance, who must have that uid here too".format(given["owner_uid"], name, uid)
+                "the owner of the instance, with the same uid here".format(given["owner_uid"], name, uid)
             )
 
     def flux_version(self) -> str:
+        """Return the version of the installed flux-core. Raises :class:`CannotJoin`."""
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 [self.settings.flux, "--version"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -531,18 +546,23 @@ class LocalMachine:
                     self.settings.flux, error
                 )
             ) from error
-        found = re.search(r"[0-9]+\.[0-9]+\.[0-9]+\S*", said)
-        return found.group(0) if found else "of no known version"
+        version = re.search(r"[0-9]+\.[0-9]+\.[0-9]+\S*", output)
+        return version.group(0) if version else "of unknown version"
 
     def broker_user(self) -> Tuple[int, str]:
+        """Return the uid and the name of the user that runs the broker. Raises :class:`CannotJoin`."""
         if not self.settings.user:
             return os.getuid(), "the user of its user-data"
         try:
             return pwd.getpwnam(self.settings.user).pw_uid, self.settings.user
         except KeyError as error:
-            raise CannotJoin("this node has no user {}: [Join] node_user".format(self.settings.user)) from error
+            user = self.settings.user
+            raise CannotJoin(
+                "this node has no user {}: create it in the image, or change [Join] node_user".format(user)
+            ) from error
 
     def start_broker(self, given: Dict[str, Any]) -> None:
+        """Write the broker's configuration and start it. Raises :class:`CannotJoin`, KeyError or OSError."""
         uid, _ = self.broker_user()
         self.clear_rundir()
         self.rundir = tempfile.mkdtemp(prefix="flux-slot.")
@@ -551,15 +571,15 @@ class LocalMachine:
         if uid == os.getuid():
             conf.mkdir(mode=0o700, exist_ok=True)
         else:
-            # Jobs may run as the broker's user: the files are theirs to read, the folders they are in are root's.
+            # Jobs may run as the broker's user. So that user may read these files, but root owns their folders.
             own_folder(os.path.realpath(str(self.settings.folder)), 0o711)
             own_folder(str(conf), 0o755)
             os.chown(self.rundir, uid, -1)
         write_private(certificate, str(given["curve_cert"]), uid)
         write_private(conf / "flux.toml", flux_toml(given["bootstrap"], str(certificate)), uid)
-        filled = {"flux": self.settings.flux, "conf": str(conf), "rundir": self.rundir}
+        values = {"flux": self.settings.flux, "conf": str(conf), "rundir": self.rundir}
         command = [
-            re.sub(r"\{(\w+)\}", lambda found: filled.get(found.group(1), found.group(0)), part)
+            re.sub(r"\{(\w+)\}", lambda match: values.get(match.group(1), match.group(0)), part)
             for part in given["command"]
         ]
         with os.fdopen(new_file(str(self.log_file()), 0o600), "wb") as log:
@@ -577,6 +597,7 @@ class LocalMachine:
                 raise CannotJoin("{} cannot be run: {}".format(command[0], error)) from error
 
     def broker_environment(self, uid: int) -> Dict[str, str]:
+        """Return the environment for a broker that runs as this uid."""
         environment = clean_environment()
         if uid != os.getuid():
             entry = pwd.getpwnam(self.settings.user)
@@ -584,13 +605,14 @@ class LocalMachine:
         return environment
 
     def become_user(self) -> None:
+        """Switch this process to the broker's user. Runs in the child between fork and exec."""
         entry = pwd.getpwnam(self.settings.user)
         os.initgroups(entry.pw_name, entry.pw_gid)
         os.setgid(entry.pw_gid)
         os.setuid(entry.pw_uid)
 
     def broker_status(self) -> Optional[str]:
-        """None while it runs."""
+        """Return None while the broker runs, or else how it ended."""
         if self.broker is None:
             return "nothing"
         status = self.broker.poll()
@@ -601,7 +623,7 @@ class LocalMachine:
         return "status {}".format(status) if status >= 0 else "signal {}".format(-status)
 
     def broker_tail(self) -> str:
-        """The last lines that the broker wrote."""
+        """Return the last lines of the broker's log."""
         try:
             with open(str(self.log_file()), "rb") as log:
                 log.seek(max(0, os.fstat(log.fileno()).st_size - LOG_TAIL_MAX_BYTES))
@@ -610,9 +632,11 @@ class LocalMachine:
             return ""
 
     def log_file(self) -> Path:
+        """Return the path of the broker's log."""
         return self.settings.folder / "broker.log"
 
     def stop_broker(self) -> None:
+        """Stop the broker: SIGTERM, and SIGKILL after ``BROKER_STOP_S``."""
         broker, self.broker = self.broker, None
         if broker is not None and broker.poll() is None:
             broker.terminate()
@@ -624,23 +648,25 @@ class LocalMachine:
         self.clear_rundir()
 
     def clear_rundir(self) -> None:
+        """Delete the broker's run directory."""
         if self.rundir:
             shutil.rmtree(self.rundir, ignore_errors=True)
             self.rundir = ""
 
     def drain(self, reason: str) -> None:
-        """Have the scheduler give us no more jobs. Where rank 0 is dead nobody answers, and nobody gives any."""
+        """Tell the scheduler to assign no more jobs here. If rank 0 is dead, this fails, and no job can arrive."""
         if self.broker is None:
             return
         environment = dict(clean_environment(), FLUX_URI="local://{}/local".format(self.rundir))
         uid, _ = self.broker_user()
         try:
-            rank = self.flux_says(["getattr", "rank"], environment, uid)
-            self.flux_says(["resource", "drain", rank, reason], environment, uid)
+            rank = self.flux_output(["getattr", "rank"], environment, uid)
+            self.flux_output(["resource", "drain", rank, reason], environment, uid)
         except (OSError, subprocess.SubprocessError) as error:
             self.log("not drained: {}".format(type(error).__name__))
 
-    def flux_says(self, arguments: List[str], environment: Dict[str, str], uid: int) -> str:
+    def flux_output(self, arguments: List[str], environment: Dict[str, str], uid: int) -> str:
+        """Run a flux command as the broker's user and return its output."""
         return (
             subprocess.run(
                 [self.settings.flux, *arguments],
@@ -657,9 +683,10 @@ class LocalMachine:
         )
 
     def job_runs(self) -> bool:
-        """Whether a job has a process here, by what the kernel says: with rank 0 dead Flux cannot.
+        """Return whether a job has a process here. Reads the kernel's process table, because Flux needs rank 0.
 
-        A shell that has no task may be about to start one, or wait for ever to tell rank 0 that they have ended.
+        A shell without a task may be about to start one, so it counts as a job for a while. But if rank 0 is dead,
+        the shell waits forever to report the end of its tasks.
         """
         tasks, empty_shells = job_processes(self.broker.pid, self.rundir) if self.broker is not None else ([], [])
         if tasks or not empty_shells:
@@ -672,34 +699,36 @@ class LocalMachine:
     # --- the end ---
 
     def power_off(self) -> None:
+        """Run the command that ends this machine."""
         environment = dict(clean_environment(), FLUX_NODE_JOIN_PARENT=str(os.getppid()))
         subprocess.run(["/bin/sh", "-c", self.settings.poweroff], env=environment, check=False)
 
 
-# --- the way to the service -------------------------------------------------------------------------------
+# --- the connection to the service ------------------------------------------------------------------------
 
 
 class PinnedConnection(http.client.HTTPSConnection):
-    """TLS to a certificate that is known by its fingerprint. Nothing is sent to any other."""
+    """A TLS connection that checks the fingerprint of the server's certificate before it sends anything."""
 
     def __init__(self, address: str, fingerprint: str) -> None:
         host, _, port = address.rpartition(":")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # by the fingerprint, below
+        context.verify_mode = ssl.CERT_NONE  # connect() checks the fingerprint instead
         super().__init__(host.strip("[]"), int(port), timeout=CALL_TIMEOUT_S, context=context)
         self.fingerprint = fingerprint
 
     def connect(self) -> None:
+        """Connect, and check the server's certificate. Raises ConnectionError if it is another one."""
         super().connect()
         certificate = self.sock.getpeercert(binary_form=True)
         if not certificate or hashlib.sha256(certificate).hexdigest() != self.fingerprint:
             self.close()
-            raise ConnectionError("it has another certificate than this node was told of")
+            raise ConnectionError("it has another certificate than the one in this node's settings")
 
 
 def post_json(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
-    """One request. Raises Refused for an answer that grants nothing, OSError or ValueError for none."""
+    """Send one request and return the answer. Raises JoinRefused, and OSError or ValueError without an answer."""
     connection = PinnedConnection(address, fingerprint)
     try:
         connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
@@ -709,58 +738,60 @@ def post_json(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -
         connection.close()
     answer = json.loads(raw.decode())
     if len(raw) > ANSWER_MAX_BYTES or not isinstance(answer, dict):
-        raise ValueError("it answers what is no answer")
+        raise ValueError("its answer is malformed")
     if response.status != 200:
         raise JoinRefused(str(answer.get("error", response.status)))
     return answer
 
 
-# --- what the machine has ---------------------------------------------------------------------------------
+# --- the machine's hardware -------------------------------------------------------------------------------
 
-# PCI: 3D and display controllers and accelerators are GPUs, whoever made them; what is called a VGA controller is
-# one where NVIDIA or AMD made it, and else shows a console.
+# PCI classes. 3D controllers, display controllers and accelerators are GPUs from any vendor. A VGA controller is a
+# GPU if NVIDIA or AMD made it. Any other one only shows a console.
 GPU_CLASSES = ("0x0302", "0x0380", "0x1200")
 VGA_CLASS = "0x0300"
 GPU_VENDORS = ("0x10de", "0x1002")
 
 
 def count_cores(processors: Iterable[int]) -> int:
-    """How many cores these hardware threads are of; as many as they are where the kernel does not say."""
+    """Count the cores of these hardware threads. Without topology data, each thread counts as one core."""
     cores = set()
     for processor in processors:
         topology = Path("/sys/devices/system/cpu/cpu{}/topology".format(processor))
         try:
-            place = tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
+            core = tuple((topology / name).read_text().strip() for name in ("physical_package_id", "core_id"))
         except OSError:
-            place = (str(processor),)
-        cores.add(place)
+            core = (str(processor),)
+        cores.add(core)
     return len(cores)
 
 
 def count_gpus(devices: Path = Path("/sys/bus/pci/devices"), nodes: Path = Path("/dev")) -> int:
-    """On the PCI bus, or by their device nodes, which is all that a container may see."""
-    on_the_bus = 0
+    """Count GPUs on the PCI bus, or by their device nodes, because a container may see only those."""
+    on_bus = 0
     for device in devices.iterdir() if devices.is_dir() else ():
         try:
             kind, vendor = ((device / name).read_text().strip() for name in ("class", "vendor"))
         except OSError:
             continue
-        on_the_bus += kind[:6] in GPU_CLASSES or (kind[:6] == VGA_CLASS and vendor in GPU_VENDORS)
+        on_bus += kind[:6] in GPU_CLASSES or (kind[:6] == VGA_CLASS and vendor in GPU_VENDORS)
     by_node = sum(1 for name in os.listdir(str(nodes)) if re.match(r"^nvidia[0-9]+$", name))
-    return max(on_the_bus, by_node)
+    return max(on_bus, by_node)
 
 
 def memory_bytes(meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Return the machine's memory."""
     found = re.search(r"^MemTotal:\s+([0-9]+) kB$", meminfo.read_text(), re.MULTILINE)
     if found is None:
         raise ValueError("no MemTotal in {}".format(meminfo))
     return int(found.group(1)) * 1024
 
 
-# --- which machine it is ---------------------------------------------------------------------------------
+# --- the machine's identity ------------------------------------------------------------------------------
 
-# What a copy of a disk does not bring along, the surest first: the hypervisor's name for the machine, which root
-# reads; the provider's, which cloud-init writes before the network is up; the system's, which many copies share.
+# Ids that a copied disk does not carry over, the most reliable first: the hypervisor's id of the machine, readable
+# by root; the provider's id, which cloud-init writes before the network is up; the system's id, which many copies
+# share.
 MARKS = (
     ("hypervisor", "/sys/class/dmi/id/product_uuid"),
     ("provider", "/var/lib/cloud/data/instance-id"),
@@ -769,12 +800,13 @@ MARKS = (
 
 
 def machine_marks(root: Path = Path("/")) -> Dict[str, str]:
-    """What tells this machine from others; less of it where less can be read."""
+    """Return the ids that distinguish this machine from others, as far as they can be read."""
     found = {name: read_mark(root / path[1:]) for name, path in MARKS}
     return {name: text for name, text in found.items() if text}
 
 
 def read_mark(path: Path) -> str:
+    """Return the text of a file; "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -782,31 +814,31 @@ def read_mark(path: Path) -> str:
 
 
 def is_same_machine(one: Dict[str, str], other: Dict[str, str]) -> bool:
-    """By the surest mark that both have; the same where there is none to tell by."""
+    """Compare the most reliable id that both have. Without a common id, they count as the same machine."""
     for name, _ in MARKS:
         if name in one and name in other:
             return one[name] == other[name]
     return True
 
 
-def parse_marks(kept: Any) -> Dict[str, str]:
-    """Marks as they were kept, in JSON or read from it; {} for anything else."""
-    if isinstance(kept, str):
+def parse_marks(saved: Any) -> Dict[str, str]:
+    """Return saved ids, given as JSON or as an object; {} for anything else."""
+    if isinstance(saved, str):
         try:
-            kept = json.loads(kept)
+            saved = json.loads(saved)
         except ValueError:
             return {}
-    return {str(name): str(text) for name, text in kept.items()} if isinstance(kept, dict) else {}
+    return {str(name): str(text) for name, text in saved.items()} if isinstance(saved, dict) else {}
 
 
-# --- what the kernel says ---------------------------------------------------------------------------------
+# --- the kernel's process table ---------------------------------------------------------------------------
 
 
 def job_processes(broker: int, rundir: str) -> Tuple[List[int], List[int]]:
-    """What of jobs runs under a broker: their processes, and their shells that have no child.
+    """Return the pids of a broker's jobs: their processes, and separately their shells without a child.
 
-    They are the broker's children, but for housekeeping and modules; and tasks that have left their shell behind,
-    known by what that put into their environment.
+    Every child of the broker belongs to a job, except housekeeping and modules. So does a task that has outlived
+    its shell, which is recognised by its environment.
     """
     parents = {}
     for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
@@ -827,11 +859,12 @@ def job_processes(broker: int, rundir: str) -> Tuple[List[int], List[int]]:
 
 
 def is_shell(command: bytes) -> bool:
+    """Return whether a command line is a Flux job shell."""
     return os.path.basename(command.split(b"\0")[0]) == b"flux-shell"
 
 
 def is_broker_helper(command: bytes) -> bool:
-    """Whether a broker's child runs for the broker itself: housekeeping, a module, its start and its end."""
+    """Return whether a broker's child serves the broker: housekeeping, a module, a startup or shutdown script."""
     words = [os.path.basename(word) for word in command.split(b"\0")[:4]]
     return any(
         b"housekeeping" in word or word.startswith((b"flux-module-", b"modprobe", b"rc1", b"rc3")) for word in words
@@ -839,6 +872,7 @@ def is_broker_helper(command: bytes) -> bool:
 
 
 def is_task(environ: bytes, rundir: str) -> bool:
+    """Return whether a process with this environment is a task of the instance whose rundir is given."""
     variables = environ.split(b"\0")
     return b"FLUX_URI=local://" + os.fsencode(rundir) + b"/local" in variables and any(
         variable.startswith(b"FLUX_TASK_RANK=") for variable in variables
@@ -846,6 +880,7 @@ def is_task(environ: bytes, rundir: str) -> bool:
 
 
 def read_proc(pid: int, name: str) -> bytes:
+    """Return a file of a process in /proc; b"" if it cannot be read."""
     try:
         with open("/proc/{}/{}".format(pid, name), "rb") as file:
             return file.read()
@@ -857,17 +892,17 @@ def read_proc(pid: int, name: str) -> bytes:
 
 
 def write_private(path: Path, text: str, uid: int = -1) -> None:
-    """Write a file for its owner only, so that it is read whole, as it was or as it is."""
+    """Replace a file atomically, with mode 0600: a reader gets the old or the new text."""
     os.replace(write_draft(path, text.encode("utf-8"), 0o600, uid), str(path))
 
 
 def replace_or_overwrite(path: Path, text: str) -> None:
-    """Replace a file that others read, with its mode; where it is a mount of its own, write into it."""
+    """Replace a file that others read, and keep its mode. If it is a mount point, overwrite its content instead."""
     data = text.encode("utf-8", errors="surrogateescape")
     draft = write_draft(path, data, os.stat(str(path)).st_mode & 0o777 if path.exists() else 0o644)
     try:
         os.replace(draft, str(path))
-    except OSError:  # containers mount their hosts file, which can be written and not be replaced
+    except OSError:  # a container's hosts file is a mount point: it can be written but not replaced
         os.unlink(draft)
         with open(str(path), "r+b") as file:
             file.write(data)
@@ -875,7 +910,10 @@ def replace_or_overwrite(path: Path, text: str) -> None:
 
 
 def write_draft(path: Path, data: bytes, mode: int, uid: int = -1) -> str:
-    """What is to take a file's place, on disk beside it. Its owner is given by its descriptor: a name may lie."""
+    """Write a draft next to the file that it will replace, and return its path.
+
+    The owner is set through the open descriptor, because another file may be moved to the draft's path.
+    """
     draft = "{}.flux-node-join".format(path)
     with os.fdopen(new_file(draft, 0o600), "wb") as file:
         file.write(data)
@@ -887,14 +925,14 @@ def write_draft(path: Path, data: bytes, mode: int, uid: int = -1) -> str:
 
 
 def new_file(path: str, mode: int) -> int:
-    """A descriptor of a file that is surely new: a link in its place is removed, and not followed."""
+    """Create a file and return its descriptor. An existing file or link at that path is removed, never followed."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
 
 
 def own_folder(path: str, mode: int) -> None:
-    """Make a folder of ours, or take one that is another's: nobody else is to write where we do."""
+    """Create a folder, or take over an existing one, so that only this process's user can write in it."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, mode)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -906,8 +944,8 @@ def own_folder(path: str, mode: int) -> None:
 
 
 def with_hosts(before: str, hosts: Dict[str, str]) -> str:
-    """A hosts file with our block replaced, at its end; without one where there are no hosts."""
-    kept: List[str] = []
+    """Return a hosts file with the client's block replaced and moved to its end. Without hosts, it has no block."""
+    lines: List[str] = []
     inside = False
     for line in before.splitlines():
         if line == HOSTS_BEGIN:
@@ -915,28 +953,29 @@ def with_hosts(before: str, hosts: Dict[str, str]) -> str:
         elif line == HOSTS_END:
             inside = False
         elif not inside:
-            kept.append(line)
+            lines.append(line)
     if hosts:
-        kept.append(HOSTS_BEGIN)
-        kept += ["{}\t{}".format(hosts[name], name) for name in sorted(hosts) if is_plain(name, hosts[name])]
-        kept.append(HOSTS_END)
-    return "".join(line + "\n" for line in kept)
+        lines.append(HOSTS_BEGIN)
+        lines += ["{}\t{}".format(hosts[name], name) for name in sorted(hosts) if is_plain(name, hosts[name])]
+        lines.append(HOSTS_END)
+    return "".join(line + "\n" for line in lines)
 
 
 def is_plain(name: str, address: str) -> bool:
+    """Return whether a name and an address are safe to write into a hosts file."""
     return bool(re.match(r"^[A-Za-z0-9._-]+$", name) and re.match(r"^[0-9A-Fa-f.:]+$", address))
 
 
 def flux_toml(bootstrap: Dict[str, Any], certificate: str) -> str:
-    """A follower's configuration. The rest it is given by its leader."""
+    """Return the configuration file of a node's broker. The broker gets everything else from its leader."""
     lines = ["[bootstrap]", "curve_cert = " + toml_value(certificate)]
     lines += ["{} = {}".format(key, toml_value(value)) for key, value in bootstrap.items()]
-    # A node's own name is not that of its slot.
+    # noverify: the node's host name differs from its slot's name, and the broker would drain itself.
     return "\n".join([*lines, "", "[resource]", "noverify = true", ""])
 
 
 def toml_value(value: Any) -> str:
-    """A value in one line. JSON's strings are TOML's but for one character."""
+    """Return a value as TOML on one line. JSON strings are valid TOML except for the character DEL."""
     if isinstance(value, dict):
         return "{ " + ", ".join("{} = {}".format(key, toml_value(item)) for key, item in value.items()) + " }"
     if isinstance(value, list):
@@ -945,7 +984,7 @@ def toml_value(value: Any) -> str:
 
 
 def clean_environment() -> Dict[str, str]:
-    """Ours, without our secrets and without another instance's marks."""
+    """Return the environment without the client's own settings and without variables of another Flux instance."""
     return {name: value for name, value in os.environ.items() if not name.startswith("FLUX_")}
 
 
@@ -971,14 +1010,14 @@ WantedBy=multi-user.target
 
 
 def quote_unit_word(text: str) -> str:
-    """A word of a command in a unit, whatever it holds: systemd.service(5), "Command lines"."""
-    for mark, instead in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
-        text = text.replace(mark, instead)
+    """Quote a word for a command in a unit file. See systemd.service(5), "Command lines"."""
+    for character, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
+        text = text.replace(character, escaped)
     return '"{}"'.format(text)
 
 
 def install_service(settings: ClientSettings, unit: Path, systemd: str = "/run/systemd/system") -> bool:
-    """Let systemd run us, from now on and after a reboot; False where that cannot be. See sd_booted(3)."""
+    """Install the client as a systemd unit and start it. Return False if that is not possible. See sd_booted(3)."""
     if not settings.systemd or not os.path.isdir(systemd) or shutil.which("systemctl") is None:
         return False
     program = settings.folder / "flux-node-join"
@@ -998,25 +1037,27 @@ def install_service(settings: ClientSettings, unit: Path, systemd: str = "/run/s
 
 
 def read_settings(arguments: List[str]) -> ClientSettings:
-    """From the folder named on the command line, else from the environment."""
+    """Read the settings from the folder named on the command line, or else from the environment."""
     if arguments:
-        kept = json.loads((Path(arguments[0]) / "join.json").read_text(encoding="utf-8"))
-        return ClientSettings({str(key): str(value) for key, value in kept.items()})
-    mark = "FLUX_NODE_JOIN_"
-    values = {name[len(mark) :]: value for name, value in os.environ.items() if name.startswith(mark)}
+        saved = json.loads((Path(arguments[0]) / "join.json").read_text(encoding="utf-8"))
+        return ClientSettings({str(key): str(value) for key, value in saved.items()})
+    prefix = "FLUX_NODE_JOIN_"
+    values = {name[len(prefix) :]: value for name, value in os.environ.items() if name.startswith(prefix)}
     values.pop("MACHINE", None)
     return ClientSettings(values)
 
 
 def save_settings(settings: ClientSettings) -> None:
-    """Write them to the node's folder, for every later start."""
+    """Write the settings to the node's folder, for every later start."""
     settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kept = dict(settings.values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
-    kept["MACHINE"] = json.dumps(machine_marks())
-    write_private(settings.folder / "join.json", json.dumps(kept))
+    saved = dict(settings.values, DIR=str(settings.folder), HOSTS=str(settings.hosts_file))
+    saved["MACHINE"] = json.dumps(machine_marks())
+    write_private(settings.folder / "join.json", json.dumps(saved))
 
 
-def run(joining: JoinClient) -> int:
+def run(client: JoinClient) -> int:
+    """Step the client until the node ends or a signal arrives. Then stop the broker."""
+
     def stop(*_: object) -> NoReturn:
         raise SystemExit(0)
 
@@ -1024,18 +1065,19 @@ def run(joining: JoinClient) -> int:
         signal.signal(number, stop)
     try:
         while True:
-            wait_s = joining.step()
+            wait_s = client.step()
             if wait_s is None:
                 return 0
             time.sleep(wait_s)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        if not joining.ended:
-            joining.leave()
+        if not client.ended:
+            client.leave()
 
 
 def main(arguments: List[str]) -> int:
+    """Read the settings, then run the client here or as a systemd unit. Return the exit status."""
     try:
         settings = read_settings(arguments)
     except (KeyError, ValueError, OSError) as error:
@@ -1046,7 +1088,7 @@ def main(arguments: List[str]) -> int:
         try:
             save_settings(settings)
         except OSError as error:
-            # A node that cannot join costs all the same: it ends as one that nobody lets in.
+            # A node that cannot join still costs money, so it ends like a node whose ticket is refused.
             machine.log("{} cannot be used: {}; this node does not join".format(settings.folder, error.strerror))
             time.sleep(settings.silence_max_s)
             machine.power_off()

@@ -1,11 +1,13 @@
-"""What a node is given when it joins, and the keys of the service that gives it: made by ``init``, in one folder.
+"""The keys and certificates of the join service, and the data that it sends to nodes. ``init`` makes them.
 
-    site.key         what tickets and lease keys are made with
-    tls.crt tls.key  the service's own certificate, known to nodes by its fingerprint
-    bootstrap.json   the bootstrap table of the instance, and who owns it
-    curve.cert       the certificate by which the instance's brokers know each other: all share this one
+They are in one folder, ``[Join] material_dir``:
 
-All are copies or ours alone, so that the service needs to see neither rank 0's folder nor its socket.
+    site.key         the key from which tickets and lease keys are computed
+    tls.crt tls.key  the service's own certificate, which nodes recognise by its fingerprint
+    bootstrap.json   the instance's bootstrap table and its owner's uid
+    curve.cert       the certificate that all brokers of the instance share
+
+The folder holds copies, so the service needs no access to rank 0's folder or socket.
 """
 
 from __future__ import annotations
@@ -36,16 +38,16 @@ from nodemanager.join.tickets import is_open_to_others, make_site_key
 _TLS_YEARS = 20
 _VERSION_TIMEOUT_S = 20
 _MULTI_USER = (
-    "an instance for several users needs munge keys and flux-imp on its nodes, which joining does not bring"
+    "a multi-user instance needs munge keys and flux-imp on its nodes, and joining by ticket does not supply them"
 )
 
 
 class MaterialError(Exception):
-    """What the join service needs is not there, or cannot be used; the text says what to do."""
+    """A file that the join service needs is missing or unusable. The text says what to do."""
 
 
 class MaterialPaths:
-    """The files of one folder."""
+    """The paths of the files in ``material_dir``."""
 
     def __init__(self, material_dir: Path) -> None:
         self.site_key = material_dir / "site.key"
@@ -57,7 +59,7 @@ class MaterialPaths:
 
 @dataclass(frozen=True, slots=True)
 class Material:
-    """What every node of the instance needs. ``bootstrap`` is flux-config-bootstrap(5) without ``curve_cert``."""
+    """The data that every node's broker needs. ``bootstrap`` is flux-config-bootstrap(5) without ``curve_cert``."""
 
     bootstrap: Mapping[str, Any]
     curve_certificate: str
@@ -69,7 +71,7 @@ class Material:
 
     @property
     def digest(self) -> str:
-        """Tells whether a node has what it would be given now."""
+        """A hash of the material. If a node's digest differs, its broker runs with outdated material."""
         parts = [self.bootstrap, self.curve_certificate, self.flux_version, self.owner_uid]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -78,10 +80,10 @@ class Material:
 
 
 def make_material(site: Site, bootstrap_dir: Path) -> str:
-    """Make what is missing in ``material_dir``, and bring the copies up to date; give the fingerprint.
+    """Create the missing files in ``material_dir``, update the copies, and return the certificate's fingerprint.
 
-    Keys that are there stay: tickets and user-data depend on them. A pair of which a half is missing is made anew.
-    Raises :class:`MaterialError`.
+    Existing keys stay, because tickets and user-data depend on them. If either half of the TLS pair is missing,
+    both are replaced. Raises :class:`MaterialError`.
     """
     paths = MaterialPaths(site.join.material_dir)
     _refuse_multi_user(bootstrap_dir)
@@ -90,7 +92,7 @@ def make_material(site: Site, bootstrap_dir: Path) -> str:
         if not paths.site_key.exists():
             make_site_key(paths.site_key)
         if not (paths.tls_certificate.exists() and paths.tls_key.exists()):
-            _make_tls(site, paths)  # one is of no use without the other
+            _make_tls(site, paths)  # neither half is of use alone
         copied = {
             "bootstrap": _bootstrap_table(bootstrap_dir),
             "owner_uid": (bootstrap_dir / "curve.cert").stat().st_uid,
@@ -100,19 +102,19 @@ def make_material(site: Site, bootstrap_dir: Path) -> str:
     except OSError as error:
         raise MaterialError(f"{error.filename or site.join.material_dir}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise MaterialError(f"{bootstrap_dir / 'curve.cert'} is no certificate: it is no text") from error
+        raise MaterialError(f"{bootstrap_dir / 'curve.cert'} is not a certificate: it is not text") from error
     return fingerprint(paths.tls_certificate)
 
 
 def rotate_curve_certificate(site: Site, flux_command: str = "flux") -> None:
-    """Replace the brokers' shared certificate, for rank 0 and for whoever joins from now on.
+    """Replace the brokers' shared certificate, for rank 0 and for every node that joins from now on.
 
-    Brokers that run keep the one they began with, until rank 0 is started again. Raises :class:`MaterialError`.
+    Running brokers keep the old certificate until rank 0 restarts. Raises :class:`MaterialError`.
     """
     bootstrap_dir = site.flux.bootstrap_dir
     certificate = bootstrap_dir / "curve.cert"
     if not certificate.is_file():
-        raise MaterialError(f"{certificate} is not there: run flux-node-manager init")
+        raise MaterialError(f"{certificate} does not exist: run flux-node-manager init")
     _refuse_multi_user(bootstrap_dir)
     try:
         with tempfile.TemporaryDirectory(prefix="flux-node-manager.") as folder:
@@ -128,7 +130,7 @@ def rotate_curve_certificate(site: Site, flux_command: str = "flux") -> None:
 
 
 def _make_tls(site: Site, paths: MaterialPaths) -> None:
-    """A key and a certificate that it signs itself. Nodes ask for its fingerprint, and for nothing else in it."""
+    """Create a key and a self-signed certificate. Nodes check only the certificate's fingerprint."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{site.cluster} join service")])
     now = dt.datetime.now(dt.UTC)
@@ -150,10 +152,10 @@ def _make_tls(site: Site, paths: MaterialPaths) -> None:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write a file for its owner only, so that it is read whole, as it was or as it is.
+    """Replace a file atomically, with mode 0600: a reader gets the old or the new text.
 
-    What root puts in a place belongs to whom the place belonged to, and else to the folder's owner. In a folder of
-    theirs the draft may be anything: what is there is removed, and the owner given by what was opened.
+    If root writes it, the file keeps its owner; a new file gets the folder's owner. That owner can put anything at
+    the draft's path. So an existing draft is removed first, and the owner is set through the open descriptor.
     """
     draft = path.with_name(f".{path.name}.new")
     draft.unlink(missing_ok=True)
@@ -172,7 +174,7 @@ def replace_file(path: Path, text: str) -> None:
 
 
 def fingerprint(certificate: Path) -> str:
-    """The SHA-256 of a certificate in DER, as hexadecimal digits. Raises :class:`MaterialError`."""
+    """Return the SHA-256 of a certificate in DER, as hexadecimal digits. Raises :class:`MaterialError`."""
     try:
         der = ssl.PEM_cert_to_DER_cert(certificate.read_text(encoding="ascii"))
     except OSError as error:
@@ -181,13 +183,13 @@ def fingerprint(certificate: Path) -> str:
         ) from error
     except ValueError as error:
         raise MaterialError(
-            f"{certificate} is no certificate: remove it, and run flux-node-manager init"
+            f"{certificate} is not a certificate: remove it, and run flux-node-manager init"
         ) from error
     return hashlib.sha256(der).hexdigest()
 
 
 def tls_context(paths: MaterialPaths) -> ssl.SSLContext:
-    """The service's own certificate and its key, for the server's side. Raises :class:`MaterialError`."""
+    """Return the TLS context of the service, with its certificate and key. Raises :class:`MaterialError`."""
     fingerprint(paths.tls_certificate)
     _refuse_if_open(paths.tls_key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -195,8 +197,8 @@ def tls_context(paths: MaterialPaths) -> ssl.SSLContext:
         context.load_cert_chain(paths.tls_certificate, paths.tls_key)
     except ssl.SSLError as error:
         raise MaterialError(
-            f"{paths.tls_key} is not the key of {paths.tls_certificate}: put back the one that is. Without it,"
-            " remove both and run flux-node-manager init; nodes that are up then do not know the service any more"
+            f"{paths.tls_key} is not the key of {paths.tls_certificate}: restore the right key. If you cannot,"
+            " remove both files and run flux-node-manager init; running nodes then no longer trust the service"
         ) from error
     return context
 
@@ -206,14 +208,14 @@ def _refuse_if_open(path: Path) -> None:
         status = path.stat()
     except OSError as error:
         raise MaterialError(
-            f"{path} cannot be read ({error.strerror}): put it back, or run flux-node-manager init"
+            f"{path} cannot be read ({error.strerror}): restore it, or run flux-node-manager init"
         ) from error
     if is_open_to_others(status):
         raise MaterialError(f"others may read {path}: chmod 600 {path}")
 
 
 class MaterialSource:
-    """Reads the folder again when something in it was replaced, so that ``rotate-cert`` needs no restart of us."""
+    """Reads the material again whenever a file was replaced, so ``rotate-cert`` needs no restart of the service."""
 
     def __init__(self, material_dir: Path, flux_version: str) -> None:
         self._paths = MaterialPaths(material_dir)
@@ -222,7 +224,7 @@ class MaterialSource:
         self._material: Material | None = None
 
     def current(self) -> Material:
-        """Raises :class:`MaterialError`."""
+        """Return the current material. Raises :class:`MaterialError`."""
         files = (self._paths.bootstrap, self._paths.curve_certificate)
         try:
             stamps = tuple((status.st_ino, status.st_mtime_ns) for status in (file.stat() for file in files))
@@ -234,17 +236,19 @@ class MaterialSource:
                 f"{error.filename} cannot be read ({error.strerror}): run flux-node-manager init"
             ) from error
         except (ValueError, KeyError, TypeError) as error:
-            raise MaterialError(f"{self._paths.bootstrap} is not what init writes") from error
+            raise MaterialError(
+                f"{self._paths.bootstrap} is not as init writes it: run flux-node-manager init"
+            ) from error
         return self._material
 
     def _read(self) -> Material:
         _refuse_if_open(self._paths.curve_certificate)
-        kept = json.loads(self._paths.bootstrap.read_text(encoding="utf-8"))
+        stored = json.loads(self._paths.bootstrap.read_text(encoding="utf-8"))
         return Material(
-            bootstrap=dict(kept["bootstrap"]),
+            bootstrap=dict(stored["bootstrap"]),
             curve_certificate=_certificate_text(self._paths.curve_certificate),
             flux_version=self._flux_version,
-            owner_uid=int(kept["owner_uid"]),
+            owner_uid=int(stored["owner_uid"]),
         )
 
 
@@ -252,22 +256,22 @@ def _certificate_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise MaterialError(f"{path} is not what init writes: it is no text; run flux-node-manager init") from error
+        raise MaterialError(f"{path} is damaged: it is not text; run flux-node-manager init") from error
 
 
 def installed_flux_version(flux_command: str = "flux") -> str:
-    """The version of the flux on PATH: "0.88.0". Raises :class:`MaterialError`."""
+    """Return the version of the flux on PATH, such as "0.88.0". Raises :class:`MaterialError`."""
     try:
         command = [find_flux(flux_command), "--version"]
-        said = subprocess.run(  # noqa: S603 - found by which
+        output = subprocess.run(  # noqa: S603 - a path that shutil.which returned
             command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True
         ).stdout
     except (BootstrapError, OSError, subprocess.SubprocessError) as error:
-        raise MaterialError(f"{error}; or give the version that rank 0 runs as [Join] flux_version") from error
-    found = re.search(r"[0-9]+\.[0-9]+\.[0-9]+\S*", said)
-    if found is None:
-        raise MaterialError("flux --version names no version: give that of rank 0 as [Join] flux_version")
-    return found[0]
+        raise MaterialError(f"{error}; or set [Join] flux_version to the version of rank 0") from error
+    version = re.search(r"[0-9]+\.[0-9]+\.[0-9]+\S*", output)
+    if version is None:
+        raise MaterialError("flux --version prints no version: set [Join] flux_version to the version of rank 0")
+    return version[0]
 
 
 def _bootstrap_table(bootstrap_dir: Path) -> dict[str, Any]:
@@ -279,7 +283,7 @@ def _bootstrap_table(bootstrap_dir: Path) -> dict[str, Any]:
 
 
 def _read_conf_d(bootstrap_dir: Path) -> dict[str, Any]:
-    """All tables of ``conf.d``, as Flux reads them: file by file, a later table over an earlier."""
+    """Read all tables of ``conf.d`` like Flux: file by file, and a later table replaces an earlier one."""
     tables: dict[str, Any] = {}
     for file in sorted((bootstrap_dir / "conf.d").glob("*.toml")):
         try:
@@ -289,11 +293,11 @@ def _read_conf_d(bootstrap_dir: Path) -> dict[str, Any]:
     return tables
 
 
-# --- several users ----------------------------------------------------------------------------------------
+# --- multi-user instances ---------------------------------------------------------------------------------
 
 
 def why_multi_user(bootstrap_dir: Path) -> str:
-    """What makes the instance one for several users, "" where nothing does. Raises :class:`MaterialError`."""
+    """Return why the instance is multi-user, "" if it is not. Raises :class:`MaterialError`."""
     tables = _read_conf_d(bootstrap_dir)
     for table, key in (("access", "allow-guest-user"), ("exec", "imp")):
         if tables.get(table, {}).get(key):
@@ -304,5 +308,5 @@ def why_multi_user(bootstrap_dir: Path) -> str:
 def _refuse_multi_user(bootstrap_dir: Path) -> None:
     if why := why_multi_user(bootstrap_dir):
         raise MaterialError(
-            f"join = service serves instances of one user; {why}. Use join = directory, or an image"
+            f"join = service serves only single-user instances; {why}. Use join = directory or join = image"
         )

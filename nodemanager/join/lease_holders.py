@@ -1,7 +1,7 @@
-"""Which process uses a launch's lease key, and whether two do: a disk that was copied has all of a node's secrets.
+"""Tracks which process uses a launch's lease key, and detects if two processes do: a copied disk has all secrets.
 
-A client names itself by a word that it makes anew at each start and keeps nowhere. One that is started again has
-another word, and the former is never heard again; of two that live, each is heard after the other.
+A client names itself by a random word that it makes at each start and never stores. A restarted client has a new
+word, and its former word never returns. If two processes run, their words alternate.
 """
 
 from __future__ import annotations
@@ -12,39 +12,45 @@ from typing import NamedTuple
 
 from nodemanager.core.nodes import LaunchId
 
-FORMER_KEPT_MAX = 16  # of one launch
+FORMER_KEPT_MAX = 16  # for each launch
 
 
 class HolderCheck(NamedTuple):
-    """``holds``: a broker may be started by it. ``is_second``: two live, and this says it for the first time."""
+    """The result of one request of a process."""
 
-    holds: bool
-    is_second: bool
+    holds: bool  # whether this process may start a broker
+    is_second: bool  # whether this request is the first sign that two processes are running
 
 
 @dataclass(slots=True)
 class _Holder:
+    """The process that holds a launch, and the other processes that used its lease key."""
+
     name: str
     heard_at: float
-    last_name: str  # who was heard last, this one or another
-    former: list[str] = field(default_factory=list)  # whoever was heard before another was
-    alarmed: set[str] = field(default_factory=set)
+    last_name: str  # the process that made the last request, the holder or another
+    former: list[str] = field(default_factory=list)  # processes whose requests another process's request followed
+    alarmed: set[str] = field(default_factory=set)  # former processes whose return was already reported
 
 
 class LeaseHolders:
-    """By launch. One that has been silent for ``silent_s`` is taken to be gone, and whoever asks next holds."""
+    """Tracks the holder of each launch.
+
+    If a holder has been silent for ``silent_s``, it counts as ended, and the next process to make a request becomes
+    the holder.
+    """
 
     def __init__(self, silent_s: float) -> None:
         self._silent_s = silent_s
         self._kept: dict[LaunchId, _Holder] = {}
 
     def note_request(self, launch: LaunchId, name: str, now_at: float) -> HolderCheck:
-        """Take in that a process which knows the launch's key has asked. ``name`` "" is one that does not say."""
+        """Note a request of a process that knows the launch's key. A process without a name is not checked."""
         if not name:
             return HolderCheck(holds=True, is_second=False)
         holder = self._kept.setdefault(launch, _Holder(name, now_at, name))
         is_second = self._is_new_return(holder, name)
-        # A clock that jumps, to either side, lets the next one in.
+        # abs(): if the clock jumps, in either direction, the next process becomes the holder.
         if name == holder.name or abs(now_at - holder.heard_at) >= self._silent_s:
             holder.name, holder.heard_at = name, now_at
         return HolderCheck(holder.name == name, is_second)
@@ -55,11 +61,11 @@ class LeaseHolders:
 
     @staticmethod
     def _is_new_return(holder: _Holder, name: str) -> bool:
+        """Return whether a former process returns for the first time, and note the request."""
         if name == holder.last_name:
             return False
-        holder.former = [*(it for it in holder.former if it != holder.last_name), holder.last_name][
-            -FORMER_KEPT_MAX:
-        ]
+        others = [former for former in holder.former if former != holder.last_name]
+        holder.former = [*others, holder.last_name][-FORMER_KEPT_MAX:]
         holder.last_name = name
         is_new = name in holder.former and name not in holder.alarmed
         if is_new:

@@ -1,4 +1,4 @@
-"""How much one source may ask: token buckets, so many of them at the most."""
+"""Limits the rate of requests per source, with a bounded number of token buckets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import OrderedDict
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 SOURCES_MAX = 10_000
-NETWORK_BITS = 64  # of an IPv6 address: whoever has one has as a rule the whole network
+NETWORK_BITS = 64  # of an IPv6 address: its owner usually has the whole /64
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
-    """An address, however it is written: ``::ffff:10.0.0.5`` is one of IPv4. None for what is none, as a name."""
+    """Parse an address in any notation; None if ``text`` is not one. ``::ffff:10.0.0.5`` becomes 10.0.0.5."""
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
@@ -20,7 +20,10 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def network_of(source: str) -> str:
-    """Whom an address is counted for: itself, or its /64 where it is of IPv6; what is no address, as it is."""
+    """Return the key by which a source is counted: its IPv4 address, or the /64 of its IPv6 address.
+
+    A text that is not an address is returned unchanged.
+    """
     address = parse_address(source)
     if isinstance(address, IPv6Address):
         return str(ip_network((address, NETWORK_BITS), strict=False))
@@ -28,7 +31,10 @@ def network_of(source: str) -> str:
 
 
 class TokenBuckets:
-    """A bucket a source, filled at ``rate_per_s`` up to ``burst``. The longest unheard of is forgotten first."""
+    """A token bucket for each source. Each bucket fills at ``rate_per_s`` up to ``burst`` tokens.
+
+    If there are more than ``sources_max`` sources, the least recently used one is forgotten.
+    """
 
     def __init__(self, rate_per_s: float, burst: float, sources_max: int = SOURCES_MAX) -> None:
         self._rate_per_s = rate_per_s
@@ -37,7 +43,7 @@ class TokenBuckets:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, source: str, now_s: float) -> float:
-        """Take one from the source's bucket; 0, or how long until there is one."""
+        """Take a token from the source's bucket and return 0. If there is none, return the seconds until one."""
         left, since_s = self._left.pop(source, (self._burst, now_s))
         left = min(self._burst, left + max(0.0, now_s - since_s) * self._rate_per_s)
         granted = left >= 1.0

@@ -1,7 +1,7 @@
-"""The join service: the desk behind TLS. A process of its own, with neither cloud keys nor a handle on Flux.
+"""The join service: serves :class:`JoinAdmission` over TLS, in a process without cloud keys or a handle on Flux.
 
-It takes JSON by POST, bounded in size, time and number; logs who was let in and who was not, and never what they
-showed. The requests are decided one after the other in one thread, which owns the ledger.
+It accepts JSON by POST and limits the size, duration and rate of requests. It logs which nodes were admitted or
+refused, and never logs a ticket or a key. One thread decides all requests in turn and owns the ticket store.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ PATHS = (REDEEM, FETCH, RENEW, REPORT, CLIENT)
 BODY_MAX_BYTES = 16_384
 BODY_WITHIN_S = 10.0
 KEEP_ALIVE_S = 5
-STOP_S = 5  # what requests under way get when the service is told to end
-CONNECTIONS_PER_REQUEST = 2.0  # how much faster than its requests a source's connections may come
-LINES_PER_S = 1 / 60  # of one source that is refused, of one launch that is let in, of one kind of fault
+STOP_S = 5  # how long running requests may take to finish when the service stops
+CONNECTIONS_PER_REQUEST = 2.0  # how many connections a source may open for each request it may make
+LINES_PER_S = 1 / 60  # log lines for each refused source, admitted launch, or kind of fault
 LINES_BURST = 10
-REFUSALS_LOGGED_PER_S = 1.0  # of all sources together
+REFUSALS_LOGGED_PER_S = 1.0  # for all sources together
 REFUSALS_LOGGED_BURST = 200
 FORGET_EVERY_S = 3600.0
-FORGET_AFTER_S = 14 * 86_400.0  # what is remembered of a launch that is no more
+FORGET_AFTER_S = 14 * 86_400.0  # how long data of a past launch is kept
 
 STATUS: Mapping[RefusalCode, int] = {
     RefusalCode.MALFORMED: 400,
@@ -84,7 +84,7 @@ STATUS: Mapping[RefusalCode, int] = {
     RefusalCode.UNAVAILABLE: 503,
 }
 
-# The others are for us to say.
+# Only the service itself may report the other phases.
 PHASES_FROM_NODES = frozenset(JoinPhase) - {JoinPhase.REDEEMED, JoinPhase.REPLAYED}
 
 _Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
@@ -95,10 +95,10 @@ _B = TypeVar("_B", bound="_Body")
 
 
 class ServiceNotReady(Exception):
-    """The service cannot be started, and why."""
+    """The service cannot start. The text says why."""
 
 
-# --- what may be asked ------------------------------------------------------------------------------------
+# --- the bodies of requests -------------------------------------------------------------------------------
 
 
 class _Body(BaseModel):
@@ -128,29 +128,35 @@ class _Report(_Fetch):
 
 @dataclass(frozen=True)
 class RequestLimits:
+    """The rate of requests that each source may make."""
+
     requests_per_s: float = 20.0
     requests_burst: float = 200.0
 
 
 class JoinApi:
-    """The way from a request to the desk and back."""
+    """Translates HTTP requests into calls of :class:`JoinAdmission`, and its answers into HTTP responses."""
 
     def __init__(
-        self, desk: JoinAdmission, limits: RequestLimits, monotonic_s: Callable[[], float] = time.monotonic
+        self,
+        admission: JoinAdmission,
+        limits: RequestLimits,
+        monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._admission = desk
+        self._admission = admission
         self._buckets = TokenBuckets(limits.requests_per_s, limits.requests_burst)
         self._monotonic_s = monotonic_s
-        # Who knocks must not fill the disk; nor who was let in.
+        # Neither refused nor admitted clients may fill the disk with log lines.
         self._refusal_lines = TokenBuckets(LINES_PER_S, LINES_BURST)
         self._granted_lines = TokenBuckets(LINES_PER_S, LINES_BURST)
         self._all_refusals = TokenBuckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)
-        # SQLite waits for the disk: in a thread of its own, not in the loop's.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="desk")
+        # SQLite waits for the disk, so it runs in its own thread and not in the event loop's.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
         self._log: Any = structlog.get_logger()
         self._client_source = Path(flux_node_join.__file__).read_text(encoding="utf-8")
 
     def make_app(self) -> Starlette:
+        """Build the ASGI application."""
         app = Starlette(
             routes=[
                 Route(REDEEM, self._route(_Redeem, self._redeem), methods=["POST"]),
@@ -166,12 +172,12 @@ class JoinApi:
         return app
 
     def _rate_refusal(self, path: str, source: str) -> Refusal | None:
-        """Of whatever is asked, before it is looked at."""
+        """Count a request of any path and method. Return a refusal if its source is too fast."""
         wait_s = self._buckets.take(network_of(source), self._monotonic_s())
         if not wait_s:
             return None
         refusal = Refusal(RefusalCode.TOO_MANY, retry_after_s=wait_s)
-        # A path that is none of ours may be anything, a ticket too.
+        # Do not log an unknown path: it could contain a ticket.
         self._log_answer(path if path in PATHS else "another path", source, refusal)
         return refusal
 
@@ -190,7 +196,7 @@ class JoinApi:
         return self._admission.report(LaunchId(body.launch), body.key, body.phase, body.detail, source)
 
     async def forget_periodically(self) -> None:
-        """Drop what is remembered of launches long gone, for ever."""
+        """Delete the data of past launches every hour, until cancelled."""
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
             try:
@@ -226,7 +232,7 @@ class JoinApi:
             return Refusal(RefusalCode.TOO_LARGE)
         try:
             body = kind.model_validate_json(raw)
-        except ValidationError:  # what it says may hold what was sent
+        except ValidationError:  # do not log it: its text may contain the request
             return Refusal(RefusalCode.MALFORMED)
         return await asyncio.get_running_loop().run_in_executor(self._thread, decide, body, source)
 
@@ -256,12 +262,12 @@ class JoinApi:
             return bool(is_news) and not self._granted_lines.take(answer.launch, now_s)
         if self._refusal_lines.take(network_of(source), now_s):
             return False
-        # Who has shown that it knows a launch's secret is not drowned by those who have not.
+        # Always log clients that know a launch's secret, no matter how many others are refused.
         return answer.launch is not None or not self._all_refusals.take("", now_s)
 
 
 class _RateLimited:
-    """Every request of a source counts, whatever path and method it is of."""
+    """Middleware that limits the rate of each source's requests, whatever their path and method."""
 
     def __init__(self, app: ASGIApp, too_many: Callable[[str, str], Refusal | None]) -> None:
         self._app = app
@@ -277,7 +283,7 @@ def _source(request: Request) -> str:
 
 
 async def _read_body(request: Request) -> bytes | None:
-    """The request's body; None if it is too large, of which no more than that is read."""
+    """Return the request's body; None if it is larger than ``BODY_MAX_BYTES``, where reading stops."""
     chunks: list[bytes] = []
     size_bytes = 0
     async for chunk in request.stream():
@@ -293,12 +299,12 @@ def _response(answer: Answer) -> Response:
         return JSONResponse(dict(answer.body))
     headers = {"Retry-After": str(int(answer.retry_after_s) + 1)} if answer.retry_after_s else {}
     if answer.code in (RefusalCode.TOO_LARGE, RefusalCode.TOO_SLOW):
-        headers["Connection"] = "close"  # what is still on its way is no request
+        headers["Connection"] = "close"  # the unread rest of the body must not be parsed as a request
     return JSONResponse({"error": str(answer.code)}, STATUS[answer.code], headers)
 
 
 async def _http_error_response(request: Request, error: Exception) -> Response:
-    """No such path, or not by this method: in the words of the protocol, without those of the request."""
+    """Answer an unknown path or method with the protocol's error, without repeating anything from the request."""
     del request
     status = error.status_code if isinstance(error, HTTPException) else 400
     return JSONResponse({"error": str(RefusalCode.MALFORMED)}, status)
@@ -308,7 +314,7 @@ async def _http_error_response(request: Request, error: Exception) -> Response:
 
 
 class _TimeoutProtocol(H11Protocol):
-    """A connection on which no request is under way is not kept open for long, whatever part of one it sends."""
+    """Closes a connection if the headers of its next request do not arrive in time."""
 
     headers_s: float
     on_lost: Callable[[], None]
@@ -337,9 +343,10 @@ class _TimeoutProtocol(H11Protocol):
 
 
 class JoinServer(uvicorn.Server):
-    """An application behind TLS and a :class:`Gate`. It says when it listens, and not before.
+    """Serves an application behind TLS and a :class:`ConnectionGate`.
 
-    ``requests_per_s`` and ``burst`` are what one source may ask; its connections may come a little faster.
+    ``limits`` is the rate of each source's requests. A source may open connections ``CONNECTIONS_PER_REQUEST``
+    times as fast. When it listens, it logs ``join_service_started`` with ``started_fields``.
     """
 
     started_fields: Mapping[str, str] = MappingProxyType({})
@@ -359,7 +366,7 @@ class JoinServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # the source is whoever connects, loopback too
+                proxy_headers=False,  # the source is always the connection's peer, even on loopback
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=STOP_S,
             )
@@ -371,7 +378,10 @@ class JoinServer(uvicorn.Server):
         self._connections = TokenBuckets(rate * limits.requests_per_s, rate * limits.requests_burst)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own, which has TLS begin before anybody can count. Raises :class:`ServiceNotReady`."""
+        """Start to listen. Raises :class:`ServiceNotReady`.
+
+        It replaces uvicorn's own method, which starts TLS before connections can be counted.
+        """
         del sockets
         loop = asyncio.get_running_loop()
         gate = ConnectionGate(self._context, self._bounds, self._is_too_fast, self._make_protocol)
@@ -393,21 +403,21 @@ class JoinServer(uvicorn.Server):
 
 
 def fault_logger(log: Any, monotonic_s: Callable[[], float] = time.monotonic) -> Callable[..., None]:
-    """For an event loop: what it would log of each connection and each try to accept one, now and then."""
+    """Return an exception handler for an event loop. It logs connection faults, a few lines for each kind."""
     lines = TokenBuckets(LINES_PER_S, LINES_BURST)
 
-    def tell(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def log_fault(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         del loop
         what = str(context.get("message") or "a fault")
         if not lines.take(what, monotonic_s()):
             log.error("connection_fault", what=what, why=repr(context.get("exception")))
 
-    return tell
+    return log_fault
 
 
 def make_admission(site: Site) -> JoinAdmission:
-    """The desk of a site, from the files that ``init`` made. Raises :class:`ServiceNotReady`."""
-    paths, folder = MaterialPaths(site.join.material_dir), ExchangePaths(site.join.material_dir)
+    """Build the admission of a site from the files that ``init`` made. Raises :class:`ServiceNotReady`."""
+    paths, exchange = MaterialPaths(site.join.material_dir), ExchangePaths(site.join.material_dir)
     rules = AdmissionRules(
         head_host=site.flux.head_host,
         head_address=site.flux.head_address,
@@ -422,9 +432,9 @@ def make_admission(site: Site) -> JoinAdmission:
         return JoinAdmission(
             key=read_site_key(paths.site_key),
             rules=rules,
-            roster=RosterFile(folder.roster, time.monotonic, time.time),
+            roster=RosterFile(exchange.roster, time.monotonic, time.time),
             material=material.current,
-            ledger=TicketStore(folder.ledger),
+            store=TicketStore(exchange.ledger),
             wall_at=time.time,
         )
     except (MaterialError, KeyUnusableError, TicketStoreError) as error:
@@ -435,26 +445,26 @@ async def serve(site: Site) -> None:
     """Run until SIGTERM or SIGINT. Raises :class:`ServiceNotReady`."""
     log: Any = structlog.get_logger()
     paths = MaterialPaths(site.join.material_dir)
-    desk = make_admission(site)
+    admission = make_admission(site)
     try:
         pin, context = fingerprint(paths.tls_certificate), tls_context(paths)
     except MaterialError as error:
         raise ServiceNotReady(str(error)) from error
     limits = RequestLimits(site.join.requests_per_s, site.join.requests_burst)
-    counter = JoinApi(desk, limits)
+    api = JoinApi(admission, limits)
     wanted = ConnectionBounds()
     bounds = replace(wanted, connections_max=allowed_connections(wanted.connections_max))
     if bounds != wanted:
         log.warning("few_connections", connections_max=bounds.connections_max, why="raise the limit of open files")
-    server = JoinServer(counter.make_app(), site.join.listen, context, limits, bounds)
-    # Of what is no request uvicorn would say a line each.
+    server = JoinServer(api.make_app(), site.join.listen, context, limits, bounds)
+    # uvicorn would log a line for every invalid request.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     asyncio.get_running_loop().set_exception_handler(fault_logger(log))
-    # uvicorn ends at these, and then gives them back to whoever handled them before.
+    # uvicorn stops at these signals, and afterwards raises them again for the previous handlers: ignore them there.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.started_fields = {"listen": site.join.listen, "fingerprint": pin}
-    forgetting = asyncio.create_task(counter.forget_periodically())
+    forgetting = asyncio.create_task(api.forget_periodically())
     try:
         await server.serve()
     finally:

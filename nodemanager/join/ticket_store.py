@@ -1,7 +1,7 @@
-"""What the join service remembers, in SQLite: which tickets are used, and what nodes reported.
+"""Stores used tickets and nodes' reports in SQLite. The join service writes the file, the manager reads reports.
 
-Of a used ticket it keeps the launch and a hash of the nonce that came with it: nothing that opens anything. A mark
-is on disk before the answer leaves. The manager reads the reports from the same file, and writes nothing.
+For a used ticket the store keeps the launch and a hash of the client's nonce, which grant no access. The mark is on
+disk before the service answers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from nodemanager.core.facts import JoinFact, NodeMeasured, NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId
 from nodemanager.core.slots import Hardware
 
-REPORTS_KEPT_MAX = 50  # of one launch
-REPLAYS_KEPT_MAX = 10
+REPORTS_KEPT_MAX = 50  # for each launch
+REPLAYS_KEPT_MAX = 10  # for each launch
 DETAIL_MAX_CHARS = 2000
-READ_MAX = 1000  # reports read at once
-# More than any machine has. What a node says of itself is laid out core by core, should its type be declared anew.
+READ_MAX = 1000  # reports on one page
+# More than any machine has. Limits are needed because a node type may be redeclared from a node's report, and then
+# every core is laid out.
 THREADS_MAX = 100_000
 GPUS_MAX = 10_000
 MEMORY_MAX_BYTES = 2**60
@@ -44,15 +45,15 @@ CREATE INDEX IF NOT EXISTS reports_of_launch ON reports (launch, id);
 """
 
 
-Reports = tuple[tuple[int, JoinFact], ...]  # each with its id, oldest first
+Reports = tuple[tuple[int, JoinFact], ...]  # (id, report), oldest first
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPage:
-    """What stands in a ledger beyond a place, up to ``READ_MAX`` rows. The oldest first.
+    """A page of reports, oldest first, ``READ_MAX`` rows at most.
 
-    ``ledger`` tells one ledger from the one that takes its place. ``unreadable`` says of each row that is no report
-    why.
+    ``store_mark`` identifies the store, so that a reader notices if another file has replaced it. ``last_id`` is
+    the id up to which rows have been read. ``unreadable`` explains each row that is not a valid report.
     """
 
     store_mark: int
@@ -63,11 +64,11 @@ class ReportPage:
 
 
 class TicketStoreError(Exception):
-    """The file cannot be opened, read or written now."""
+    """The store's file cannot be opened, read or written."""
 
 
 class TicketStore:
-    """The service's own file. Used by one thread at a time. Every method raises :class:`LedgerError`."""
+    """The service's side of the store, for one thread at a time. Every method raises :class:`TicketStoreError`."""
 
     def __init__(self, path: Path | str) -> None:
         try:
@@ -77,22 +78,23 @@ class TicketStore:
         except (sqlite3.Error, OSError) as error:
             raise TicketStoreError(f"{path} cannot be used: {error}") from error
         try:
-            # What was answered must be remembered after a power failure too.
+            # A mark must survive a power failure, because its answer may have been sent.
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             (mark,) = self._db.execute("PRAGMA user_version").fetchone()
-            if not mark:  # who reads it is to know it from the next one
+            if not mark:  # a new store: readers tell it from other stores by this random mark
                 self._db.execute(f"PRAGMA user_version = {1 + secrets.randbelow(_MARK_MAX)}")
         except sqlite3.Error as error:
             self._db.close()
             raise TicketStoreError(f"{path} cannot be used: {error}") from error
 
     def close(self) -> None:
+        """Close the file."""
         self._db.close()
 
     def mark_used(self, launch: LaunchId, nonce_hash: str, source: str, now_at: float) -> str:
-        """Mark a ticket as used; give the hash of the nonce that it was first used with, this one or another."""
+        """Mark a ticket as used. Return the hash of the nonce that it was first used with: this one or another."""
         row = (launch, nonce_hash, source, now_at)
         try:
             self._db.execute("INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (launch) DO NOTHING", row)
@@ -101,15 +103,15 @@ class TicketStore:
         return self.nonce_hash_of(launch) or nonce_hash
 
     def nonce_hash_of(self, launch: LaunchId) -> str | None:
-        """The hash of the nonce that the ticket was used with; None if it was not used."""
+        """Return the hash of the nonce that the launch's ticket was used with; None if it is unused."""
         try:
-            found = self._db.execute("SELECT nonce_hash FROM used WHERE launch = ?", [launch]).fetchone()
+            row = self._db.execute("SELECT nonce_hash FROM used WHERE launch = ?", [launch]).fetchone()
         except sqlite3.Error as error:
-            raise TicketStoreError(f"whether a ticket was used could not be read: {error}") from error
-        return str(found[0]) if found is not None else None
+            raise TicketStoreError(f"the use of a ticket cannot be read: {error}") from error
+        return str(row[0]) if row is not None else None
 
     def keep_report(self, report: NodeReported) -> None:
-        """Keep a report for the manager. Only the latest of a launch are kept, and only so many replays of it."""
+        """Store a report for the manager. For each launch, keep the latest reports and the first few replays."""
         row = (report.launch, report.phase, report.detail[:DETAIL_MAX_CHARS], report.reported_at)
         is_replay = report.phase is JoinPhase.REPLAYED
         kept_max = REPLAYS_KEPT_MAX if is_replay else REPORTS_KEPT_MAX
@@ -127,7 +129,7 @@ class TicketStore:
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise TicketStoreError(f"a report could not be kept: {error}") from error
+            raise TicketStoreError(f"a report could not be stored: {error}") from error
 
     def _count_replays(self, launch: LaunchId) -> int:
         rows = self._db.execute(
@@ -136,7 +138,7 @@ class TicketStore:
         return int(rows.fetchone()[0])
 
     def forget(self, current: Iterable[LaunchId], before_at: float) -> None:
-        """Drop what is older than a moment, and of no launch that is current."""
+        """Delete marks and reports from before a time, except those of current launches."""
         try:
             self._db.execute("CREATE TEMP TABLE IF NOT EXISTS current (launch TEXT PRIMARY KEY)")
             self._db.execute("BEGIN IMMEDIATE")
@@ -144,40 +146,41 @@ class TicketStore:
             self._db.executemany("INSERT OR IGNORE INTO current VALUES (?)", ([launch] for launch in current))
             for table, column in (("used", "used_at"), ("reports", "reported_at")):
                 self._db.execute(
-                    f"DELETE FROM {table} WHERE {column} < ? AND launch NOT IN (SELECT launch FROM current)",  # noqa: S608 - names of ours
+                    f"DELETE FROM {table} WHERE {column} < ? AND launch NOT IN (SELECT launch FROM current)",  # noqa: S608 - our own names
                     [before_at],
                 )
             self._db.execute("COMMIT")
         except sqlite3.Error as error:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise TicketStoreError(f"old marks could not be dropped: {error}") from error
+            raise TicketStoreError(f"old marks could not be deleted: {error}") from error
 
     def reports(self, after: int) -> Reports:
-        """The reports beyond an id, each with its own, oldest first."""
+        """Return the reports after an id, oldest first."""
         return tuple((id_, fact) for id_, fact in _read_rows(self._db, after) if not isinstance(fact, str))
 
 
-def read_page(path: Path, ledger: int, place: int) -> ReportPage | None:
-    """What stands beyond a place of a ledger; from the start where it is another ledger. None where there is none.
+def read_page(path: Path, store_mark: int, last_id: int) -> ReportPage | None:
+    """Read the reports after ``last_id``, for the manager. None if there is no store yet.
 
-    Raises :class:`LedgerError`.
+    If the store's mark is not ``store_mark``, another store has replaced it, and reading starts from its beginning.
+    Raises :class:`TicketStoreError`.
     """
     if not path.exists():
         return None
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S)) as db:
-            db.execute("BEGIN")  # all of one moment
+            db.execute("BEGIN")  # one consistent view for all reads
             mark = int(db.execute("PRAGMA user_version").fetchone()[0])
-            last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'reports'").fetchone()
-            # One that was restored is the same, and was here before: it is behind what was read.
-            goes_on = mark == ledger and (last[0] if last is not None else 0) >= place
-            rows = _read_rows(db, place if goes_on else 0)
+            newest = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'reports'").fetchone()
+            # A store restored from a backup has the same mark, but its newest id is below the last one read.
+            continues = mark == store_mark and (newest[0] if newest is not None else 0) >= last_id
+            rows = _read_rows(db, last_id if continues else 0)
     except sqlite3.Error as error:
         raise TicketStoreError(f"{path} cannot be read: {error}") from error
     return ReportPage(
         store_mark=mark,
-        last_id=rows[-1][0] if rows else (place if goes_on else 0),
+        last_id=rows[-1][0] if rows else (last_id if continues else 0),
         facts=tuple(fact for _, fact in rows if not isinstance(fact, str)),
         unreadable=tuple(fact for _, fact in rows if isinstance(fact, str)),
         is_last=len(rows) < READ_MAX,
@@ -185,7 +188,7 @@ def read_page(path: Path, ledger: int, place: int) -> ReportPage | None:
 
 
 def _read_rows(db: sqlite3.Connection, after: int) -> list[tuple[int, JoinFact | str]]:
-    """Rows beyond an id: each a fact, or why it is none."""
+    """Return the rows after an id as (id, fact). An invalid row has an explanation instead of the fact."""
     query = "SELECT id, launch, phase, detail, reported_at FROM reports WHERE id > ? ORDER BY id LIMIT ?"
     return [(row[0], _fact_from_row(*row)) for row in db.execute(query, (after, READ_MAX))]
 
@@ -200,27 +203,27 @@ def _fact_from_row(id_: int, launch: str, phase: str, detail: str, reported_at: 
         return f"report {id_} of {launch}: {fault}"
 
 
-# --- what a machine has -----------------------------------------------------------------------------------
+# --- the hardware of a machine ----------------------------------------------------------------------------
 
 
 def encode_hardware(hardware: Hardware) -> str:
-    """As :func:`decoded_hardware` reads it, and nothing else that came with it."""
+    """Return the JSON that :func:`decode_hardware` reads, without any other keys."""
     return json.dumps(asdict(hardware))
 
 
 def decode_hardware(text: str) -> Hardware:
-    """What a client says of its machine, as a JSON object of four whole numbers. Raises ``ValueError``."""
+    """Parse a client's report about its machine, a JSON object of four whole numbers. Raises ``ValueError``."""
     try:
-        read = json.loads(text)
+        document = json.loads(text)
     except RecursionError as error:
-        raise ValueError("it is nested too deep") from error
-    if not isinstance(read, dict) or not all(
-        _is_count(read.get(name), most) for name, most in _HARDWARE_MAX.items()
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(document, dict) or not all(
+        _is_count(document.get(name), most) for name, most in _HARDWARE_MAX.items()
     ):
-        raise ValueError(f"an object of whole numbers is needed: {_HARDWARE_ALLOWED}")
-    hardware = Hardware(*(read[name] for name in _HARDWARE_MAX))
+        raise ValueError(f"it must be an object of whole numbers: {_HARDWARE_ALLOWED}")
+    hardware = Hardware(*(document[name] for name in _HARDWARE_MAX))
     if hardware.cores > hardware.threads:
-        raise ValueError("a core has one thread or more, so there are no more cores than threads")
+        raise ValueError("it has more cores than threads, but each core has at least one thread")
     return hardware
 
 

@@ -1,7 +1,7 @@
-"""Tickets and lease keys: HMAC-SHA256 (RFC 2104) under the site's key.
+"""Computes tickets and lease keys: HMAC-SHA256 (RFC 2104) with the site key.
 
-Both are computed, never stored: the same launch has the same ticket for ever, so its user-data is the same at every
-try of its create. That a ticket works once is for the ledger to remember.
+Neither is stored. A launch always has the same ticket, so a repeated create sends the same user-data. The ticket
+store makes sure that a ticket works only once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class KeyUnusableError(Exception):
-    """The site's key is not there, not a key, or not secret; the text says what to do."""
+    """The site key is missing, invalid or readable by others. The text says what to do."""
 
 
 class SiteKey:
-    """The secret that all tickets of a site are made with. It shows itself nowhere."""
+    """The secret from which all tickets of a site are computed. Its ``repr`` hides it."""
 
     __slots__ = ("_key",)
 
@@ -35,41 +35,41 @@ class SiteKey:
         return "SiteKey(...)"
 
     def ticket(self, launch: LaunchId) -> str:
-        """What the user-data of a launch carries, as 64 hexadecimal digits."""
+        """Return the ticket in a launch's user-data: 64 hexadecimal digits."""
         return self._mac("ticket", launch)
 
     def lease_key(self, launch: LaunchId, nonce_hash: str) -> str:
-        """What the node that redeemed the ticket shows from then on. Another nonce would have another one."""
+        """Return the key of the node that redeemed the ticket with this nonce: 64 hexadecimal digits."""
         return self._mac("lease", launch, nonce_hash)
 
     def _mac(self, *parts: str) -> str:
-        # NUL stands in none of them, so no two lists of parts make the same message.
+        # No part contains NUL, so different lists of parts give different messages.
         return hmac.new(self._key, "\0".join(parts).encode(), hashlib.sha256).hexdigest()
 
 
 def equal_secrets(one: str, other: str) -> bool:
-    """Compare two secrets without telling by the time it takes how far they agree."""
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(one.encode(), other.encode())
 
 
 def hash_nonce(nonce: str) -> str:
-    """All that is kept of a client's nonce."""
+    """Return the hash of a client's nonce, the only form in which the service stores it."""
     return hashlib.sha256(nonce.encode()).hexdigest()
 
 
 def make_site_key(path: Path) -> None:
-    """Write a new key, readable for its owner only. Raises ``FileExistsError``: a key is never overwritten."""
+    """Write a new site key, mode 0600. Raises ``FileExistsError``, because a key must never be overwritten."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
         file.write(secrets.token_hex(KEY_BYTES) + "\n")
 
 
 def is_open_to_others(status: os.stat_result) -> bool:
-    """Whether anybody but its owner may read or write a file that holds a secret."""
+    """Return whether anybody except the file's owner may read, write or execute it."""
     return bool(status.st_mode & _OTHERS)
 
 
 def read_site_key(path: Path) -> SiteKey:
-    """Raises :class:`KeyUnusableError`."""
+    """Read the site key. Raises :class:`KeyUnusableError`."""
     try:
         with path.open(encoding="ascii", errors="replace") as file:
             if is_open_to_others(os.fstat(file.fileno())):
@@ -82,7 +82,7 @@ def read_site_key(path: Path) -> SiteKey:
     try:
         key = bytes.fromhex(text)
     except ValueError:
-        key = b""  # the error would show what was read
+        key = b""  # do not chain the exception: its text would show the key
     if len(key) != KEY_BYTES:
-        raise KeyUnusableError(f"{path} must hold {2 * KEY_BYTES} hexadecimal digits, as init wrote them")
+        raise KeyUnusableError(f"{path} must contain {2 * KEY_BYTES} hexadecimal digits, as init wrote them")
     return SiteKey(key)

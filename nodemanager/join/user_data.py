@@ -1,7 +1,8 @@
-"""What a node runs at boot where it joins by ticket: a /bin/sh script, the same bytes for the same launch.
+"""Builds the script that a node runs at boot to join by ticket. The same launch always gets the same bytes.
 
-It holds the ticket, where the join service is and how its certificate is known, and no key. Where the image does
-not bring flux-node-join, it is fetched from the service, over the same pinned TLS.
+The /bin/sh script contains the ticket, the join service's addresses and its certificate's fingerprint, but no key.
+If the image does not contain flux-node-join, the script downloads it from the service and checks the same
+fingerprint.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from nodemanager.join.tickets import KeyUnusableError, SiteKey, read_site_key
 SIZE_MAX_BYTES = 4096
 
 
-# Providers whose metadata service tells a spot node that it is about to be taken back.
+# Providers whose metadata service announces that a spot node will be reclaimed.
 NOTICE_SERVICES = {Provider.EC2: "ec2", Provider.GCE: "gce", Provider.AZURE: "azure"}
 
 
 class UserDataError(Exception):
-    """No node can be made to join as the site is; the text says why."""
+    """With this configuration no node can join. The text says why."""
 
 
 class JoinUserData:
-    """The scripts of one site. Its files are read once. Raises :class:`UserDataError`."""
+    """Builds the scripts of one site. Reads the site's files once. Raises :class:`UserDataError`."""
 
     def __init__(self, site: Site) -> None:
         paths = MaterialPaths(site.join.material_dir)
@@ -43,25 +44,29 @@ class JoinUserData:
 
 
 def join_script(values: Mapping[str, str], client: str) -> str:
-    """The script with these settings. ``client``: the path of flux-node-join in the image; "" has it fetched."""
+    """Return the script with these settings. Raises :class:`UserDataError` if it is too large.
+
+    ``client`` is the path of flux-node-join in the image. If it is "", the script downloads the client.
+    """
     lines = [f"export FLUX_NODE_JOIN_{name}={shell_quote(value)}" for name, value in sorted(values.items())]
     start = f"exec {shell_quote(client)}\n" if client else _FETCH_CLIENT
-    made = _SCRIPT_HEAD + "\n".join(lines) + "\n" + start
-    size_bytes = len(made.encode())
+    text = _SCRIPT_HEAD + "\n".join(lines) + "\n" + start
+    size_bytes = len(text.encode())
     if size_bytes >= SIZE_MAX_BYTES:
         raise UserDataError(
-            f"the user-data would have {size_bytes} bytes, {SIZE_MAX_BYTES} are too many: shorten [Join] addresses"
+            f"the user-data would have {size_bytes} bytes, and must have less than {SIZE_MAX_BYTES}: shorten [Join]"
+            " addresses"
         )
-    return made
+    return text
 
 
 def shell_quote(value: str) -> str:
-    """A word of the shell, in quotes whatever it holds: what is safe without is not for us to judge."""
+    """Quote a word for the shell. It always adds quotes, so it need not decide which characters are safe."""
     return "'" + value.replace("'", "'\\''") + "'"
 
 
 def _script_values(site: Site, pin: str) -> dict[str, str]:
-    # A local node runs this machine's flux; any other one that of its image.
+    # A local node runs this machine's flux. Every other node runs its image's flux.
     flux = find_flux(site.join.flux) if site.cloud.provider is Provider.LOCAL else site.join.flux
     return {
         "ADDRESSES": " ".join(site.join.addresses),
@@ -85,8 +90,8 @@ set -u
 umask 077
 """
 
-# A node that nobody lets in must end its own cost too, so the fetch is given up after the same silence; and one
-# that cannot keep anything ends then, so that there is time to look at it.
+# A node that cannot download the client must end its own cost too: it gives up after the same silence. If its
+# folder cannot be created, the node first waits that long, so that somebody can inspect it.
 _FETCH_CLIENT = """\
 export FLUX_NODE_JOIN_PARENT="$PPID"
 mkdir -p "$FLUX_NODE_JOIN_DIR" || {

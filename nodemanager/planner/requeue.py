@@ -41,5 +41,5 @@ def _is_unconfirmed(snapshot: Snapshot) -> bool:
 
 
 def _is_drained(node: Node) -> bool:
-    """Whether the node is drained. For a tenth of a second after a node's death Flux may still give it to a job."""
+    """Whether the node is drained. If not, Flux may give it to the next job just after its death (for 0.1 s)."""
     return node.rank is not None and node.rank.drain_reason is not None

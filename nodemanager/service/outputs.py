@@ -34,10 +34,10 @@ class Outputs:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._journal = HistoryWriter(
+        self._writer = HistoryWriter(
             site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
         )
-        self._chronicle = HistoryThread([self.board.take_in, self._metrics.take_in, self._journal.take_in])
+        self._history_thread = HistoryThread([self.board.take_in, self._metrics.take_in, self._writer.take_in])
         self._server: WebServer | None = None
         self._status: Document = {}
         self._status_made_s = float("-inf")
@@ -45,7 +45,7 @@ class Outputs:
 
     def publish(self, published: Publication) -> None:
         self.board.publish(published)
-        self._chronicle.publish(published)
+        self._history_thread.publish(published)
 
     def status(self) -> Document:
         """Return the status document for requests through Flux. Any user may ask, so it is made once a second."""
@@ -58,8 +58,8 @@ class Outputs:
 
     def start(self, service: SteeredService) -> None:
         """Start the threads, and the web server unless ``[Web] listen = off``."""
-        self._journal.start()
-        self._chronicle.start()
+        self._writer.start()
+        self._history_thread.start()
         place = parse_listen(self._site.web.listen)
         if place is None:
             return
@@ -68,9 +68,9 @@ class Outputs:
             by_socket=isinstance(place, UnixSocket),
             jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
         )
-        journal = HistoryReader(self._journal.path, self._site.journal.size_max_bytes)
-        served = WebContext(self.board, self._metrics, journal, Control(self.board, service), access)
-        self._server = WebServer(place, served, self._site.web.hosts)
+        reader = HistoryReader(self._writer.path, self._site.journal.size_max_bytes)
+        context = WebContext(self.board, self._metrics, reader, Control(self.board, service), access)
+        self._server = WebServer(place, context, self._site.web.hosts)
         self._server.start()
 
     def _token(self) -> str | None:
@@ -84,5 +84,5 @@ class Outputs:
         """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
         if self._server is not None:
             self._server.stop(within_s)
-        self._chronicle.stop(within_s)
-        self._journal.stop(within_s)
+        self._history_thread.stop(within_s)
+        self._writer.stop(within_s)

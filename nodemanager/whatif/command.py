@@ -1,4 +1,4 @@
-"""``flux-node-manager simulate``: what it takes, what it runs, what it writes."""
+"""The verb ``simulate``: its options, its runs, and its outputs."""
 
 from __future__ import annotations
 
@@ -45,43 +45,47 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
-EXIT_CLOSED = 141  # as shells have it of one that SIGPIPE ended
+EXIT_CLOSED = 141  # as shells report a process that SIGPIPE ended
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What ``simulate`` takes beside ``--config``."""
+    """Add the options of ``simulate``."""
     group = parser.add_argument_group("for simulate")
-    group.add_argument("--compare", nargs="+", default=[], metavar="OTHER.INI", help="the same under other sites")
-    group.add_argument("--sweep", metavar="KEY=FROM..TO", help="the same with other values of one key of the site")
+    group.add_argument("--compare", nargs="+", default=[], metavar="OTHER.INI", help="compare with other sites")
+    group.add_argument("--sweep", metavar="KEY=FROM..TO", help="compare with other values of one key of the site")
     group.add_argument(
-        "--baselines", default="all", metavar="NAMES", help=f"all, none, or of {', '.join(BASELINES)}"
+        "--baselines",
+        default="all",
+        metavar="NAMES",
+        help=f"run these baselines: all, none, or some of {', '.join(BASELINES)}",
     )
     group.add_argument("--processors", choices=[it.value for it in Processors], default=Processors.CORES.value,
-                       help="what one processor of a trace is")  # fmt: skip
+                       help="read one processor of a trace as a core or as a whole node")  # fmt: skip
     group.add_argument(
         "--learn-from",
         metavar="JOURNAL",
-        help="how nodes fare, where [Simulation] does not say it: by this journal of the service (journal: the "
-        "site's own), or none; unless given, by the journal that is WORKLOAD",
+        help="learn from this journal of the service how the site's nodes behave, for keys that [Simulation] does "
+        "not set (journal: the site's own; none: do not learn); default: the journal given as WORKLOAD, if it is "
+        "one",
     )
     group.add_argument(
-        "--jobs", type=_whole_number, metavar="N", help="only the first N jobs; for chaos: N runs at once"
+        "--jobs", type=_whole_number, metavar="N", help="replay only the first N jobs; for chaos: do N runs at once"
     )
-    group.add_argument("--seed", type=_whole_number, metavar="N", help="instead of the site's")
+    group.add_argument("--seed", type=_whole_number, metavar="N", help="use this seed instead of the site's")
     group.add_argument(
         "--processes",
         type=_whole_number,
         default=len(os.sched_getaffinity(0)),
         metavar="N",
-        help="how many policies are replayed at once; unless given, as many as there are processors",
+        help="replay N policies at once; default: the number of processors",
     )
-    group.add_argument("--actors", action="store_true", help="through the production actors: exact and slow")
-    group.add_argument("--report", metavar="OUT.HTML", help="write a page to look at")
-    group.add_argument("--journal", metavar="OUT.JSONL", help="write what came in and what was decided")
+    group.add_argument("--actors", action="store_true", help="replay through the production actors: exact and slow")
+    group.add_argument("--report", metavar="OUT.HTML", help="write a report as an HTML page")
+    group.add_argument("--journal", metavar="OUT.JSONL", help="write the jobs, nodes and decisions of the run")
 
 
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
-    """Replay a workload under this site's policy, and see cost and wait."""
+    """Replay a workload under the site's policy, and print its cost and waits. Return the exit status."""
     if chosen.subject is None:
         print("simulate needs a WORKLOAD: see doc/what-if.md", file=sys.stderr)
         return EXIT_USAGE
@@ -100,7 +104,7 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def _simulate(site: Site, chosen: argparse.Namespace) -> int:
-    """What cannot be written is said before the runs; at the end it costs nothing else of what was asked for."""
+    """Check the outputs, run the study, write it. If one output fails at the end, the others are still written."""
     check_standard_output()
     with open_output("--report", chosen.report) as report, open_output("--journal", chosen.journal) as journal:
         check_apart({"--report": report, "--journal": journal}, _inputs(site, chosen))
@@ -129,11 +133,11 @@ def _simulate(site: Site, chosen: argparse.Namespace) -> int:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """SIGTERM ends the study as Ctrl-C does: files are closed, and no process goes on by itself."""
+    """Let SIGTERM end the study as Ctrl-C does: files are closed, and no worker process is left."""
 
     def end(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)  # once is enough
-        raise SystemExit(128 + number)  # as shells have it
+        signal.signal(number, signal.SIG_IGN)  # one signal is enough
+        raise SystemExit(128 + number)  # the shells' convention
 
     before = signal.signal(signal.SIGTERM, end)
     try:
@@ -143,7 +147,7 @@ def _sigterm_raises() -> Iterator[None]:
 
 
 def _inputs(site: Site, chosen: argparse.Namespace) -> dict[str, Path]:
-    """The files that are read, by what they are."""
+    """The input files, by their role."""
     named = {"the WORKLOAD": chosen.subject, "--learn-from": chosen.learn_from}
     read = {what: history_path(name, site) or Path(name) for what, name in named.items() if name is not None}
     return {**read, "--config": site.path, **{f"--compare {path}": Path(path) for path in chosen.compare}}
@@ -152,54 +156,54 @@ def _inputs(site: Site, chosen: argparse.Namespace) -> dict[str, Path]:
 def _render(study: Study, chosen: argparse.Namespace) -> str:
     if chosen.json:
         return json.dumps(as_json(study), indent=1) + "\n"
-    console = Console(markup=False, emoji=False)  # names of types and files are no markup
-    with console.capture() as told:
+    console = Console(markup=False, emoji=False)  # names of types and files may look like markup
+    with console.capture() as captured:
         print_summary(study, console)
-    return told.get()
+    return captured.get()
 
 
 def _whole_number(text: str) -> int:
     if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f'"{text}": a whole number is needed')
+        raise argparse.ArgumentTypeError(f'"{text}": give a whole number')
     return int(text)
 
 
 def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[Study, str]:
-    """Every run that was asked for, the site's own first; and what of its journal could not be written."""
+    """Do every run, the site's own first. Also return why its event log is incomplete; "" if it is not."""
     runs = list_runs(site, chosen)
     if runs.caution:
         print(runs.caution, file=sys.stderr)
     learned = _learn(site, chosen)
     with progress_bar(Console(stderr=True), chosen.jobs or workload.jobs_about) as shown:
         runner = Runner(workload, shown, chosen.jobs, learned)
-        ended = execute_all(runner, runs.all_runs, chosen.processes)
-        with closing(ended):
-            first = next(ended)
+        results = execute_all(runner, runs.all_runs, chosen.processes)
+        with closing(results):
+            first = next(results)
             if not first.outcome.jobs:
                 raise WorkloadError(_no_jobs_message(workload, first.oddities))
             shown.done(first.outcome)
             _, cloud = cloud_conditions(site, learned)
             study = Study(site, workload, first.outcome, oddities=first.oddities, cloud=cloud)
             groups = (study.compared, runs.compared), (study.swept, runs.swept), (study.baselines, runs.baselines)
-            for outcomes, those in groups:
-                for run, its in zip(those, ended, strict=False):  # in this order they were asked for
-                    shown.done(its.outcome)
-                    outcomes[run.name] = its.outcome
+            for outcomes, group in groups:
+                for run, result in zip(group, results, strict=False):  # the results come in the order of the list
+                    shown.done(result.outcome)
+                    outcomes[run.name] = result.outcome
                     if run.baseline and run.name == "fixed":
-                        study.bounds = its.bounds
+                        study.bounds = result.bounds
     study.differences.update({run.name: differences(site, run.site) for run in runs.compared})
     return study, first.event_log_fault
 
 
 def _no_jobs_message(workload: Workload, oddities: Oddities) -> str:
     odd = "; ".join(f"{count:,} x {kind}" for kind, count in oddities.counts.items())
-    return f"{workload.name}: no job in it that can be replayed{': ' if odd else ''}{odd}"
+    return f"{workload.name}: it has no job that can be replayed{': ' if odd else ''}{odd}"
 
 
 def _learn(site: Site, chosen: argparse.Namespace) -> Learned | None:
-    """How the site's nodes have fared, from the journal that was named, or from that which is replayed."""
+    """Learn how the site's nodes behave: from the history given by ``--learn-from``, or from the one replayed."""
     if chosen.actors and chosen.learn_from not in (None, "none"):
-        raise WorkloadError("--learn-from is not for --actors, whose cloud is that of [Simulation]")
+        raise WorkloadError("--actors uses the cloud of [Simulation]: leave out --learn-from")
     if chosen.actors or chosen.learn_from == "none":
         return None
     if chosen.learn_from is None:
@@ -209,7 +213,7 @@ def _learn(site: Site, chosen: argparse.Namespace) -> Learned | None:
 
 
 def as_json(study: Study) -> Mapping[str, Any]:
-    """The study as plain values: times in seconds, money in the site's currency."""
+    """Return a study as JSON values. Times are in seconds, money is in the site's currency."""
     return {
         "headline": headline(study),
         "sentences": sentences(study),

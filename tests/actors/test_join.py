@@ -1,4 +1,4 @@
-"""The clerk between the manager and the join service."""
+"""The actor between the manager and the join service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The brain's shell: what it has done by others, and what it does not while it only observes."""
+"""The manager actor: the orders it sends to other actors, and what it leaves undone while it only observes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_leftovers_are_swept_up_only_by_one_that_acts(acts: bool) -> None:
 
 
 def test_a_reload_leaves_the_slots_divided_as_the_instance_says() -> None:
-    """What the site says of them may be older than a division that was wished for since."""
+    """The slot types in the site may be older than those that were wished for since."""
     seen: list[Publication] = []
     manager = Manager(a_policy(), acts=True, publish=seen.append, fate=Fate())
     manager.on_receive(Begin(Post(), Post(), [Post()]))
@@ -83,7 +83,7 @@ def test_what_was_swept_up_is_said() -> None:
 
 
 def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
-    """The look that came with the change was taken in under the types as they had been."""
+    """The look that came with the change was observed under the previous types."""
     seen: list[Publication] = []
     policy = a_policy(a_type(slots=1, cores=8))
     manager = Manager(policy, acts=True, publish=seen.append, fate=Fate())

@@ -1,4 +1,4 @@
-"""The time is told often while something happens, and at once when something comes after quiet."""
+"""Ticks are frequent while messages arrive, and immediate for the first message after a quiet time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nodemanager.core.facts import RanksChanged, Tick
 from nodemanager.simulation.time.world import World
 
 NEVER_S = 3600.0
-WITHIN_S = 30.0  # for a thread to have its turn
+WITHIN_S = 30.0  # for a thread to be scheduled
 
 
 class Heard(queue.Queue[Any]):

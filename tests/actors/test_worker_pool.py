@@ -9,7 +9,7 @@ from nodemanager.core.reasons import because
 
 @dataclass
 class Post:
-    """A mailbox that keeps what it is told."""
+    """A mailbox that keeps its messages."""
 
     told: list[Any] = field(default_factory=list)
 

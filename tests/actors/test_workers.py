@@ -1,4 +1,4 @@
-"""The workers turn orders into calls and what came of them into facts; nothing foreseen escapes as an exception."""
+"""The workers turn orders into calls, and results into facts. No expected failure escapes as an exception."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,7 +107,7 @@ class FrozenClock:
 
 @dataclass
 class Cloud:
-    """A cloud port that fails as told."""
+    """A cloud port that fails as configured."""
 
     error: Exception | None = None
 
@@ -133,7 +133,7 @@ class Cloud:
 
 @dataclass
 class Flux:
-    """A Flux port that writes down what it is asked, and fails at the named call."""
+    """A Flux port that records its calls, and fails at the named one."""
 
     fails_at: str = ""
     error: FluxError = field(default_factory=lambda: FluxError("no answer"))
@@ -322,7 +322,7 @@ DESTROY_LAPSED = ("DestroyNode", (LAUNCH.id,), NODE.provider_id)
 def test_53_an_order_that_comes_late_to_the_cloud_is_left_undone(
     order: CreateNode | DestroyNode, lapsed: tuple[str, tuple[LaunchId, ...], ProviderId | None]
 ) -> None:
-    """As after a SIGSTOP: another manager may have taken over since it was given."""
+    """As after a SIGSTOP: another manager may have taken over since the order was given."""
     post = Post()
     calls_are_bugs = Cloud(AssertionError("a late order was carried out"))
     cloud_worker(calls_are_bugs, post).on_receive(WithDeadline(order, NOW_S - 0.5))
@@ -344,7 +344,7 @@ def test_53_who_does_not_surely_act_calls_no_cloud(
 
 
 def test_53_the_clock_is_looked_at_after_the_name() -> None:
-    """A stop during the look at the name counts as well."""
+    """A stop during the check of the claim counts as well."""
     clock = FrozenClock()
 
     class SlowMandate(Flux):

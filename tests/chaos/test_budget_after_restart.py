@@ -1,7 +1,7 @@
-"""What was spent is known after any restart: the service killed again and again, against the provider's bill.
+"""The spending survives every restart: the service is killed repeatedly and compared with the provider's bill.
 
-Every node costs the same however long it lives (a minimum that none outlives), so that what is counted can be
-compared to the last cent: once too often, or not at all, is seen.
+Every node costs the same, however long it lives, because none outlives its minimum charge. So the amounts can be
+compared to the last cent, and a node counted twice or never is noticed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _flat(node_type: NodeType) -> NodeType:
 
 @dataclass
 class SpendScenario(Scenario):
-    """Kills, and a KVS that now and then fails; nothing else goes wrong."""
+    """A run with kills and an occasional KVS failure, and no other faults."""
 
     budget: Decimal = Decimal(10**6)
 
@@ -45,19 +45,19 @@ class SpendScenario(Scenario):
             self.policy,
             node_types=tuple(map(_flat, self.policy.node_types)),
             budgets={("", "month"): self.budget},
-            stop_lead_s=86_400.0,  # what the minimum pays for keeps no node
+            stop_lead_s=86_400.0,  # so the minimum charge keeps no node
         )
         self.invariants = Invariants(self.flux, self.provider, self.policy)
 
     def _release_holds(self) -> None:
-        """At the end every node is told to go: what is paid for would keep it for hours."""
+        """At the end every node is retired: the paid minimum would keep it for hours."""
         super()._release_holds()
         if not self.flux.active_jobs():
             for launch in self.flux.leases.values():
                 self.tell_manager(RetirementRequested(launch.id, Mark("operator", self.world.wall_at())))
 
     def start_and_run_for(self, seconds: float) -> None:
-        """Faults from beginning to end: with the budget spent, jobs that wait go on waiting."""
+        """Run with faults all the time: once the budget is spent, pending jobs keep waiting."""
         self.begin()
         self._run_until(seconds, lambda: False)
 
@@ -66,7 +66,7 @@ class SpendScenario(Scenario):
         return self.flux.spend.amounts.get(("month", month.begins_at, ""), Decimal(0))
 
     def billed(self) -> Decimal:
-        """By the provider's own word, of those that are gone."""
+        """The provider's bill for the nodes that have ended."""
         ended = [line for line in self.provider.bill() if line.type_name is not None and line.to_s is not None]
         assert all(line.to_s is None or line.to_s - line.from_s < MINIMUM_H * 3600 for line in ended)
         prices = [self.policy.types[line.type_name].price_per_hour for line in ended if line.type_name is not None]
@@ -74,7 +74,7 @@ class SpendScenario(Scenario):
 
 
 def _story(seed: int, phases: int, apart_s: float, kill_every_s: float) -> Script:
-    """The jobs of so many seeds, so far apart."""
+    """Combine the jobs of several seeds, ``apart_s`` from each other."""
     drawn = [(phase, act) for phase in range(phases) for act in draw_script(1000 * seed + phase).acts]
     jobs = [replace(act, at_s=act.at_s + phase * apart_s) for phase, act in drawn if act.kind == JOB]
     kills = [
@@ -100,7 +100,7 @@ def test_each_node_is_on_record_once(seed: int) -> None:
 
 
 def test_a_budget_that_is_spent_stays_spent_across_restarts() -> None:
-    """Killed every minute and a half, it buys no more than the budget allows: what is spent never begins anew."""
+    """Killed every minute and a half, the manager keeps to the budget: spending never restarts at 0."""
     limit = Decimal(20)
     run = SpendScenario(_story(1, phases=8, apart_s=FAULTS_S, kill_every_s=90.0), budget=limit)
     run.start_and_run_for(8 * FAULTS_S)

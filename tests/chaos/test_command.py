@@ -1,4 +1,4 @@
-"""The verb ``chaos``: what it tries, what it says of a seed that breaks a rule, and how it ends."""
+"""The verb ``chaos``: which runs it tries, how it reports a seed that breaks a rule, and its exit status."""
 
 from __future__ import annotations
 

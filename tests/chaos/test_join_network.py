@@ -1,4 +1,4 @@
-"""Joins that die at every step, in virtual time: leases never leak, never double; and the rules would notice."""
+"""Clients and services die at every step of a join: leases never leak or double, and the checks would notice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nodemanager.core.nodes import LaunchId
 from nodemanager.join.flux_node_join import JoinClient
 from nodemanager.join.ticket_store import TicketStore
 
-# More of them: JOIN_SEEDS=1000 pytest tests/chaos/test_join_network.py
+# For more seeds: JOIN_SEEDS=1000 pytest tests/chaos/test_join_network.py
 SEEDS = range(int(os.environ.get("JOIN_SEEDS", "25")))
 FAILED_ONCE: tuple[int, ...] = ()
 SEEDS_MAX = 60
@@ -39,7 +39,7 @@ def test_seed(seed: int) -> None:
 
 
 def test_the_seeds_meet_what_they_are_for() -> None:
-    """Nodes join, clients die, tickets are refused, nodes end themselves, machines have less than is declared."""
+    """Nodes join, clients die, tickets are refused, nodes end themselves, machines lack declared cores."""
     runs = [_run_of(seed) for seed in range(15)]
     for run in runs:
         run.run()
@@ -64,17 +64,17 @@ def a_ledger_that_forgets(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_client_that_asks_once(patch: pytest.MonkeyPatch) -> None:
-    """It starts its broker again with what it was given at first, whoever has its slot now."""
+    """It starts its broker again with its first material, even if another machine has its slot now."""
     ended, start = JoinClient._note_broker_end, JoinClient._start
     given: dict[int, dict[str, Any]] = {}
 
     def keeping(self: JoinClient, now_s: float) -> None:
-        given[id(self)] = self.broker_material
+        given[id(self)] = self.start_data
         start(self, now_s)
 
     def going_on(self: JoinClient, now_s: float) -> None:
         ended(self, now_s)
-        self.broker_material = given[id(self)]
+        self.start_data = given[id(self)]
 
     def shrugging(self: JoinClient, code: str, now_s: float) -> None:
         self._call_later(now_s)
@@ -82,7 +82,7 @@ def a_client_that_asks_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(JoinClient, "_start", keeping)
     patch.setattr(JoinClient, "_note_broker_end", going_on)
     patch.setattr(JoinClient, "_handle_refusal", shrugging)
-    patch.setattr(join_network, "SILENCE_MAX_S", math.inf)  # which else would end it
+    patch.setattr(join_network, "SILENCE_MAX_S", math.inf)  # without this, its silence would end it
 
 
 def a_switch_that_does_not_look(patch: pytest.MonkeyPatch) -> None:

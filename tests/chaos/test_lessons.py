@@ -1,4 +1,4 @@
-"""What earlier node managers and autoscalers were bitten by, where it takes the whole service in its world to see.
+"""Failures of earlier node managers and autoscalers that only the whole service in its world can show.
 
 The numbers go on from ``tests/stories/test_lessons.py``, which says where each of them is tested.
 """
@@ -21,7 +21,7 @@ from nodemanager.join.admission import Refusal
 from nodemanager.web.api.documents import status
 
 DOWN_S = 3.0
-STEPS = 240  # more than there are in a run: what is around each call of the service
+STEPS = 240  # more than a run has: the moments before and after each call of the service
 
 
 @pytest.fixture(autouse=True)
@@ -33,20 +33,20 @@ def _quiet() -> Iterator[None]:
 
 
 def three_jobs(*more: Act, joins: bool = False) -> Script:
-    """Jobs for three types of node, one after the other, and room for all."""
+    """A script with jobs for three node types, one after the other, and limits that allow all of them."""
     jobs = [Act(0, 1.0, JOB, 0.0, 20.0), Act(1, 20.0, JOB, 0.3, 10.0), Act(2, 60.0, JOB, 0.75, 5.0)]
     site = draw_script(0, joins=joins)
     return replace(site, nodes_max=6, budget=None, idle_timeout_s=5.0, acts=(*jobs, *more))
 
 
 def left(run: Scenario) -> tuple[object, ...]:
-    """What should not be there in the end: nodes, leases, jobs, drains of ours."""
+    """Return what must not be left at the end: our nodes, leases, jobs and drains."""
     drains = [reason for rank in run.flux.rank_of.values() if (reason := run.flux.drain_reason(rank))]
     return (*run.our_nodes(), *run.flux.leases, *run.flux.active_jobs(), *drains)
 
 
 def made(run: Scenario) -> list[LaunchId]:
-    """The launches of all nodes that were ever made."""
+    """Return the launches of all nodes ever created."""
     return [line.launch for line in run.provider.bill() if line.launch is not None]
 
 
@@ -55,9 +55,9 @@ def made(run: Scenario) -> list[LaunchId]:
 
 @pytest.mark.parametrize("first", range(8))
 def test_51_killed_at_every_step_nothing_leaks_and_nothing_is_made_twice(first: int) -> None:
-    """It is killed right before or right after each of its calls, from its claim to the end of the last lease.
+    """The service is killed before or after each of its calls, from its claim to the end of the last lease.
 
-    The rules hold after every step of every run, and what is left is nothing. Each node has a launch of its own.
+    The invariants hold after every step of every run, and nothing is left. Each node has its own launch.
     """
     steps = 0
     gang = replace(three_jobs(), acts=(Act(0, 1.0, JOB, 0.43, 10.0),))
@@ -73,7 +73,7 @@ def test_51_killed_at_every_step_nothing_leaks_and_nothing_is_made_twice(first: 
         steps += 1
     else:
         pytest.fail(f"there are more than {STEPS} steps")
-    assert steps > 10, "there are many calls, and it was killed at each"
+    assert steps > 10, "there are many calls, and the service was killed at each"
 
 
 def _killed_at(run: Scenario, calls: int) -> None:
@@ -86,7 +86,7 @@ def _killed_at(run: Scenario, calls: int) -> None:
 
 @pytest.mark.parametrize("at_s", [2.0, 4.5, 9.0, 20.0, 31.0, 47.0, 66.0, 90.0])
 def test_52_one_that_was_told_to_end_is_gone_on_with_by_the_next_start(at_s: float) -> None:
-    """That it leaves in time, with a status of 0, is shown in tests/service/test_systemd.py and tests/live."""
+    """tests/service/test_systemd.py and tests/live show that it ends in time with status 0."""
     alone = Scenario(three_jobs())
     alone.run()
     run = Scenario(three_jobs())
@@ -105,7 +105,7 @@ def _ended_and_started(run: Scenario) -> None:
 
 @pytest.fixture
 def said() -> list[Any]:
-    """All that is logged, whole."""
+    """Every log line, with all fields."""
     lines: list[Any] = []
 
     def keep(_logger: object, _method: str, event: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The simulator proves nothing unless it can fail: each rule broken on purpose is caught by the seeds.
+"""The simulator proves nothing unless it can fail: the seeds catch each rule that is broken on purpose.
 
-Beside each stands a seed that caught it, and is tried first: so this costs little. After a change of the simulator
-that seed may tell another story: then the others are tried, ``SEEDS_MAX`` at the most.
+Each mutation is listed with a seed that caught it. That seed is tried first, so this costs little. After a change
+of the simulator the seed may give another run: then up to ``SEEDS_MAX`` others are tried.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.planner import plan, retirement
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
-from nodemanager.planner.placement import supply
+from nodemanager.planner.placement import placement, supply, within_budget
 from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.policy import Policy
@@ -57,31 +57,32 @@ def believing_one_list(patch: Patch) -> None:
         return False
 
     patch.setattr(site, "Policy", hasty)
-    patch.setattr(rank_facts, "_too_many_at_once", never_too_many)
+    patch.setattr(rank_facts, "_too_many_vanished", never_too_many)
 
 
 def taking_a_lost_reply_for_a_refusal(patch: Patch) -> None:
-    create_failed = rank_facts._create_failed
+    create_failed = rank_facts._apply_create_failure
 
     def as_refused(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
         return create_failed(snapshot, node, replace(fact, kind=FailureKind.TRANSIENT), policy)
 
-    patch.setattr(rank_facts, "_create_failed", as_refused)
+    patch.setattr(rank_facts, "_apply_create_failure", as_refused)
 
 
 def buying_two_too_many(patch: Patch) -> None:
-    market = supply.current_supply
+    current_supply = supply.current_supply
 
     def generous(*arguments: Any) -> Supply:
-        made = market(*arguments)
+        made = current_supply(*arguments)
         made.nodes_left += 2
         return made
 
-    patch.setattr(supply, "current_supply", generous)
+    patch.setattr(placement, "current_supply", generous)
+    patch.setattr(within_budget, "current_supply", generous)
 
 
 def taking_accepted_for_gone(patch: Patch) -> None:
-    destroyed = observe._destroyed
+    destroyed = observe._note_destroy_accepted
 
     def gone_at_once(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
         return replace(destroyed(node, fact, snapshot, policy), state=NodeState.GONE, retry_s=0.0)
@@ -105,7 +106,7 @@ def taking_no_notice_of_a_new_division(patch: Patch) -> None:
 
 
 def repeating_a_create_without_its_token(patch: Patch) -> None:
-    create_failed, launch = rank_facts._create_failed, plan._launch
+    create_failed, launch = rank_facts._apply_create_failure, plan._new_launch
 
     def again(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
         snapshot = create_failed(snapshot, node, fact, policy)
@@ -114,17 +115,17 @@ def repeating_a_create_without_its_token(patch: Patch) -> None:
             return snapshot
         return replace(snapshot, nodes={**snapshot.nodes, node.id: replace(after, create_sent_s=None)})
 
-    patch.setattr(rank_facts, "_create_failed", again)
-    patch.setattr(plan, "_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
+    patch.setattr(rank_facts, "_apply_create_failure", again)
+    patch.setattr(plan, "_new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
 
 
 def deciding_on_old_news(patch: Patch) -> None:
-    standstill = plan._standstill
+    standstill = plan._why_standstill
 
     def carefree(snapshot: Snapshot, policy: Policy) -> Reason | None:
         return standstill(snapshot, replace(policy, stale_after_s=1e9))
 
-    patch.setattr(plan, "_standstill", carefree)
+    patch.setattr(plan, "_why_standstill", carefree)
 
 
 def forgetting_strays(patch: Patch) -> None:
@@ -137,7 +138,7 @@ def leaving_orphans_alone(patch: Patch) -> None:
 
 
 def buying_again_what_is_on_its_way(patch: Patch) -> None:
-    patch.setattr(supply, "coming_offers", lambda *_: [])
+    patch.setattr(placement, "coming_offers", lambda *_: [])
 
 
 def recording_no_spending(patch: Patch) -> None:
@@ -148,7 +149,7 @@ def recording_no_spending(patch: Patch) -> None:
 
 
 def buying_for_jobs_that_are_held(patch: Patch) -> None:
-    queue_seen = observe._queue_seen
+    queue_seen = observe._apply_queue
 
     def all_wait(snapshot: Snapshot, fact: Any) -> Snapshot:
         jobs = tuple(
@@ -156,7 +157,7 @@ def buying_for_jobs_that_are_held(patch: Patch) -> None:
         )
         return queue_seen(snapshot, replace(fact, jobs=jobs))
 
-    patch.setattr(observe, "_queue_seen", all_wait)
+    patch.setattr(observe, "_apply_queue", all_wait)
 
 
 def killing_housekeeping_for_ever(patch: Patch) -> None:
@@ -202,4 +203,4 @@ def test_a_broken_rule_is_caught(broken: Callable[[Patch], None], monkeypatch: P
     caught_by = next((seed for seed in seeds if run_seed(seed) is not None), None)
     assert caught_by is not None, f"{broken.__name__}: none of {SEEDS_MAX} seeds catches it"
     if caught_by != seeds[0]:
-        print(f"{broken.__name__}: write {caught_by} beside it, which is found at once")
+        print(f"{broken.__name__}: list seed {caught_by} with it, to find it at once")

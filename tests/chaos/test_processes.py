@@ -1,4 +1,4 @@
-"""Seeds that are run in several processes."""
+"""Seeds run in several processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 import psutil
 
-WITHIN_S = 60.0  # under load; alone it takes less than one
+WITHIN_S = 60.0  # on a busy machine; usually it takes less than one second
 
 
 def test_no_seed_is_run_on_once_the_command_was_killed() -> None:
@@ -18,7 +18,7 @@ def test_no_seed_is_run_on_once_the_command_was_killed() -> None:
     )
     command = psutil.Process(chaos.pid)
     begun = command.children()
-    while len(begun) < 3:  # two that run seeds, and one that minds what they share
+    while len(begun) < 3:  # two workers, and one process that tracks their shared resources
         assert chaos.poll() is None
         begun = command.children()
     chaos.kill()

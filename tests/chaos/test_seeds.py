@@ -1,4 +1,4 @@
-"""The production actors under the pump, faults drawn from seeds: the rules hold, and in peace all ends well."""
+"""The production actors under the pump, with faults from seeds: the invariants hold, and every run finishes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nodemanager.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, S
 from nodemanager.chaos.scenario import Scenario
 
 SEEDS = 500
-AT_ONCE = 10  # of them, a test
+AT_ONCE = 10  # seeds in each test
 FAILED_ONCE = json.loads((Path(__file__).parent / "failed_once.json").read_text())
 
 
@@ -43,7 +43,7 @@ def test_a_script_is_kept_whole() -> None:
 def test_a_run_without_faults(seed: int) -> None:
     outcome = Scenario(draw_script(seed).without_faults()).run()
     assert outcome.jobs > 0
-    # Without faults no node dies by itself: each is destroyed, some twice, where the list was slow to show it.
+    # Without faults no node dies by itself: each is destroyed, some twice if the list was slow to show the end.
     assert 0 < outcome.creates <= outcome.destroys
     assert outcome.kills == 0
 

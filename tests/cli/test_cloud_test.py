@@ -1,4 +1,4 @@
-"""The test of a real account, against a simulated provider in virtual time and local processes."""
+"""The verb cloud-test, on a simulated provider in virtual time and on local processes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_sound_account_passes_every_step_and_keeps_nothing(account: Account) -
         "create",
         "listed, with its tags",
         "running",
-        "created again by the same launch: the same node",
+        "created again for the same launch: the same node",
         "destroyed, and seen gone",
     ]
     assert account.standing() == []
@@ -124,7 +124,7 @@ def test_a_lost_reply_is_looked_for_and_the_node_destroyed(account: Account) -> 
 
 def test_a_launch_that_makes_a_second_node_fails_and_both_are_destroyed(account: Account) -> None:
     account.faults.idempotent = False
-    with pytest.raises(CloudTestFailed, match="a second node came"):
+    with pytest.raises(CloudTestFailed, match="made a second node"):
         account.test().run()
     assert account.standing() == []
 
@@ -147,7 +147,7 @@ def test_a_node_that_dies_at_boot_is_said_with_the_providers_words(account: Acco
 
 def test_a_node_that_never_runs_is_given_up_and_destroyed(account: Account) -> None:
     account.faults.boot_delay_s = (1e6, 1e6)
-    with pytest.raises(CloudTestFailed, match="in vain for the node running"):
+    with pytest.raises(CloudTestFailed, match="without success for the node running"):
         account.test().run()
     assert account.standing() == []
 
@@ -208,7 +208,7 @@ def _expired() -> bool:
 
 @pytest.mark.parametrize("lag_s", [0, 4, 8, 60, 110])
 def test_an_interruption_in_the_create_itself_waits_for_the_node_to_show(account: Account, lag_s: float) -> None:
-    # Three empty lists two seconds apart were believed, where the service waits for create_grace.
+    # Regression: three empty lists two seconds apart were enough, while the service waits for create_grace.
     test = account.test()
     test.port = Odd(test.port, after_create=_interrupt, before_look=lambda: account.world.now_s - began_s >= lag_s)
     began_s = account.world.now_s
@@ -231,14 +231,14 @@ def test_a_node_that_no_list_shows_is_destroyed_by_the_id_that_the_create_gave(a
     test = account.test()
     test.wait_max_s = 60
     test.port = Odd(test.port, before_look=lambda: False)
-    with pytest.raises(CloudTestFailed, match="in vain for the node in the list"):
+    with pytest.raises(CloudTestFailed, match="without success for the node in the list"):
         test.run()
     assert account.standing() == []
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_node_that_cannot_be_seen_or_destroyed_any_more_is_named(account: Account, keep: bool) -> None:
-    # The keys end after the create: what was to name the node asked for the list once more, and failed.
+    # Regression: the keys expire after the create, and the code that names the node listed again and failed.
     account.keep = keep
     test = account.test()
     test.port = Odd(test.port, before_look=_expired)
@@ -279,14 +279,14 @@ def test_what_the_node_leaves_behind_is_swept_up_and_said(account: Account) -> N
 
     test.port = Sweeping(test.port)
     test.run()
-    assert "  deleted what it left behind: volume vol-1" in account.said
+    assert "  deleted a leftover: volume vol-1" in account.said
 
 
 def test_keep_leaves_the_node_and_names_it(account: Account) -> None:
     account.keep = True
     account.test().run()
     (node,) = account.standing()
-    assert account.said[-1].startswith(f"kept: {node.provider_id};")
+    assert account.said[-1].startswith(f"kept: {node.provider_id}. ")
 
 
 def test_a_node_that_will_not_go_is_named(account: Account) -> None:

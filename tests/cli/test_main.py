@@ -23,7 +23,7 @@ LOCAL = ROOT / "config" / "local.ini"
 
 @pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
-    """A verb sets the process's logging up, to a stream that is the test's."""
+    """Undo a verb's configuration of the logging, which writes to a stream of the test."""
     yield
     structlog.reset_defaults()
 
@@ -191,11 +191,11 @@ def test_cloud_test_has_nothing_to_test_in_a_simulated_cloud(capsys: pytest.Capt
 def test_prices_marks_what_the_table_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "prices.toml"
     assert main.main(["prices", "--config", str(EMBEDDED)]) == 1
-    assert capsys.readouterr().out.count("not in the table") == 3
+    assert capsys.readouterr().out.count("not in the list") == 3
     sizes = {node.size: node.price_per_hour for node in load_site(EMBEDDED).node_types}
     table.write_text("[here]\n" + "".join(f'"{size}" = {price}\n' for size, price in sizes.items()))
     assert main.main(["prices", "--config", str(EMBEDDED), "--table", str(table), "--region", "here"]) == 0
-    assert "not in the table" not in capsys.readouterr().out
+    assert "not in the list" not in capsys.readouterr().out
 
 
 def test_prices_of_gce_are_those_of_the_region_of_each_types_zones(
@@ -223,11 +223,11 @@ def test_prices_names_a_table_it_cannot_read(tmp_path: Path, capsys: pytest.Capt
     assert "none.toml" in capsys.readouterr().err
 
 
-# --- what cannot be printed -------------------------------------------------------------------------------
+# --- output that cannot be written ------------------------------------------------------------------------
 
 
 def printing(*arguments: str, stdout: int, unbuffered: str) -> tuple[int, str]:
-    """The exit status of a process that prints there; what it says on standard error."""
+    """Run a process with that standard output. Returns its exit status and its standard error."""
     command = [sys.executable, "-m", "nodemanager", *arguments]
     done = subprocess.run(
         command,

@@ -1,4 +1,4 @@
-"""The site's prices beside a table's."""
+"""The site's prices, compared with a price list."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_machine_type_whose_parts_are_not_known_is_missing(size: str) -> None:
 def test_a_custom_machine_type_is_priced_as_one_by_the_memory_that_it_names(
     size: str, family: str, gib: int
 ) -> None:
-    # Its MiB were read as processors: 186 an hour for four of them.
+    # Regression: its MiB were read as processors, which made 186 an hour for four of them.
     parts = json.loads(files("libcloud").joinpath("data/pricing.json").read_text())["compute"]["gce_instances"]
     cpu, ram = (Decimal(str(parts[family][part]["on_demand"]["europe-west3"]["price"])) for part in ("cpu", "ram"))
     node_type = replace(priced(size, "0.19"), memory_bytes=7 * 2**30)

@@ -1,4 +1,4 @@
-"""Which slots a longer table adds."""
+"""The slots that a longer table adds."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ def test_a_type_without_slots_gets_some_of_its_own_name() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "said"),
-    [({"cloud": 1}, "only gets longer"), ({"cloud": 2}, "so already"), ({"huge": 1}, "no node type")],
+    [
+        ({"cloud": 1}, "resize cannot remove any"),
+        ({"cloud": 2}, "these numbers of slots already"),
+        ({"huge": 1}, "no node type"),
+    ],
 )
 def test_what_adds_nothing_is_refused(counts: dict[str, int], said: str) -> None:
     wanted = {TypeName(name): count for name, count in counts.items()}

@@ -1,4 +1,4 @@
-"""What the verb ``slots`` reads and shows, and what a site has of its instance's slots."""
+"""The verb ``slots``: reading its arguments, and counting the slots of the instance."""
 
 from __future__ import annotations
 

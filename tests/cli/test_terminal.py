@@ -1,4 +1,4 @@
-"""Others' words in a verb's answer: shown as they stand, and without power over the terminal."""
+"""Text from others in a verb's answer is shown literally and cannot control the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service on loopback that says what was recorded, or what a test writes, and keeps what it was asked."""
+"""A service on loopback that sends recorded or written replies, and records the calls it receives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import libcloud
 
 from tests.paths import DATA
 
-SERVICE = "http://openstack.test"  # stands in recordings for the address of the service
+SERVICE = "http://openstack.test"  # replaces the service's address in recordings
 
 
 LIBCLOUDS = Path(libcloud.__file__).parent / "test" / "compute" / "fixtures"
@@ -27,7 +27,7 @@ class Reply:
     status: int
     body: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
-    lost: bool = False  # carried out, and never answered
+    lost: bool = False  # the call takes effect, but gets no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +36,32 @@ class Call:
     path: str
     query: Mapping[str, str]
     headers: Mapping[str, str]  # names in lower case
-    body: Any  # what the JSON says, else the text
+    body: Any  # parsed JSON, or else the text
 
 
 LOST = Reply(0, lost=True)
 
 
 def said(body: Any, status: int = 200, **headers: str) -> Reply:
-    """A reply in JSON. ``Retry_After="3"`` is a header."""
+    """Build a JSON reply. ``Retry_After="3"`` adds a header."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Reply(status, json.dumps(body), {"Content-Type": "application/json", **named})
 
 
 def recorded(name: str, **changes: Any) -> Reply:
-    """The reply of that name below ``tests/data``; ``changes`` go into the object that it holds."""
+    """Return the recorded reply of that name in ``tests/data``, with ``changes`` merged into its object."""
     kept = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     body = kept["body"]
     return Reply(kept["status"], json.dumps(body | changes) if body is not None else "", kept["headers"])
 
 
 def of_libcloud(name: str) -> Any:
-    """What a provider said once to those who test libcloud, as its wheel has it."""
+    """Return a provider's reply that is recorded in libcloud's own tests."""
     return json.loads((LIBCLOUDS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 class Service:
-    """What each path says, in turn; the last reply stands. A path of which nothing is known gives 404."""
+    """Sends the replies of each path in order, then repeats the last one. An unknown path gets 404."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -93,7 +93,7 @@ def a_service(kind: type[S]) -> Iterator[S]:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
         server.daemon_threads = True
         service = kind(f"http://127.0.0.1:{server.server_port}")
-        setattr(server, "service", service)  # noqa: B010 - the handler meets nothing but its server
+        setattr(server, "service", service)  # noqa: B010 - the handler sees only its server
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         try:
@@ -105,7 +105,7 @@ def a_service(kind: type[S]) -> Iterator[S]:
 
 class _Handler(BaseHTTPRequestHandler):
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("do_"):  # of whatever method
+        if name.startswith("do_"):  # for any method
             return self._answer
         raise AttributeError(name)
 

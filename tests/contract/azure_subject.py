@@ -1,7 +1,7 @@
-"""Azure as a subject of the contract: the adapter over HTTP, a small state behind it.
+"""Azure as a subject of the contract: the adapter over HTTP to a small simulated state.
 
-What is asked and answered is of the forms that libcloud recorded; how it comes about (an interface goes with its
-machine, and is kept for a while after a refused one) is as Azure's pages tell it.
+Requests and replies have the forms that libcloud recorded. The behaviour follows Azure's documentation: an
+interface is deleted with its machine, and is reserved for a while after a refused create.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class AzureService(FaultyService):
 
 
 class _OfAnyImage(AzureCloud):
-    """The contract's types name images of other providers, and Azure's have parts."""
+    """Replaces the image, because the contract's types name other providers' images."""
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         return super().create(launch, replace(node_type, image="debian:debian-12:12:latest"))

@@ -1,7 +1,7 @@
-"""What the cloud port's contract is tested on: one subject a provider, real or simulated.
+"""The subjects of the cloud port's contract: one for each provider, real or simulated.
 
-A new provider adds a class here and its name to ``SUBJECTS``. A disturbance it cannot make skips the test that
-needs it, with the reason.
+A new provider adds a class here and its name to ``SUBJECTS``. If a provider cannot produce a fault, the test that
+needs it is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def a_type(name: str = "small") -> NodeType:
         price_per_hour=Decimal("0.10"),
         billing=Billing(window_s=3600),
         slots=(SlotName("node-1"), SlotName("node-2")),
-        image="ami-03cf127a",  # one that moto has; the others take any
+        image="ami-03cf127a",  # one of moto's; the other providers accept any
     )
 
 
@@ -70,13 +70,13 @@ def a_script(launch: Launch, node_type: NodeType) -> str:
 
 
 def a_node_of(theirs: CloudPort, identity: Identity) -> ProviderId:
-    """A node that others make, by a port of theirs, for a slot and of a type as told."""
+    """Create a node of another manager, through that manager's port."""
     launch = a_launch("theirs", identity.slot, identity.type_name)
     return theirs.create(launch, a_type(identity.type_name)).provider_id
 
 
 def size_and_image(cloud: LocalCloud) -> tuple[NodeSize, NodeImage]:
-    """What libcloud wants beside a name."""
+    """Return the size and the image that libcloud needs to create a node."""
     return (
         NodeSize("local.small", "local.small", 4096, 0, 0, 0.0, cloud.driver),
         NodeImage("image", "image", cloud.driver),
@@ -84,7 +84,7 @@ def size_and_image(cloud: LocalCloud) -> tuple[NodeSize, NodeImage]:
 
 
 def until(reached: Callable[[], bool], what: str) -> None:
-    """Wait for real processes; what does not come within the bound fails, by name."""
+    """Wait for real processes. Fail, naming ``what``, if the condition does not become true in time."""
     deadline_s = time.monotonic() + _WAIT_S
     while not reached():
         if time.monotonic() > deadline_s:
@@ -93,33 +93,33 @@ def until(reached: Callable[[], bool], what: str) -> None:
 
 
 class CloudSubject(ABC):
-    """A fresh account at a provider. ``port`` and every :meth:`another_port` look at the same nodes."""
+    """A new account at a provider. ``port`` and every :meth:`another_port` see the same nodes."""
 
     port: CloudPort
-    remembers_the_dead = True  # a node that has ended is listed for a while, and its launch is not made anew
+    remembers_the_dead = True  # an ended node stays listed for a while, and its launch is not created again
 
     @abstractmethod
     def another_port(self) -> CloudPort:
-        """What another thread or process would use."""
+        """Return a port like that of another thread or process."""
 
     @abstractmethod
     def wait(self, reached: Callable[[], bool], what: str) -> None:
-        """Let the provider's time pass until something is so; fail if it does not become so."""
+        """Let the provider's time pass until the condition is true. Fail if that takes too long."""
 
-    def close(self) -> None:  # noqa: B027 - values leave nothing behind
-        """Leave nothing behind."""
+    def close(self) -> None:  # noqa: B027 - simulated subjects need no clean-up
+        """Clean up."""
 
     def kill(self, provider_id: ProviderId) -> None:
-        """A node dies by itself, at once."""
+        """Let a node die by itself, at once."""
         _lacks(f"let {provider_id} die by itself")
 
     def add_stranger(self, identity: Identity | None) -> ProviderId:
-        """Somebody else's node appears, untagged or tagged as ``identity`` says."""
+        """Add somebody else's node, untagged or with the tags of ``identity``."""
         _lacks(f"show a node of others ({identity})")
 
     @contextmanager
     def losing_replies(self) -> Iterator[None]:
-        """Creates are carried out and never answered."""
+        """Meanwhile creates succeed but get no answer."""
         _lacks("lose a reply")
         yield
 
@@ -135,12 +135,12 @@ class CloudSubject(ABC):
 
     @contextmanager
     def throttling(self) -> Iterator[None]:
-        """Every call is refused as one too many."""
+        """Meanwhile every call is refused as too many."""
         _lacks("throttle")
         yield
 
     def state(self, provider_id: ProviderId) -> CloudState | None:
-        """None when the list does not have it."""
+        """Return a node's state, None if it is not listed."""
         node = self.node(provider_id)
         return node.state if node else None
 
@@ -215,7 +215,7 @@ class SystemClock:
 
 
 def reap(directory: Path) -> None:
-    """End every process of every node that this directory ever had, past the driver and its damages."""
+    """Kill every process of every node that this directory ever had. It works even if the store is damaged."""
     folders = [folder for name in ("nodes", "making", "logs") for folder in (directory / name).glob("*")]
     if folders:
         store = Store(directory)
@@ -334,7 +334,7 @@ class OuterFluxSubject(CloudSubject):
     port: OuterFlux
 
     def __init__(self, directory: Path) -> None:
-        del directory  # too long for sockets
+        del directory  # its path is too long for sockets
         self._folder = tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True)
         self._outer = LiveInstance(Path(self._folder.name))
         self._outer.start_head()
@@ -377,7 +377,7 @@ def an_ec2_subject(_: Path) -> CloudSubject:
 
 
 def a_gce_subject(_: Path) -> CloudSubject:
-    from tests.contract.gce_subject import GceSubject  # noqa: PLC0415 - it is made of what stands here
+    from tests.contract.gce_subject import GceSubject  # noqa: PLC0415 - it imports this module
 
     return GceSubject()
 

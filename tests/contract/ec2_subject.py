@@ -1,4 +1,4 @@
-"""EC2 as a subject of the contract: the adapter over HTTP, moto behind its front at the other end."""
+"""EC2 as a subject of the contract: the adapter over HTTP to moto behind its front."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.contract.cloud_subjects import (
 
 
 def a_driver(front: MotoFront) -> Ec2Driver:
-    """On the front; between two tries of a read it does not wait."""
+    """A port to the front that does not wait between the tries of a read."""
     keys = Keys(*next(iter(SECRETS.items())))
     return Ec2Driver(endpoint_of(REGION, front.url), lambda: keys, sleep=lambda _: None)
 

@@ -1,7 +1,7 @@
-"""What the contract of the Flux port is tried on: instances, each with three slots of two cores, ranks 1 to 3.
+"""The subjects of the Flux port's contract: instances with three slots of two cores, ranks 1 to 3.
 
-An adapter joins the suite by an entry in ``SUBJECTS`` of ``test_flux_port.py``: a context manager that yields a
-:class:`FluxSubject`, or skips with the reason why it cannot. One serves all tests; each begins with ``start_anew``.
+To add an adapter, add an entry to ``SUBJECTS`` in ``test_flux_port.py``: a context manager that yields a
+:class:`FluxSubject`, or skips with a reason. One subject serves all tests; each test begins with ``reset``.
 """
 
 from __future__ import annotations
@@ -49,42 +49,42 @@ class OneManager:
 
 
 class FluxSubject(Protocol):
-    def start_anew(self) -> None:
-        """No broker but the leader's, no job, no drain, no record; nobody holds the name, no cluster is named."""
+    def reset(self) -> None:
+        """Reset: only the leader's broker, no jobs, drains or records; no holder of the name, no cluster name."""
         ...
 
     def manager(self, cluster_uuid: str = CLUSTER_UUID) -> OneManager:
-        """Another manager, in a process of its own as far as the instance can tell."""
+        """Start another manager. To the instance it looks like a process of its own."""
         ...
 
     def bring_online(self, rank: Rank) -> None: ...
 
     def hang(self, rank: Rank) -> None:
-        """The rank's broker stays connected and answers nothing."""
+        """Let the rank's broker stay connected without answering."""
         ...
 
     def occupy(self, rank: Rank) -> Callable[[], None]:
-        """Run a job on one core of the rank, the only one online. What is returned ends it."""
+        """Run a job on one core of the rank, the only one online. Call the result to end it."""
         ...
 
     def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
-        """As ``occupy``, and which job that is."""
+        """Like ``occupy``, but also return the job's id."""
         ...
 
     def shown_on(self, job: JobId) -> str:
-        """What ``flux jobs`` shows as ``user.nodes`` of an active job; "" is nothing."""
+        """Return the ``user.nodes`` that ``flux jobs`` shows for an active job; "" if there is none."""
         ...
 
     def drain(self, rank: Rank, reason: str | None) -> None:
-        """As an administrator does; None gives no reason."""
+        """Drain the rank like an administrator; None means no reason."""
         ...
 
     def wish(self, wish: SlotsWish) -> None:
-        """Wish for another division of the slots, as the verb does."""
+        """Request other slot types, like the verb."""
         ...
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
-        """Let time pass until it holds; fail when it never does."""
+        """Let time pass until the condition is true. Fail if it never is."""
         ...
 
 
@@ -123,7 +123,7 @@ class RealSubject:
         self._managers.append(manager)
         return manager
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         self.end_managers()
         self._instance.clear()
         self._instance.run("kvs", "unlink", "-Rf", "node-manager")

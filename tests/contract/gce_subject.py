@@ -1,7 +1,7 @@
-"""Google Compute Engine as a subject of the contract: the adapter over HTTP, a small state behind it.
+"""Google Compute Engine as a subject of the contract: the adapter over HTTP to a small simulated state.
 
-What is asked and answered is of the forms that libcloud recorded; how it comes about (a name that is taken, an
-operation that ends, an instance that stops before it goes) is as the API's pages tell it.
+Requests and replies have the forms that libcloud recorded. The behaviour follows the API's documentation: names are
+unique, operations end, and an instance stops before it disappears.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GceService(FaultyService):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.kept: dict[str, Kept] = {}
-        self.ends: list[dict[str, Any]] = []  # how each operation ends
+        self.ends: list[dict[str, Any]] = []  # the results of the operations
         self.room = True
 
     def answer(self, call: Call) -> Reply:

@@ -1,4 +1,4 @@
-"""What subjects have in common whose provider is a small state behind HTTP, in the forms that libcloud recorded."""
+"""The common part of subjects whose provider is a small state behind HTTP, in the forms that libcloud recorded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOES_AFTER = 2
 
 @dataclass
 class Kept:
-    """A node at the provider, as it is said; how often it was listed, and at which list it is gone."""
+    """A node at the provider, how often it was listed, and at which list it disappears."""
 
     body: dict[str, Any]
     listed: int = 0
@@ -31,7 +31,7 @@ class Kept:
 
 
 class FaultyService(Service):
-    """``losing``: creates are carried out, and not answered. ``refusal``: how creates are refused."""
+    """A service with faults. ``losing``: creates succeed without an answer. ``refusal``: the answer to creates."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -44,7 +44,7 @@ S = TypeVar("S", bound=FaultyService)
 
 class RecordedSubject(CloudSubject, Generic[S]):
     remembers_the_dead = False
-    over_quota: tuple[int, str]  # as the provider refuses
+    over_quota: tuple[int, str]  # the provider's refusal
 
     def __init__(self, kind: type[S]) -> None:
         self._open = ExitStack()
@@ -53,11 +53,11 @@ class RecordedSubject(CloudSubject, Generic[S]):
 
     @abstractmethod
     def a_port_of(self, cluster: str, cluster_uuid: str) -> CloudPort:
-        """One of whichever cluster, at this service."""
+        """Return a port of any cluster at this service."""
 
     @abstractmethod
     def add_untagged(self) -> ProviderId:
-        """A node of which nobody says whose it is."""
+        """Add a node without tags."""
 
     def another_port(self) -> CloudPort:
         return self.a_port_of(CLUSTER, CLUSTER_UUID)

@@ -17,11 +17,11 @@ from tests.contract.flux_subjects import CLUSTER_UUID, LARGE, RANKS, SMALL, Flux
 _SLOTS = tuple(Slot(SlotName(f"slot{rank}"), rank, TypeName("small")) for rank in RANKS)
 
 
-class SimulatedSubject:
+class SimulatedFluxSubject:
     def __init__(self) -> None:
-        self.start_anew()
+        self.reset()
 
-    def start_anew(self) -> None:
+    def reset(self) -> None:
         self.world = World(seed=1)
         self.flux = SimulatedFlux(self.world, [SMALL, LARGE], _SLOTS)
         self._managers = 0
@@ -78,4 +78,4 @@ def _slot(rank: Rank) -> SlotName:
 
 @contextmanager
 def a_simulated_instance() -> Iterator[FluxSubject]:
-    yield SimulatedSubject()
+    yield SimulatedFluxSubject()

@@ -1,4 +1,4 @@
-"""What every adapter of the cloud port keeps: the promises of ``nodemanager.core.ports.CloudPort``, a test each."""
+"""The contract of every cloud port: a test for each promise of ``nodemanager.core.ports.CloudPort``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of ``FluxPort``, held to by every adapter."""
+"""The contract of every ``FluxPort``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def one_for_all(request: pytest.FixtureRequest) -> Iterator[FluxSubject]:
 
 @pytest.fixture
 def subject(one_for_all: FluxSubject) -> FluxSubject:
-    one_for_all.start_anew()
+    one_for_all.reset()
     return one_for_all
 
 
 @pytest.fixture
 def actor(subject: FluxSubject) -> FluxPort:
-    """The port of the manager that holds the name."""
+    """Return the port of the manager that holds the name."""
     port = subject.manager().port
     port.claim()
     return port

@@ -26,7 +26,7 @@ def a_moment(
     acts: bool = True,
     **changes: Any,
 ) -> Publication:
-    """What is published so many seconds into the story; every source has just answered."""
+    """A publication a number of seconds into the story. Every source has just answered."""
     policy = policy if policy is not None else a_policy()
     snapshot = a_snapshot(policy, nodes=nodes, jobs=jobs, **changes)
     seen_s = NOW_S + after_s - 1
@@ -48,7 +48,7 @@ def told(*publications: Publication) -> list[HistoryUpdate]:
 
 
 def lines(happened: HistoryUpdate, *kinds: str) -> list[str]:
-    """The entries in short: "decided BootNode demand"."""
+    """The events in short form, such as "decided BootNode demand"."""
     return [
         " ".join(filter(None, (entry.kind, entry.what, entry.code)))
         for entry in happened.events

@@ -1,4 +1,4 @@
-"""What waits for the chronicle: of all but the newest no more than what happened."""
+"""The backlog of the history thread keeps only the newest publication complete."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_job_there(id_: int = 7) -> Job:
 
 
 def a_story(*, acts: bool) -> list[Publication]:
-    """A node goes, a job comes and a node is bought for it, a call fails, a job begins, one comes and ends."""
+    """A node ends, one is bought for a new job, a call fails, a job starts, and another is submitted and ends."""
     came, ended = a_job(9, submitted_at=WALL_AT), JobId(9)
     return [
         a_moment(0, nodes=[a_node_that_works()], acts=acts),
@@ -98,7 +98,7 @@ def test_nothing_is_taken_at_the_end_but_what_waits() -> None:
 
 
 @pytest.mark.parametrize("acts", [True, False])
-def test_in_short_it_tells_the_journal_the_same(*, acts: bool) -> None:
+def test_the_condensed_backlog_makes_the_same_history(*, acts: bool) -> None:
     first, *batch = a_story(acts=acts)
     happened = followed(first, batch)
     assert Rows.from_updates([happened.condensed]) == Rows.from_updates([happened])

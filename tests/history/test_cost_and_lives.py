@@ -1,4 +1,4 @@
-"""What nodes cost and for whom, and how their lives go."""
+"""The cost of nodes by user, queue and use, and the lives of nodes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_was_paid_and_not_used_is_said_when_the_node_goes() -> None:
 
 
 def test_the_least_that_is_paid_for_a_node_counts_however_soon_it_goes() -> None:
-    """By the second, a minute at the least: EC2."""
+    """Billed by the second, for at least a minute, as on EC2."""
     by_the_second = a_type("cloud", window_s=1.0, minimum_s=60.0)
     policy = a_policy(by_the_second)
     node = a_node("cloud1", NodeState.BOOTING, policy, billed_from_s=NOW_S, requested_s=NOW_S)

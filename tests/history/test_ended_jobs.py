@@ -1,4 +1,4 @@
-"""The jobs that have ended, as the journal keeps them, and as a workload."""
+"""The ended jobs in the history, and as a workload."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_each_is_told_once_though_several_publications_are_taken_together() -> N
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A journal with a gang that ran, and one that was cancelled before."""
+    """A history with a gang that ran, and one that was cancelled before it started."""
     path = tmp_path / "journal.sqlite"
     gang = a_job(7, submitted_at=WALL_AT - 60, userid=1000, duration_s=600.0, shape=GANG)
     cancelled = a_job(8, submitted_at=WALL_AT - 50)
@@ -110,12 +110,12 @@ def test_what_was_kept_is_a_workload(path: Path, tmp_path: Path) -> None:
     assert [it.name for it in open_workload(str(path), a_site(tmp_path), Processors.CORES).read(oddities)] == ["7"]
 
 
-def test_the_site_s_own_journal_needs_no_path(path: Path, tmp_path: Path) -> None:
+def test_the_site_s_own_history_needs_no_path(path: Path, tmp_path: Path) -> None:
     site = replace(a_site(tmp_path), state_dir=path.parent)
     assert open_workload("journal", site, Processors.CORES).jobs_about == 2
 
 
-def test_a_journal_without_jobs_says_so(tmp_path: Path) -> None:
+def test_a_history_without_jobs_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "old.sqlite"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(schema.MIGRATIONS[0])

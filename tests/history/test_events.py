@@ -1,4 +1,4 @@
-"""What happened, worked out from one publication and the next."""
+"""Events, derived from one publication and the next."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_publications_taken_together_lose_no_decision_and_no_fact() -> None:
 
 
 def test_of_a_node_that_came_after_the_plan_no_reason_is_told_yet() -> None:
-    """Seed 5: a stray was taken back, so the snapshot had a node that the plan did not know."""
+    """Seed 5: a stray was adopted, so the snapshot had a node that the plan did not know."""
     before, plan_made = a_moment(), a_moment(1)
     taken_back = a_moment(1, nodes=[a_node("cloud1", NodeState.REQUESTED)])
     now = replace(plan_made, snapshot=taken_back.snapshot)

@@ -1,4 +1,4 @@
-"""What an observer would have made of it: cheaper or dearer, sooner or later, and no busy node touched."""
+"""What the decisions of an observer would have changed in cost and waits. No busy node is touched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGO_S = NOW_S - HOUR_S + 30  # a node of that age has paid for 30 s more
 
 
 def idle() -> Node:
-    """One that any manager would send away now; of 0.40 an hour."""
+    """A node that any manager would terminate now, at 0.40 an hour."""
     return a_node("cloud1", NodeState.IDLE, billed_from_s=AGO_S, since_s=AGO_S, idle_looks=9)
 
 

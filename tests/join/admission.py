@@ -1,4 +1,4 @@
-"""A desk to ask at, with a roster, a material and a time that a test sets."""
+"""A :class:`JoinAdmission` with a roster, material and time that a test sets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def entry(launch: LaunchId = LAUNCH, slot: str = "cloud1", **changed: Any) -> Ro
 
 
 @dataclass
-class Desk:
+class AdmissionRig:
     rules: AdmissionRules = field(default_factory=lambda: AdmissionRules("head", "10.0.0.1"))
     roster: Roster | None = (entry(),)
     silence_s: float = 0.0
@@ -37,12 +37,14 @@ class Desk:
     material: Material = MATERIAL
 
     def __post_init__(self) -> None:
-        self.ledger = TicketStore(":memory:")
-        self.made_anew()
+        self.store = TicketStore(":memory:")
+        self.restart()
 
-    def made_anew(self) -> None:
-        """The service was restarted: all that it knows is what lies in its ledger."""
-        self.desk = JoinAdmission(KEY, self.rules, self, lambda: self.material, self.ledger, lambda: self.now_at)
+    def restart(self) -> None:
+        """Restart the service. It keeps only the contents of its ticket store."""
+        self.admission = JoinAdmission(
+            KEY, self.rules, self, lambda: self.material, self.store, lambda: self.now_at
+        )
 
     def current(self) -> tuple[Roster, float]:
         if self.roster is None:
@@ -57,13 +59,13 @@ class Desk:
         launch: LaunchId = LAUNCH,
         instance: str = "",
     ) -> Answer:
-        return self.desk.redeem(launch, ticket or KEY.ticket(launch), nonce, source, instance)
+        return self.admission.redeem(launch, ticket or KEY.ticket(launch), nonce, source, instance)
 
     def key(self) -> str:
         return str(granted(self.redeem())["lease_key"])
 
     def reported(self, phase: JoinPhase) -> list[str]:
-        reports = [report for _, report in self.ledger.reports(0) if isinstance(report, NodeReported)]
+        reports = [report for _, report in self.store.reports(0) if isinstance(report, NodeReported)]
         return [report.detail for report in reports if report.phase is phase]
 
 

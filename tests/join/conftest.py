@@ -10,7 +10,7 @@ from nodemanager.join.ticket_store import TicketStore
 
 @pytest.fixture(autouse=True)
 def _ledgers_are_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """From Python 3.13 on an open file of SQLite that nobody holds any more is warned of."""
+    """Close every ticket store: since Python 3.13, SQLite warns about a connection that was never closed."""
     opened: list[TicketStore] = []
     opens = TicketStore.__init__
 

@@ -1,4 +1,4 @@
-"""The client's own parts: its files, what it asks the kernel, what it runs on."""
+"""The parts of the client: its files, its reading of /proc, and the machines it runs on."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ addresses = st.ip_addresses().map(str)
 lines = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), max_size=20)
 
 
-# --- what it runs on --------------------------------------------------------------------------------------
+# --- the file itself --------------------------------------------------------------------------------------
 
 
-def test_the_one_in_bin_is_the_same_and_may_be_run() -> None:
+def test_the_client_in_bin_is_the_same_file_and_executable() -> None:
     command = SOURCE.parents[2] / "bin" / "flux-node-join"
     assert command.read_text() == SOURCE.read_text()
     assert os.access(command, os.X_OK)
@@ -93,7 +93,7 @@ def test_the_hosts_block_is_replaced_and_all_else_is_kept(
     assert with_hosts(once, {}) == text
 
 
-def test_a_hosts_line_that_is_none_is_left_out() -> None:
+def test_an_invalid_hosts_line_is_left_out() -> None:
     assert "evil" not in with_hosts("", {"good": "10.0.0.1", "evil\n6.6.6.6 bank": "10.0.0.2", "x": "evil"})
 
 
@@ -113,12 +113,12 @@ def test_the_configuration_is_toml_whatever_the_table_holds() -> None:
     assert read["resource"] == {"noverify": True}
 
 
-# --- what it asks the kernel ------------------------------------------------------------------------------
+# --- the kernel's process table ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def broker() -> Iterator[subprocess.Popen[bytes]]:
-    """A process whose children stand for those of a broker: two, one of which has a child."""
+    """A process with two children, one of which has a child itself. It plays the broker."""
     script = "sleep 600 & sh -c 'sleep 600; true' & wait"
     with subprocess.Popen(["sh", "-c", script], start_new_session=True) as process:
         yield process
@@ -140,11 +140,11 @@ def test_a_brokers_children_are_jobs_but_not_their_children(broker: subprocess.P
         b"/opt/flux/libexec/flux/cmd/flux-module-exec\0heartbeat\0",
     ],
 )
-def test_what_serves_the_broker_is_no_job(command: bytes) -> None:
+def test_a_broker_helper_is_no_job(command: bytes) -> None:
     assert is_broker_helper(command)
 
 
-def test_a_job_is_none_of_these() -> None:
+def test_a_job_shell_is_no_broker_helper() -> None:
     assert not is_broker_helper(b"/opt/flux/libexec/flux/flux-shell\093264543744\0")
 
 
@@ -152,13 +152,13 @@ def test_a_task_is_known_by_what_its_shell_gave_it() -> None:
     environ = b"PATH=/bin\0FLUX_URI=local:///run/r/local\0FLUX_TASK_RANK=0\0"
     assert is_task(environ, "/run/r")
     assert not is_task(environ, "/run/other")
-    assert not is_task(b"FLUX_URI=local:///run/r/local\0", "/run/r")  # somebody's shell, or housekeeping
+    assert not is_task(b"FLUX_URI=local:///run/r/local\0", "/run/r")  # a user's shell, or housekeeping
 
 
 # --- systemd ----------------------------------------------------------------------------------------------
 
 
-def test_the_unit_is_one(tmp_path: Path) -> None:
+def test_the_unit_is_valid(tmp_path: Path) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze here")
     unit = tmp_path / "flux-node-join.service"
@@ -196,7 +196,7 @@ def settings_in(folder: Path, **values: str) -> ClientSettings:
 
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a command that stands where systemctl would; it writes down what it is asked."""
+    """A folder with a fake systemctl that records its arguments."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "systemctl").write_text(SYSTEMCTL)
@@ -229,7 +229,7 @@ def test_without_a_systemd_that_does_it_the_client_runs_itself(tmp_path: Path, s
 # --- whether this machine can join at all -----------------------------------------------------------------
 
 
-def test_another_owner_of_the_instance_is_said_in_plain_words(tmp_path: Path, systemctl: Path) -> None:
+def test_another_owner_of_the_instance_is_explained(tmp_path: Path, systemctl: Path) -> None:
     (systemctl / "flux").write_text("#!/bin/sh\necho commands: 0.88.0\n")
     (systemctl / "flux").chmod(0o755)
     machine = LocalMachine(settings_in(tmp_path))
@@ -241,14 +241,14 @@ def test_another_owner_of_the_instance_is_said_in_plain_words(tmp_path: Path, sy
         nobody.check({"flux_version": "0.88.0", "owner_uid": 4242})
 
 
-def test_an_image_without_flux_is_said_in_plain_words(tmp_path: Path) -> None:
+def test_an_image_without_flux_is_explained(tmp_path: Path) -> None:
     machine = LocalMachine(settings_in(tmp_path, FLUX=str(tmp_path / "no flux")))
     with pytest.raises(CannotJoin, match="install flux-core in the image"):
         machine.check({"flux_version": "0.88.0", "owner_uid": os.getuid()})
 
 
 def test_what_another_launch_left_on_the_disk_is_not_ours(tmp_path: Path) -> None:
-    """An image that was made of a node which had joined."""
+    """The image was made from a node that had joined."""
     LocalMachine(settings_in(tmp_path)).save({"nonce": "n", "lease_key": "k"})
     assert LocalMachine(settings_in(tmp_path)).load()["lease_key"] == "k"
     assert LocalMachine(settings_in(tmp_path, LAUNCH="cloud1-2")).load() == {}
@@ -262,13 +262,16 @@ HERE = {"hypervisor": "a", "provider": "i-1", "system": "s"}
     [
         (HERE, True),
         ({**HERE, "hypervisor": "b"}, False),
-        ({**HERE, "system": "t"}, True),  # one that is made anew at each boot; the hypervisor knows better
+        (
+            {**HERE, "system": "t"},
+            True,
+        ),  # the system's id may change at each boot
         ({"provider": "i-2", "system": "s"}, False),
         ({"system": "t"}, False),
         ({}, True),
     ],
 )
-def test_a_machine_is_told_by_the_surest_mark_that_both_have(there: dict[str, str], is_same: bool) -> None:
+def test_machines_are_compared_by_the_most_reliable_common_id(there: dict[str, str], is_same: bool) -> None:
     assert is_same_machine(HERE, there) is is_same
     assert is_same_machine(there, HERE) is is_same
 
@@ -283,7 +286,7 @@ def test_marks_are_read_where_there_are_any(tmp_path: Path) -> None:
 
 
 def test_what_a_copied_disk_brings_along_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine is made of the disk of a node that is up, and runs the unit that it finds there."""
+    """A machine starts from a copy of a running node's disk, and runs the unit on it."""
     for name, value in settings_in(tmp_path).values.items():
         monkeypatch.setenv(f"FLUX_NODE_JOIN_{name}", value)
     monkeypatch.setattr(flux_node_join, "machine_marks", lambda: HERE)
@@ -294,7 +297,7 @@ def test_what_a_copied_disk_brings_along_opens_nothing(tmp_path: Path, monkeypat
     monkeypatch.setattr(flux_node_join, "machine_marks", lambda: {**HERE, "hypervisor": "another"})
     copy = LocalMachine(read_settings([str(tmp_path)]))
     assert (copy.load(), copy.is_a_copy()) == ({}, True)
-    new = LocalMachine(read_settings([]))  # its own user-data makes it a node
+    new = LocalMachine(read_settings([]))  # with its own user-data it is a node of its own
     assert (new.load(), new.is_a_copy()) == ({}, False)
 
 
@@ -347,7 +350,7 @@ def as_nobody() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root starts a broker as somebody else")
 def test_a_job_of_the_brokers_user_gets_nothing_of_roots_by_links_where_root_writes() -> None:
-    """It kills its broker, and root starts it again: folders that an earlier client gave away are taken back."""
+    """The job kills its broker, and root restarts it. Root takes back folders that an earlier client gave away."""
     with tempfile.TemporaryDirectory(prefix="fnm-") as directory:
         folder = Path(directory)
         folder.chmod(0o755)

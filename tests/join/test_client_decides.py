@@ -1,4 +1,4 @@
-"""What the client decides, on a machine made of values."""
+"""The client's decisions, on a simulated machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodemanager.join.flux_node_join import JoinClient, JoinRefused, ServiceUnreachable
+from nodemanager.join.flux_node_join import JoinClient, JoinRefused, JoinUnreachable
 
 STANDING = {
     "may_start": True,
@@ -23,7 +23,7 @@ ALL = {**STANDING, "slot": "cloud1", "lease_key": "k"}
 
 @dataclass
 class FakeMachine:
-    """Its answers are those of ``service``; ``done`` is what the client did."""
+    """A machine whose join service is ``service``. ``done`` lists what the client did."""
 
     service: Callable[[str], dict[str, Any]] = lambda _: dict(ALL)
     now: float = 0.0
@@ -125,7 +125,7 @@ def refusing(code: str) -> Callable[[str], dict[str, Any]]:
 
 
 def silent(what: str) -> dict[str, Any]:
-    raise ServiceUnreachable("nobody")
+    raise JoinUnreachable("nobody")
 
 
 def test_it_redeems_starts_and_renews() -> None:
@@ -149,7 +149,7 @@ def test_it_asks_again_before_each_start_and_starts_for_ever() -> None:
 
 
 @pytest.mark.parametrize("code", ["used", "wrong", "expired", "malformed", "too_large"])
-def test_a_ticket_that_is_no_good_is_shown_once_and_the_node_ends_after_the_silence(code: str) -> None:
+def test_a_refused_ticket_is_sent_once_and_the_node_ends_after_the_silence(code: str) -> None:
     machine = FakeMachine(service=refusing(code))
     run_for(machine, a_client(machine), 3599.0)
     assert machine.done == ["redeem"]
@@ -167,7 +167,7 @@ def test_a_copy_of_a_nodes_disk_asks_for_nothing_and_ends_after_the_silence() ->
 
 
 @pytest.mark.parametrize("code", ["not_current", "in_use", "unavailable", "too_many", "wrong_source", "too_slow"])
-def test_what_may_change_is_asked_again(code: str) -> None:
+def test_a_refusal_that_may_change_is_retried(code: str) -> None:
     machine = FakeMachine(service=refusing(code))
     client = a_client(machine)
     run_for(machine, client, 60.0)
@@ -185,7 +185,7 @@ def test_a_node_without_its_lease_starts_nothing_and_ends_when_that_lasts() -> N
     machine.running = False
     run_for(machine, client, 50.0)
     assert machine.done.count("START") == 1
-    machine.service = FakeMachine.service  # the record was made anew
+    machine.service = FakeMachine.service  # the lease is on the roster again
     run_for(machine, client, 50.0)
     assert machine.running
     machine.service = refusing("not_current")

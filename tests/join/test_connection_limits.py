@@ -1,4 +1,4 @@
-"""The join service's door, on real sockets: who is cut, who is answered all the same, and when."""
+"""The limits on the join service's connections, on real sockets: which are cut, which are answered, and when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nodemanager.join.admission import AdmissionRules
 from nodemanager.join.connection_limits import FILES_SPARE, ConnectionBounds, allowed_connections
 from nodemanager.join.key_material import MaterialPaths, tls_context
 from nodemanager.join.server import JoinApi, JoinServer, RequestLimits, ServiceNotReady
-from tests.join.admission import KEY, LAUNCH, NONCE, Desk, entry
+from tests.join.admission import KEY, LAUNCH, NONCE, AdmissionRig, entry
 from tests.join.test_user_data import a_site
 
 WITHIN_S = 20.0
@@ -36,7 +36,7 @@ class Door:
     port: int
 
     async def knock(self) -> Connection:
-        """TCP, and nothing more."""
+        """Open a TCP connection without TLS."""
         return await asyncio.open_connection("127.0.0.1", self.port)
 
     async def enter(self) -> Connection:
@@ -47,13 +47,16 @@ class Door:
 
 @asynccontextmanager
 async def a_door(
-    context: ssl.SSLContext, bounds: ConnectionBounds, limits: RequestLimits = LOOSE, desk: Desk | None = None
+    context: ssl.SSLContext,
+    bounds: ConnectionBounds,
+    limits: RequestLimits = LOOSE,
+    rig: AdmissionRig | None = None,
 ) -> AsyncIterator[Door]:
-    app = JoinApi((desk or Desk()).desk, LOOSE).make_app()
+    app = JoinApi((rig or AdmissionRig()).admission, LOOSE).make_app()
     server = JoinServer(app, "127.0.0.1:0", context, limits, bounds)
     serving = asyncio.create_task(server.serve())
     try:
-        while not server.started:  # noqa: ASYNC110 - uvicorn says it by a flag
+        while not server.started:  # noqa: ASYNC110 - uvicorn only sets a flag
             await asyncio.sleep(0)
         yield Door(server, server.servers[0].sockets[0].getsockname()[1])
     finally:
@@ -71,7 +74,7 @@ def run(story: Coroutine[Any, Any, None]) -> None:
 
 
 async def is_cut(connection: Connection) -> bool:
-    """Waits until it is; with or without an answer before."""
+    """Wait until the connection is cut, with or without an answer before."""
     reader, writer = connection
     try:
         while await reader.read(1000):
@@ -90,7 +93,7 @@ async def answer(connection: Connection, request: bytes = CHEAP) -> bytes:
     return head.partition(b"\r\n")[0]
 
 
-def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_leave(
+def test_one_source_has_a_limit_and_closed_connections_no_longer_count(
     context: ssl.SSLContext,
 ) -> None:
     async def story() -> None:
@@ -100,7 +103,7 @@ def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_le
             assert await is_cut(await door.knock())
             assert await answer(secured) == b"HTTP/1.1 404 Not Found"
             silent[0][1].transport.abort()
-            while True:  # until it has been seen
+            while True:  # until the server notices the abort
                 try:
                     again = await door.enter()
                     break
@@ -113,7 +116,7 @@ def test_of_one_source_only_so_many_are_let_in_and_room_is_made_by_those_that_le
     run(story())
 
 
-def test_there_are_never_more_than_so_many(context: ssl.SSLContext) -> None:
+def test_the_total_number_of_connections_is_limited(context: ssl.SSLContext) -> None:
     async def story() -> None:
         async with a_door(context, ConnectionBounds(connections_max=2)) as door:
             held = [await door.knock() for _ in range(2)]
@@ -126,7 +129,7 @@ def test_there_are_never_more_than_so_many(context: ssl.SSLContext) -> None:
 
 def test_connections_of_a_source_that_come_too_fast_are_cut(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        slow = RequestLimits(requests_per_s=1e-6, requests_burst=1.0)  # and twice as many connections
+        slow = RequestLimits(requests_per_s=1e-6, requests_burst=1.0)  # and twice that rate of connections
         async with a_door(context, ConnectionBounds(), slow) as door:
             held = [await door.enter() for _ in range(2)]
             assert await is_cut(await door.knock())
@@ -180,7 +183,7 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(context:
                     writer.write(going.read())
                     coming.write(await reader.read(10_000))
             tls.write(CHEAP)
-            writer.write(going.read())  # the last of the handshake, and the request, at one go
+            writer.write(going.read())  # the end of the handshake together with the request
             said = b""
             while b"malformed" not in said:
                 coming.write(await reader.read(10_000))
@@ -197,8 +200,8 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(context:
 def test_a_source_is_who_connects_whatever_a_request_says(context: ssl.SSLContext) -> None:
     async def story() -> None:
         rules = AdmissionRules("head", "10.0.0.1", check_source=True)
-        desk = Desk(rules, roster=(entry(addresses=("10.9.9.9",)),))
-        async with a_door(context, ConnectionBounds(), desk=desk) as door:
+        rig = AdmissionRig(rules, roster=(entry(addresses=("10.9.9.9",)),))
+        async with a_door(context, ConnectionBounds(), rig=rig) as door:
             body = json.dumps({"launch": LAUNCH, "ticket": KEY.ticket(LAUNCH), "nonce": NONCE})
             reader, writer = await door.enter()
             head = "POST /v1/redeem HTTP/1.1\r\nHost: a\r\nX-Forwarded-For: 10.9.9.9\r\nContent-Length: "
@@ -210,7 +213,7 @@ def test_a_source_is_who_connects_whatever_a_request_says(context: ssl.SSLContex
     run(story())
 
 
-def test_a_place_that_is_taken_is_said_with_its_key(context: ssl.SSLContext) -> None:
+def test_an_address_in_use_is_reported_with_its_config_key(context: ssl.SSLContext) -> None:
     async def story() -> None:
         async with a_door(context, ConnectionBounds()) as door:
             other = JoinServer(Starlette(), f"127.0.0.1:{door.port}", context, LOOSE, ConnectionBounds())

@@ -1,4 +1,4 @@
-"""What the manager and the service leave for each other, on a real disk."""
+"""The files that the manager and the join service exchange, on a real disk."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_roster_is_read_as_it_was_written(roster: tuple[RosterEntry, ...], wal
 def test_what_is_no_roster_is_refused_and_never_taken_for_an_empty_one(tmp_path: Path, text: str) -> None:
     file = tmp_path / "roster.json"
     file.write_bytes(text.encode(errors="surrogatepass"))
-    with pytest.raises(RosterUnreadableError, match="does a manager run"):
+    with pytest.raises(RosterUnreadableError, match="is a manager running"):
         RosterFile(file, lambda: 0.0, lambda: 0.0).current()
 
 
@@ -71,11 +71,11 @@ def test_the_age_of_a_sign_of_life_counts_without_the_wall_clock(tmp_path: Path)
     exchange = FileExchange(folder)
     exchange.post((entry(),), 900.0)
     roster = RosterFile(folder.roster, clock.monotonic_s, clock.wall)
-    assert roster.current() == ((entry(),), 100.0)  # it was there before us
+    assert roster.current() == ((entry(),), 100.0)  # it is older than the reader
     exchange.post((), 5000.0)
     clock.now_s, clock.wall_at = 10.0, 9999.0
     assert roster.current() == ((), 0.0)
-    clock.now_s, clock.wall_at = 25.0, 0.0  # and jumps back
+    clock.now_s, clock.wall_at = 25.0, 0.0  # the wall clock jumps back
     assert roster.current() == ((), 15.0)
 
 
@@ -89,7 +89,7 @@ def test_only_its_owner_reads_what_is_exchanged(tmp_path: Path) -> None:
 def test_each_report_is_read_once_and_a_new_manager_reads_them_all(tmp_path: Path) -> None:
     folder = ExchangePaths(tmp_path)
     exchange = FileExchange(folder)
-    assert exchange.reports() == ()  # there is no service yet
+    assert exchange.reports() == ()  # no service has run yet
     ledger = TicketStore(folder.ledger)
     reports = [NodeReported(LaunchId("a"), JoinPhase.ENDED, str(number), 0.0) for number in range(3)]
     for report in reports[:2]:
@@ -110,13 +110,13 @@ def test_more_reports_than_are_read_at_once_are_all_read(tmp_path: Path) -> None
     assert len(FileExchange(folder).reports()) == launches * REPORTS_KEPT_MAX
 
 
-def test_a_row_that_is_no_report_is_said_and_hides_no_other(tmp_path: Path) -> None:
+def test_an_invalid_row_is_logged_and_hides_no_other(tmp_path: Path) -> None:
     folder = ExchangePaths(tmp_path)
     ledger = TicketStore(folder.ledger)
     ended = NodeReported(LaunchId("a"), JoinPhase.ENDED, "", 0.0)
     ledger.keep_report(
         NodeReported(LaunchId("a"), JoinPhase.MEASURED, '{"cores": 2', 0.0)
-    )  # as earlier versions cut it
+    )  # truncated as earlier versions did
     ledger.keep_report(ended)
     with closing(sqlite3.connect(folder.ledger)) as another:
         row = ("a", "of a later version", "", 0.0)
@@ -165,7 +165,7 @@ def test_a_ledger_that_was_put_back_to_what_it_was_loses_nothing_that_comes_next
     assert exchange.reports() == (second,)
 
 
-def test_a_damaged_ledger_or_folder_is_said(tmp_path: Path) -> None:
+def test_a_damaged_ledger_or_folder_raises_a_join_error(tmp_path: Path) -> None:
     folder = ExchangePaths(tmp_path)
     folder.ledger.write_text("no database, though it is long enough to be taken for one" * 50)
     with pytest.raises(JoinError, match=r"ledger\.sqlite"):

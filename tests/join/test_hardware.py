@@ -1,4 +1,4 @@
-"""What a node says of its own machine, on its way to the manager."""
+"""A node's report about its own machine, from the client to the manager."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nodemanager.core.slots import Hardware
 from nodemanager.join.admission import RefusalCode
 from nodemanager.join.flux_node_join import JoinClient, count_cores, count_gpus, memory_bytes
 from nodemanager.join.ticket_store import THREADS_MAX
-from tests.join.admission import LAUNCH, SOURCE, Desk, code, granted
+from tests.join.admission import LAUNCH, SOURCE, AdmissionRig, code, granted
 from tests.join.test_client_decides import FakeMachine
 
 SAID = {"cores": 2, "threads": 4, "gpus": 1, "memory_bytes": 2**34}
@@ -56,7 +56,7 @@ def test_this_machine_has_some_of_each() -> None:
     assert memory_bytes() > 2**20
 
 
-def test_memory_that_is_not_said_is_a_fault(tmp_path: Path) -> None:
+def test_missing_memory_in_proc_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text("MemFree: 1 kB\n")
     with pytest.raises(ValueError, match="MemTotal"):
         memory_bytes(tmp_path / "meminfo")
@@ -65,7 +65,7 @@ def test_memory_that_is_not_said_is_a_fault(tmp_path: Path) -> None:
 # --- said -------------------------------------------------------------------------------------------------
 
 
-def test_it_is_said_first_of_all_and_before_the_broker_begins() -> None:
+def test_the_hardware_is_the_first_report_before_the_broker_starts() -> None:
     machine = FakeMachine(hardware=SAID)
     JoinClient(machine, "cloud1-1", "t", 100.0).step()
     assert machine.done[:3] == ["redeem", "report", "START"]
@@ -78,17 +78,17 @@ def test_a_machine_that_does_not_say_joins_all_the_same() -> None:
 
 
 def test_it_comes_out_of_the_ledger_as_a_fact() -> None:
-    desk = Desk()
-    granted(desk.desk.report(LAUNCH, desk.key(), JoinPhase.MEASURED, json.dumps(SAID), SOURCE))
-    assert NodeMeasured(LAUNCH, Hardware(2, 4, 1, 2**34), 0.0) in [fact for _, fact in desk.ledger.reports(0)]
+    rig = AdmissionRig()
+    granted(rig.admission.report(LAUNCH, rig.key(), JoinPhase.MEASURED, json.dumps(SAID), SOURCE))
+    assert NodeMeasured(LAUNCH, Hardware(2, 4, 1, 2**34), 0.0) in [fact for _, fact in rig.store.reports(0)]
 
 
 @pytest.mark.parametrize("more", ["", " " * 5000, f', "note": "{"x" * 5000}"'])
-def test_however_much_is_said_with_it_the_manager_reads_what_counts(more: str) -> None:
-    desk = Desk()
+def test_the_manager_reads_the_hardware_whatever_other_keys_are_reported(more: str) -> None:
+    rig = AdmissionRig()
     said = json.dumps(SAID)[:-1] + more + "}"
-    granted(desk.desk.report(LAUNCH, desk.key(), JoinPhase.MEASURED, said, SOURCE))
-    assert NodeMeasured(LAUNCH, Hardware(2, 4, 1, 2**34), 0.0) in [fact for _, fact in desk.ledger.reports(0)]
+    granted(rig.admission.report(LAUNCH, rig.key(), JoinPhase.MEASURED, said, SOURCE))
+    assert NodeMeasured(LAUNCH, Hardware(2, 4, 1, 2**34), 0.0) in [fact for _, fact in rig.store.reports(0)]
 
 
 @pytest.mark.parametrize(
@@ -107,5 +107,5 @@ def test_however_much_is_said_with_it_the_manager_reads_what_counts(more: str) -
     ],
 )
 def test_what_is_no_hardware_is_refused(said: str) -> None:
-    desk = Desk()
-    assert code(desk.desk.report(LAUNCH, desk.key(), JoinPhase.MEASURED, said, SOURCE)) == RefusalCode.MALFORMED
+    rig = AdmissionRig()
+    assert code(rig.admission.report(LAUNCH, rig.key(), JoinPhase.MEASURED, said, SOURCE)) == RefusalCode.MALFORMED

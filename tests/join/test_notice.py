@@ -1,4 +1,4 @@
-"""What the client hears of a provider that takes its node back, from metadata services on loopback."""
+"""How the client learns that the provider will reclaim its node, from metadata services on loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AZURE_NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text
 
 
 class Metadata(ThreadingHTTPServer):
-    """Documents by path. Those of EC2 need a token, of GCE and Azure their header."""
+    """Serves documents by path. EC2's need a token, GCE's and Azure's a header."""
 
     documents: dict[str, str]
     token: str = "token-1"
@@ -51,8 +51,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as it is called
-        """Not into the tests' output."""
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        """Log nothing."""
 
 
 @contextmanager
@@ -115,7 +115,7 @@ def test_another_machine_of_the_set_that_is_taken_back_is_not_ours(tmp_path: Pat
         assert _machine("azure", tmp_path, server).reclaim_notice() == ""
 
 
-def test_a_token_is_asked_for_once_and_anew_when_it_has_expired(tmp_path: Path) -> None:
+def test_a_token_is_fetched_once_and_again_after_it_has_expired(tmp_path: Path) -> None:
     with _metadata() as server:
         machine = _machine("ec2", tmp_path, server)
         for _ in range(3):
@@ -134,5 +134,5 @@ def test_an_answer_that_cannot_be_read_is_no_notice(tmp_path: Path, text: str) -
         assert _machine("ec2", tmp_path, server).reclaim_notice() == ""
 
 
-def test_where_nobody_answers_there_is_no_notice(tmp_path: Path) -> None:
+def test_without_a_metadata_service_there_is_no_notice(tmp_path: Path) -> None:
     assert _machine("ec2", tmp_path, None).reclaim_notice() == ""

@@ -1,4 +1,4 @@
-"""The service as the network sees it: whatever comes, an answer of the protocol, and never a secret."""
+"""The service as a client sees it: it answers every request by the protocol, and never reveals a secret."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nodemanager.join.server import (
     fault_logger,
 )
 from nodemanager.join.tickets import hash_nonce
-from tests.join.admission import CURVE, KEY, LAUNCH, NONCE, OTHER_NONCE, Desk, entry
+from tests.join.admission import CURVE, KEY, LAUNCH, NONCE, OTHER_NONCE, AdmissionRig, entry
 
 WHATS = ("redeem", "fetch", "renew", "report")
 LOOSE = RequestLimits(requests_per_s=1e9, requests_burst=1e9)
@@ -41,7 +41,7 @@ SECRETS = (CURVE, KEY.ticket(LAUNCH), ("k" * 32).encode().hex(), NONCE, OTHER_NO
 
 
 class Client:
-    """Requests to an application, each awaited. A bug of ours is raised here, where a user would see a 500."""
+    """Makes requests to an application, one at a time. Raises the service's exceptions here, not as a 500."""
 
     def __init__(self, app: Starlette) -> None:
         self._app = app
@@ -64,7 +64,7 @@ class Client:
 
 
 class Logged(list[str]):
-    """Every line that is logged, structured or not."""
+    """Collects every log line, structured or not."""
 
     def __call__(self, logger: object, name: str, event: MutableMapping[str, Any]) -> str:
         del logger, name
@@ -73,12 +73,12 @@ class Logged(list[str]):
 
 
 @contextmanager
-def a_service(desk: Desk, limits: RequestLimits = LOOSE) -> Iterator[tuple[Client, Logged]]:
+def a_service(rig: AdmissionRig, limits: RequestLimits = LOOSE) -> Iterator[tuple[Client, Logged]]:
     logged = Logged()
     before = structlog.get_config()
     structlog.configure(processors=[logged], cache_logger_on_first_use=False)
     try:
-        yield Client(JoinApi(desk.desk, limits).make_app()), logged
+        yield Client(JoinApi(rig.admission, limits).make_app()), logged
     finally:
         structlog.configure(**before)
 
@@ -87,19 +87,19 @@ def ticket_of(launch: LaunchId = LAUNCH, nonce: str = NONCE) -> dict[str, str]:
     return {"launch": launch, "ticket": KEY.ticket(launch), "nonce": nonce}
 
 
-def test_a_node_is_let_in_reports_and_renews() -> None:
-    with a_service(Desk()) as (service, _):
+def test_a_node_is_admitted_reports_and_renews() -> None:
+    with a_service(AdmissionRig()) as (service, _):
         given = service.post("/v1/redeem", json=ticket_of()).json()
         asking = {"launch": LAUNCH, "key": given["lease_key"]}
         assert service.post("/v1/fetch", json=asking).json()["curve_cert"] == CURVE
         assert service.post("/v1/renew", json=asking).json()["may_start"] is True
         assert service.post("/v1/report", json={**asking, "phase": "started"}).json() == {}
-        for phase in ("replayed", "redeemed", "of another protocol"):  # the first two are said by the service
+        for phase in ("replayed", "redeemed", "of another protocol"):  # only the service reports the first two
             assert service.post("/v1/report", json={**asking, "phase": phase}).status_code == 400
 
 
-def test_what_is_served_to_nodes_is_the_client() -> None:
-    with a_service(Desk()) as (service, _):
+def test_the_service_serves_the_client_to_nodes() -> None:
+    with a_service(AdmissionRig()) as (service, _):
         assert service.get("/v1/flux-node-join").text == Path(flux_node_join.__file__).read_text()
 
 
@@ -108,14 +108,14 @@ def test_every_refusal_has_a_status() -> None:
 
 
 def test_a_replay_is_an_error_in_the_log() -> None:
-    with a_service(Desk()) as (service, logged):
+    with a_service(AdmissionRig()) as (service, logged):
         service.post("/v1/redeem", json=ticket_of())
         assert service.post("/v1/redeem", json=ticket_of(nonce=OTHER_NONCE)).status_code == 409
     assert any('"ticket_replayed"' in line and LAUNCH in line for line in logged)
 
 
-def test_one_source_is_slowed_down_and_told_when_to_come_again() -> None:
-    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
+def test_one_source_is_throttled_and_gets_a_retry_after() -> None:
+    with a_service(AdmissionRig(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
         answers = [service.post("/v1/redeem", json=ticket_of()) for _ in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert int(answers[-1].headers["Retry-After"]) >= 10
@@ -124,15 +124,15 @@ def test_one_source_is_slowed_down_and_told_when_to_come_again() -> None:
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/x"), ("OPTIONS", "/v1/redeem"), ("GET", "/v1/flux-node-join")]
 )
-def test_whatever_is_asked_counts(method: str, path: str) -> None:
-    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
+def test_every_request_counts_whatever_its_path_and_method(method: str, path: str) -> None:
+    with a_service(AdmissionRig(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
         statuses = [service.ask(method, path).status_code for _ in range(3)]
     assert 429 not in statuses[:2]
     assert statuses[2] == 429
 
 
 def test_a_path_that_holds_a_secret_is_not_logged() -> None:
-    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=1)) as (service, logged):
+    with a_service(AdmissionRig(), RequestLimits(requests_per_s=0.1, requests_burst=1)) as (service, logged):
         statuses = [service.ask("GET", f"/v1/redeem/{KEY.ticket(LAUNCH)}").status_code for _ in range(2)]
     assert statuses == [404, 429]
     assert len(logged) == 1
@@ -140,7 +140,7 @@ def test_a_path_that_holds_a_secret_is_not_logged() -> None:
 
 
 def test_a_whole_network_of_ipv6_is_one_source() -> None:
-    with a_service(Desk(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
+    with a_service(AdmissionRig(), RequestLimits(requests_per_s=0.1, requests_burst=2)) as (service, _):
         answers = [service.ask("GET", "/x", source=f"2001:db8::{number}") for number in range(3)]
         assert answers[2].status_code == 429
         assert service.ask("GET", "/x", source="2001:db8:0:1::").status_code == 404
@@ -157,20 +157,20 @@ def test_a_whole_network_of_ipv6_is_one_source() -> None:
         ("", ""),
     ],
 )
-def test_whom_an_address_is_counted_for(source: str, network: str) -> None:
+def test_the_network_that_an_address_is_counted_for(source: str, network: str) -> None:
     assert network_of(source) == network
 
 
-def test_who_was_let_in_does_not_fill_the_log_either() -> None:
-    with a_service(Desk()) as (service, logged):
+def test_admitted_nodes_do_not_fill_the_log() -> None:
+    with a_service(AdmissionRig()) as (service, logged):
         given = service.post("/v1/redeem", json=ticket_of()).json()
         for _ in range(150):
             service.post("/v1/fetch", json={"launch": LAUNCH, "key": given["lease_key"]})
     assert 0 < len(logged) <= 10
 
 
-def test_of_many_sources_that_are_refused_not_each_fills_the_log() -> None:
-    with a_service(Desk()) as (service, logged):
+def test_many_refused_sources_do_not_fill_the_log() -> None:
+    with a_service(AdmissionRig()) as (service, logged):
         for number in range(1000):
             service.ask("POST", "/v1/redeem", source=f"10.0.{number // 250}.{number % 250}")
         assert len(logged) <= REFUSALS_LOGGED_BURST + 20
@@ -179,7 +179,7 @@ def test_of_many_sources_that_are_refused_not_each_fills_the_log() -> None:
     assert any('"ticket_replayed"' in line for line in logged)
 
 
-def test_what_the_event_loop_would_say_of_each_connection_is_said_now_and_then() -> None:
+def test_the_event_loops_connection_faults_are_logged_at_a_limited_rate() -> None:
     loop = asyncio.new_event_loop()
     with closing(loop), capture_logs() as logged:
         loop.set_exception_handler(fault_logger(structlog.get_logger(), lambda: 0.0))
@@ -191,8 +191,8 @@ def test_what_the_event_loop_would_say_of_each_connection_is_said_now_and_then()
     assert len(logged) == LINES_BURST + 1
 
 
-def test_who_knocks_for_ever_does_not_fill_the_log() -> None:
-    with a_service(Desk()) as (service, logged):
+def test_one_refused_source_does_not_fill_the_log() -> None:
+    with a_service(AdmissionRig()) as (service, logged):
         for _ in range(50):
             service.post("/v1/redeem", json=ticket_of() | {"ticket": "0" * 64})
     assert 0 < len(logged) <= 10
@@ -203,14 +203,14 @@ def test_a_body_is_bounded_with_and_without_its_length() -> None:
         for _ in range(100):
             yield b" " * BODY_MAX_BYTES
 
-    with a_service(Desk()) as (service, _):
+    with a_service(AdmissionRig()) as (service, _):
         assert service.post("/v1/redeem", content=b" " * (BODY_MAX_BYTES + 1)).status_code == 413
         assert service.post("/v1/redeem", content=chunks()).status_code == 413
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/", "/v1/redeem/x", "/v1/redeem/", "/docs", "/v1/roster.json"])
 def test_nothing_else_is_served(path: str) -> None:
-    with a_service(Desk()) as (service, _):
+    with a_service(AdmissionRig()) as (service, _):
         assert service.get(path).status_code in (404, 405)
         assert service.post(path).json() == {"error": "malformed"}
 
@@ -267,11 +267,11 @@ raw_bodies = (
 def test_whatever_is_sent_there_is_no_500_and_no_secret_anywhere(
     requests: list[tuple[str, bytes]], state: str
 ) -> None:
-    desk = Desk(roster=(entry(), entry(LaunchId("cloud2-1"), "cloud2")) if state != "no roster" else None)
+    rig = AdmissionRig(roster=(entry(), entry(LaunchId("cloud2-1"), "cloud2")) if state != "no roster" else None)
     if state == "no ledger":
-        desk.ledger.close()
-    with a_service(desk) as (service, logged), at_the_standard_library() as lines:
-        service.post("/v1/redeem", json=ticket_of())  # as a rule it has been redeemed by what it is guessed to be
+        rig.store.close()
+    with a_service(rig) as (service, logged), at_the_standard_library() as lines:
+        service.post("/v1/redeem", json=ticket_of())  # so that requests usually meet a redeemed ticket
         answers = [service.post(f"/v1/{what}", content=raw) for what, raw in requests]
     for answer in answers:
         assert answer.status_code in {200, *STATUS.values()}
@@ -287,11 +287,11 @@ def test_whatever_is_sent_there_is_no_500_and_no_secret_anywhere(
 
 
 @pytest.mark.parametrize("what", WHATS)
-def test_what_is_sent_is_let_in_too(what: str) -> None:
-    """Else nothing of what lies behind the door would be tried."""
+def test_the_fuzzed_requests_include_valid_ones(what: str) -> None:
+    """The fuzz test must also reach the code behind the checks."""
 
     def is_let_in(raw: bytes) -> bool:
-        with a_service(Desk()) as (service, _):
+        with a_service(AdmissionRig()) as (service, _):
             service.post("/v1/redeem", json=ticket_of())
             return service.post(f"/v1/{what}", content=raw).status_code == 200
 

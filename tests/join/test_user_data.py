@@ -1,4 +1,4 @@
-"""What a node runs at boot: the same for the same launch, small, and without a key."""
+"""The script that a node runs at boot: the same for the same launch, small, and without a key."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def a_site(folder: Path, join: str = "") -> Site:
     return site
 
 
-def test_the_same_launch_has_the_same_bytes_whoever_asks_and_another_has_others(tmp_path: Path) -> None:
+def test_the_same_launch_always_has_the_same_bytes_and_another_has_others(tmp_path: Path) -> None:
     site = a_site(tmp_path)
     made = JoinUserData(site)(LaunchId("cloud1-1"))
     assert JoinUserData(load_site(tmp_path / "site.ini"))(LaunchId("cloud1-1")) == made

@@ -1,4 +1,4 @@
-"""init, check, join-service and rotate-cert, as an operator meets them."""
+"""The verbs init, check, join-service and rotate-cert, as an operator uses them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ FLUX = '#!/bin/sh\nif [ "$1" = keygen ]; then date +%N > "$3"; else echo "comman
 
 @pytest.fixture(autouse=True)
 def _logs_as_before() -> Iterator[None]:
-    """A verb sets the process's logging up, to a stream that is the test's."""
+    """Restore logging: a verb configures it to write to the test's stream."""
     yield
     structlog.reset_defaults()
 
 
 @pytest.fixture
 def flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that stands where flux would."""
+    """A fake flux command."""
     command = tmp_path / "bin" / "flux"
     command.parent.mkdir()
     command.write_text(FLUX)
@@ -65,7 +65,7 @@ def test_init_makes_keys_that_only_their_owner_reads_and_says_what_comes_next(
 
 
 @pytest.mark.usefixtures("flux")
-def test_init_on_an_instance_that_stands_adds_what_is_missing_and_changes_no_key(tmp_path: Path) -> None:
+def test_init_on_an_existing_instance_adds_missing_files_and_changes_no_key(tmp_path: Path) -> None:
     site = a_site(tmp_path)
     paths = join_folder(tmp_path)
     before = [paths.site_key.read_text(), paths.tls_certificate.read_text()]
@@ -95,7 +95,7 @@ def test_rotate_cert_changes_it_for_rank_0_and_for_nodes_and_nothing_else(
 
 @pytest.mark.usefixtures("flux")
 def test_what_is_put_in_a_folder_of_others_follows_no_link_of_theirs(tmp_path: Path) -> None:
-    """Root may run init and rotate-cert, and the folders are the instance's owner's."""
+    """Root may run init and rotate-cert in folders that belong to the instance's owner."""
     site = a_site(tmp_path)
     other = tmp_path / "other"
     other.write_text("not theirs")
@@ -116,7 +116,7 @@ def test_an_instance_for_several_users_is_refused(
     site = a_site(tmp_path)
     (site.flux.bootstrap_dir / "conf.d" / "more.toml").write_text(table)
     assert run("check", tmp_path) == 78
-    assert "serves instances of one user" in capsys.readouterr().err
+    assert "serves only single-user instances" in capsys.readouterr().err
 
 
 def test_check_says_whether_a_node_can_end_its_own_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_check_says_whether_a_node_can_end_its_own_cost(tmp_path: Path, capsys: 
     assert POWEROFF_EFFECTS["local"] in capsys.readouterr().out
 
 
-def test_it_is_said_of_every_provider() -> None:
+def test_the_effect_of_powering_off_is_known_for_every_provider() -> None:
     assert set(Provider) <= set(POWEROFF_EFFECTS)
 
 
@@ -153,22 +153,22 @@ def test_a_secret_that_others_may_read_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
-    [("tls_key", "is not the key of"), ("curve_certificate", "curve.cert is not what init writes: it is no text")],
+    ("file", "message"),
+    [("tls_key", "is not the key of"), ("curve_certificate", "curve.cert is damaged: it is not text")],
 )
 @pytest.mark.usefixtures("flux")
-def test_a_file_that_is_spoilt_is_named(
-    tmp_path: Path, file: str, said: str, capsys: pytest.CaptureFixture[str]
+def test_a_damaged_file_is_named(
+    tmp_path: Path, file: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a_site(tmp_path)
     getattr(join_folder(tmp_path), file).write_bytes(b"\xff\xfe")
     assert run("join-service", tmp_path) == 78
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("half", ["tls_key", "tls_certificate"])
 @pytest.mark.usefixtures("flux")
-def test_init_makes_a_pair_anew_of_which_a_half_is_missing(tmp_path: Path, half: str) -> None:
+def test_init_replaces_a_tls_pair_if_half_of_it_is_missing(tmp_path: Path, half: str) -> None:
     site = a_site(tmp_path)
     paths = join_folder(tmp_path)
     getattr(paths, half).unlink()
@@ -181,11 +181,11 @@ def test_init_makes_a_pair_anew_of_which_a_half_is_missing(tmp_path: Path, half:
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str, int], str]]:
-    """The service in its own process, where it listens, and its fingerprint."""
+    """The service in its own process, its address and its fingerprint."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # A credential that cannot be read: it is not asked for.
+    # The service must not read the cloud credential, so an unreadable one does no harm.
     unreadable = "[Cloud Credentials]\nsecret_file = /nonexistent\nsecret = ${NOT_SET}\n[Join]\n"
     text = f"listen = 127.0.0.1:{port}\nflux_version = 0.88.0"
     site = a_site(tmp_path, text)
@@ -200,7 +200,7 @@ def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], tuple[str
             process.kill()
 
 
-def test_it_outlives_garbage_and_ends_when_told(
+def test_the_service_survives_garbage_and_ends_on_sigterm(
     service: tuple[subprocess.Popen[bytes], tuple[str, int], str],
 ) -> None:
     process, address, pin = service

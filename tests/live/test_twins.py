@@ -16,7 +16,7 @@ from nodemanager.core.ports import FluxPort
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.flux.instance import RealFlux
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, MonotonicClock
-from tests.contract.simulated_flux import SimulatedSubject
+from tests.contract.simulated_flux import SimulatedFluxSubject
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 
 # Jobs that run on until they are cancelled, as options of `flux submit` and as shapes.
@@ -37,7 +37,7 @@ class Twins:
 
     real: LiveInstance
     real_port: FluxPort
-    simulated: SimulatedSubject = field(default_factory=SimulatedSubject)
+    simulated: SimulatedFluxSubject = field(default_factory=SimulatedFluxSubject)
     jobs: list[tuple[int, JobId]] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What hypothesis draws fleets from: small ones, in which everything is near its limit."""
+"""Hypothesis strategies for fleets: small ones, in which everything is near its limit."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _a_job_of(shapes: st.SearchStrategy[Shape]) -> st.SearchStrategy[Job]:
     )
 
 
-# What one look may show of a rank. Drained "by us" is for the launch that holds the slot now.
+# What one look may show of a rank. Drained "by us" means for the launch that holds the slot now.
 CONDITIONS = (
     "away",
     "away and still allocated",
@@ -146,7 +146,7 @@ def ranks(policy: Policy, slot: str, launch: LaunchId | None = None) -> st.Searc
 
 @st.composite
 def nodes(draw: st.DrawFn, policy: Policy, slot: str) -> Node:
-    """A node in any state, with what a manager may know of it in that state."""
+    """A node in any state, with what a manager may know about it in that state."""
     launch = replace(a_launch(slot, policy), zone=draw(st.sampled_from(["", "a", "b"])))
     state = draw(st.sampled_from(NodeState))
     rank = draw(st.one_of(st.none(), ranks(policy, slot, launch.id)))

@@ -158,7 +158,7 @@ def test_ordering_changes_nothing_in_place() -> None:
     pauses_s=st.lists(st.sampled_from([0.0, 0.1, 0.4, 1.0, 7.0]), max_size=30),
 )
 def test_creates_never_outrun_the_bucket(rate: float, burst: int, pauses_s: list[float]) -> None:
-    """Over any span from the start: no more creates than the burst and what the span has earned."""
+    """Over any span from the start: at most the burst, plus what the rate allows in that span."""
     policy = a_policy(creates_per_s=rate, creates_burst=burst, calls_in_flight_max=1000)
     world = World(policy, a_snapshot(policy))
     for slot in ("cloud1", "cloud2", "cloud3", "cloud4", "gpu1", "gpu2"):

@@ -1,4 +1,4 @@
-"""Reasons of nodes, of one plan and the next."""
+"""The reasons of nodes, in one plan and in the next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHY = st.sampled_from([BUSY, because("idle_unconfirmed", looks=1, needs=2), beca
 
 @st.composite
 def reasons(draw: st.DrawFn) -> NodeReasons:
-    """Of nodes that stand, and of some that are bought now, which are not among those yet."""
+    """Reasons of existing nodes, and of some that are bought now and do not exist yet."""
     node = a_node("cloud1", NodeState.BUSY)
     nodes = dict.fromkeys(draw(st.sets(IDS)), node)
     return NodeReasons(nodes, draw(st.dictionaries(IDS, WHY)), rest=BUSY)

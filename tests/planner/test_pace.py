@@ -1,6 +1,6 @@
-"""How often the ranks are looked at while they stir, and how often a plan is made where nothing does.
+"""How often the ranks are read while they change, and how often a plan is made if nothing happens.
 
-The shell of the manager, played for a long time in a moment.
+Simulates the manager's loop over a long time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tests.builders import NOW_S, World, a_policy, a_type, a_world, orders, whol
 
 @dataclass
 class Played:
-    """Facts come at their moments; a plan is made then, and when time alone lets more be done."""
+    """Facts arrive at given moments; a plan is made then, and when time alone allows more."""
 
     took_s: float
     policy: Policy = field(default_factory=lambda: a_policy(probe_s=10, settle_max_s=10))
-    looks_s: list[float] = field(default_factory=list)  # when each was asked for
+    looks_s: list[float] = field(default_factory=list)  # when each look was ordered
 
     def __post_init__(self) -> None:
         self.snapshot: Snapshot = a_world().but(look_due_since_s=None).snapshot
@@ -40,7 +40,7 @@ class Played:
         return self.looks_s[-1]
 
     def plan_at(self, now_s: float) -> float:
-        """The plan at a moment, and until when the next one may wait."""
+        """The plan at a moment, and when the next one is due."""
         self.snapshot = advance_to(self.snapshot, Tick(now_s, self.snapshot.wall_at + now_s - self.snapshot.now_s))
         if now_s >= self.answer_s:
             self._see(RanksSeen(self.began_s, tuple(self.snapshot.ranks.values()), took_s=self.took_s))

@@ -118,7 +118,9 @@ def test_settling_waits_for_quiet_and_never_longer_than_it_may(
     newest: float | None, unsettled: float | None, changed: float, stirred: float | None
 ) -> None:
     policy = a_policy(settle_s=1, settle_max_s=10, quiet_s=0.1)
-    snapshot = a_snapshot(policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, look_due_since_s=stirred)
+    snapshot = a_snapshot(
+        policy, newest_job_s=newest, unsettled_s=unsettled, changed_s=changed, look_due_since_s=stirred
+    )
     if unsettled is not None and NOW_S - unsettled >= 10:
         assert is_settled(snapshot, policy)
         return
@@ -174,7 +176,7 @@ def test_what_ends_a_bill_comes_before_what_begins_one() -> None:
 
 
 def test_nothing_is_kept_or_bought_for_the_jobs_behind_one_that_a_cap_keeps_out() -> None:
-    """A scheduler that goes by the order of its queue would never start them, and the node would never leave."""
+    """A scheduler that follows queue order would never start them, and the node would never leave."""
     world = a_world(nodes_max=1).job(tasks(1, gpus=1)).job(tasks(1)).idle_node("cloud1")
     made = world.plan()
     assert orders(made) == ["drain cloud1-1"]
@@ -192,7 +194,7 @@ def test_no_more_nodes_make_room_than_the_job_needs() -> None:
 
 
 def test_a_node_that_the_job_kept_out_would_run_on_does_not_make_room_for_it() -> None:
-    """It lacks one, and a node of another kind is in the way: of the three that are idle only that one goes."""
+    """It lacks one node, and a node of another type uses up the limit: of three idle nodes only that one goes."""
     world = a_world(nodes_max=3).job(whole_nodes(3, where=NO_GPU))
     for slot in ("cloud1", "cloud2", "gpu1"):
         world.idle_node(slot)
@@ -202,7 +204,7 @@ def test_a_node_that_the_job_kept_out_would_run_on_does_not_make_room_for_it() -
 
 
 def test_nobody_makes_room_where_it_would_not_be_enough() -> None:
-    """What is in the way is at work, so the others are kept: the job needs them once that ends."""
+    """The node in the way is busy, so the others are kept: the job needs them once that node is free."""
     world = a_world(nodes_max=3).job(whole_nodes(3, where=NO_GPU)).busy_node("gpu1")
     for slot in ("cloud1", "cloud2"):
         world.idle_node(slot)
@@ -215,7 +217,7 @@ def test_the_dearest_make_room_and_none_beside_those_that_leave_already() -> Non
     world = a_world(nodes_max=4, price_per_hour_max=Decimal("3.80")).job(tasks(1, gpus=1))
     for slot in ("cloud1", "cloud2", "cloud3"):
         world.idle_node(slot)
-    assert orders(world.decide()) == ["drain cloud1-1"]  # 3.00 beside 0.80
+    assert orders(world.decide()) == ["drain cloud1-1"]  # 3.00 in addition to 0.80
     assert orders(world.wait(1).decide()) == []
 
 
@@ -229,7 +231,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def to_the_byte(made: Plan) -> str:
-    """All that a plan says, in the order in which it says it."""
+    """Everything in a plan, in its order."""
     parts = [made.asks, made.actions, made.warnings, made.stands_still, made.settled, made.price_per_hour]
     return repr([*parts, *(list(said.items()) for said in (made.jobs, made.nodes, made.types))])
 
@@ -242,7 +244,7 @@ def test_the_same_snapshot_gives_the_same_plan(world: World) -> None:
 @settings(deadline=None, max_examples=300)
 @given(worlds(), st.randoms(use_true_random=False))
 def test_the_order_in_which_things_became_known_does_not_matter(world: World, draw: Random) -> None:
-    """What counts is (priority, id): the order of submission, as Flux has it."""
+    """Only (priority, id) counts: the order of submission, as in Flux."""
     before = world.plan()
 
     def shuffled(held: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -257,7 +259,7 @@ def test_the_order_in_which_things_became_known_does_not_matter(world: World, dr
 
 @given(worlds())
 def test_what_was_decided_is_not_decided_again(world: World) -> None:
-    """With nothing new, the next plan orders nothing for what is under way, and stays within the caps."""
+    """Without news, the next plan orders nothing for calls in flight, and stays within the limits."""
     first = world.decide()
     again = world.decide()
     once = {order for order in orders(first) if not order.startswith(("record", "destroy"))}
@@ -287,7 +289,7 @@ def test_memory_that_no_scheduler_heeds_is_said_with_the_nodes() -> None:
 
 
 def test_after_the_instance_was_away_its_queues_are_asked_for_before_anything_is_bought() -> None:
-    """Somebody may have stopped one meanwhile, and what jobs do says nothing of that."""
+    """A queue may have been stopped meanwhile, and the jobs' events do not show that."""
     world = a_world().job(whole_nodes(1)).wait(2)
     assert boots(world.plan()) == ["cloud1"]
     world.see(FluxUnreachable(NOW_S + 2, "the instance has no scheduler")).wait(1).see_claim().see_ranks().wait(1)

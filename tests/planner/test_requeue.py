@@ -1,4 +1,4 @@
-"""Jobs that asked for it are submitted once more when their node is taken back, each once."""
+"""Jobs that ask for it are resubmitted when their node is taken back, each once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _runs(number: int, slot: str, **changes: object) -> Job:
 
 
 def _taken_back(world: World, slot: str = "cloud1") -> World:
-    """It was announced, and the node takes no more jobs."""
+    """A node whose reclaim was announced, and that takes no more jobs."""
     _announced(world, slot)
     rank = drained(busy(world.rank_now(slot)), drain_text(world.id(slot)))
     return world.wait(1.0).see_ranks(rank)
@@ -48,7 +48,7 @@ def test_57_a_job_that_asked_for_it_is_submitted_once_more_before_its_node_is_lo
 
 
 def test_57_its_node_is_drained_first() -> None:
-    """Else its successor might be given the same node at the moment when that is lost, and be lost with it."""
+    """If not, the copy might get the same node just when it is lost, and be lost with it."""
     assert orders(_announced(_world()).decide()) == ["cordon cloud1-1 flux-node-manager:cloud1-1"]
 
 
@@ -88,7 +88,7 @@ def test_57_what_failed_is_tried_again_and_what_was_refused_is_not() -> None:
 def test_57_one_that_was_left_undone_has_no_other_submitted_twice(
     left_undone: OrderLapsed | FluxCallFailed, *, answered: bool
 ) -> None:
-    """The other was submitted, or is about to be, and the queue shows its successor only later."""
+    """The other job was resubmitted, or is about to be, but the queue shows its copy only later."""
     world = _world()
     other = _runs(9, "cloud1")
     _taken_back(world.but(jobs={**world.snapshot.jobs, other.id: other}))

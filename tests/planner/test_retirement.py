@@ -31,9 +31,9 @@ def _weigh(*, surplus: int = 1, window_s: float = 3600, minimum_s: float = 0, **
     [
         (0, False),
         (3539, False),
-        (3540, True),  # the last safe moment: the lead is what is left
+        (3540, True),  # the last safe moment: only the lead is left
         (3599, True),
-        (3600, True),  # the very end, and nothing more is owed yet
+        (3600, True),  # the exact end: the next window is not billed yet
         (3601, False),  # missed: the next window is paid for
         (7140, True),
     ],
@@ -101,7 +101,7 @@ def test_a_node_that_does_not_join_in_time_is_given_up() -> None:
 
 
 def test_a_node_found_after_a_restart_gets_the_time_to_rejoin() -> None:
-    """To a manager that has just started, a broker that is shortly away looks like one that never came."""
+    """To a manager that has just started, a broker that is briefly away looks like one that never joined."""
     assert _overdue(NodeState.BOOTING, requested_s=NOW_S - 86400, since_s=NOW_S - 119) is None
     assert _overdue(NodeState.BOOTING, requested_s=NOW_S - 86400, since_s=NOW_S - 120) == "never_joined"
 
@@ -130,7 +130,7 @@ def test_no_other_node_is_ever_overdue(state: NodeState) -> None:
     ("rank", "obstacle"),
     [
         (drained(UP, OURS), None),
-        (a_rank("cloud1"), None),  # away, and nothing on it
+        (a_rank("cloud1"), None),  # offline, and no job on it
         (drained(busy(UP), OURS), "job_slipped_in"),
         (a_rank("cloud1", allocated=True), "job_slipped_in"),
         (a_rank("cloud1", online=True, drain_reason=OURS), "still_schedulable"),

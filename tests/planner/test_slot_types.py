@@ -155,7 +155,7 @@ def test_a_change_that_may_be_half_done_is_repaired_by_claiming_anew(lost: str) 
         world.wait(world.policy.call_timeout_s)
     assert not world.snapshot.claimed
     assert ClaimInstance() in world.wait(1.0).plan().asks
-    # What was seen before is void, even once the name is held again.
+    # Earlier looks are void, even after the claim is held again.
     world.see_claim()
     assert world.plan().stands_still == because("not_seen_yet", source="flux", failure="")
 

@@ -1,4 +1,4 @@
-"""What is kept beyond what jobs need: only nodes that would take jobs count, and of several the cheap ones stay."""
+"""Nodes that are kept beyond demand: only nodes that take jobs count, and the cheap ones stay."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_that_is_away_counts_until_it_is_given_up() -> None:
 
 
 def test_one_that_takes_no_jobs_goes_without_another_s_leave() -> None:
-    """Of two that may go only one is beyond the least number; the other takes no jobs, and keeps none up."""
+    """Only one of the two may go by ``nodes_min``; the other takes no jobs, so it does not count."""
     world = unseen_by_the_scheduler(a_world(nodes_min=2), NOW_S - 500, "cloud1")
     world.idle_node("cloud2", hour_ends_in_s=ENDS).idle_node("cloud3", hour_ends_in_s=ENDS)
     assert orders(world.plan()) == ["drain cloud1-1"]

@@ -1,4 +1,4 @@
-"""A lease whose create was not sent is given back where nothing wants it any more, at no cost."""
+"""A lease whose create was not sent ends at no cost if nothing wants it any more."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SLOW = {"creates_burst": 0, "creates_per_s": 0.1}  # no create goes out for ten 
 
 
 def leased(jobs: int, **settings: Any) -> World:
-    """So many jobs of a node each; their nodes are leased and on record, and no create was sent."""
+    """Jobs of one node each; their leases are on record, and no create was sent."""
     world = a_world(**(SLOW | settings)).job(*[whole_nodes(1, where=ON_CLOUD)] * jobs)
     return recorded(world)
 
@@ -57,7 +57,7 @@ def recorded(world: World) -> World:
 
 
 def at_pace(world: World) -> World:
-    """From now on creates go out."""
+    """Allow creates from now on."""
     world.policy = replace(world.policy, creates_burst=9)
     return world.but(create_credit=9.0)
 
@@ -71,7 +71,7 @@ def ended(world: World) -> list[str]:
 
 
 def answered(world: World) -> list[str]:
-    """Decide, and have every lease that is to end ended."""
+    """Decide, and confirm the end of every lease that is to end."""
     made = world.decide()
     for action in made.actions:
         if isinstance(action, EndLease):
@@ -151,7 +151,7 @@ def test_a_provider_that_refuses_everything_keeps_no_lease_that_nobody_wants() -
     (create,) = (action for action in world.decide().actions if isinstance(action, CreateNode))
     world.see(CloudCallFailed("create", create.launch.id, FailureKind.CREDENTIALS, "expired"))
     assert [it for it in answered(world) if it.startswith("end")] == [f"end-lease {create.launch.id}"]
-    assert world.why("cloud2") == "blocked_create_credentials"  # wanted yet: it waits
+    assert world.why("cloud2") == "blocked_create_credentials"  # still wanted: it waits
     answered(all_cancelled(world).wait(1))
     assert not world.snapshot.nodes
 
@@ -246,7 +246,7 @@ def test_no_node_that_stands_goes_where_leases_are_enough() -> None:
 
 def test_no_idle_node_makes_room_where_a_lease_that_nobody_wants_does() -> None:
     world = leased(1, nodes_max=2).idle_node("cloud2")
-    assert ended(world) == ["end-lease cloud1"]  # it fits on the one that is up
+    assert ended(world) == ["end-lease cloud1"]  # it fits on the node that is up
     on_gpu = a_job(9, whole_nodes(1, where=HasProperty("gpu")), priority=20)
     world.see_queue(on_gpu).wait(2)
     assert answered(world) == ["end-lease cloud1-1a3185c5000"]

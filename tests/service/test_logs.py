@@ -1,4 +1,4 @@
-"""What a bug leaves in the log: where it was met, and none of the secrets that were at hand there."""
+"""A bug is logged with its place, and without the secrets in the variables there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What systemd is told: read from the other end of its socket."""
+"""The notifications to systemd, read from the other end of its socket."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def a_notifier(systemd: socket.socket, time: Time, **more: str) -> Notifier:
 
 
 def told(systemd: socket.socket) -> list[str]:
-    """All that has been told so far, a datagram an item."""
+    """All notifications so far, one item for each datagram."""
     items: list[str] = []
     systemd.settimeout(0.0)
     while True:
@@ -164,7 +164,7 @@ def test_the_status_tells_the_mode_of_the_site_that_was_read_last(systemd: socke
 
 
 def until_told(systemd: socket.socket, text: str) -> str:
-    """It fails by the socket's timeout where that never is."""
+    """Fails by the socket's timeout if that never happens."""
     while text not in (said := systemd.recv(4096).decode()):
         pass
     return said

@@ -1,4 +1,4 @@
-"""Node types and slots that several tests of the simulated pair stand on."""
+"""Node types and slots for the tests of the simulated Flux and cloud."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodemanager.simulation.time.world import World
 
 
 def a_type(name: str, cores: int, *, gpus: int = 0, count: int, of: str) -> NodeType:
-    """``count`` slots named by the type, and one property, ``of``."""
+    """Make a type with ``count`` slots named after it, and one property, ``of``."""
     return NodeType(
         name=TypeName(name),
         size=f"{name}.size",
@@ -25,7 +25,7 @@ def a_type(name: str, cores: int, *, gpus: int = 0, count: int, of: str) -> Node
 
 
 def slots_of(*node_types: NodeType) -> tuple[Slot, ...]:
-    """One rank after the other, in the order of the types."""
+    """Number the slots as ranks from 1, in the order of the types."""
     named = [(slot, node_type.name) for node_type in node_types for slot in node_type.slots]
     return tuple(Slot(slot, Rank(rank), name) for rank, (slot, name) in enumerate(named, start=1))
 

@@ -1,6 +1,6 @@
 """The worked examples of ``doc/how-it-decides.md`` are what the planner does.
 
-To write the page's figures anew: ``python -m tests.stories.test_how_it_decides``, from the project's root.
+To regenerate the page's figures: ``python -m tests.stories.test_how_it_decides``, from the project's root.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ EXAMPLES: Mapping[str, Callable[[], World]] = {
 
 
 def told(world: World) -> str:
-    """What is decided, and why: the orders, the jobs, the nodes, the types."""
+    """What is decided and why: orders, jobs, nodes, types."""
     made = world.plan()
     zones = [action.launch.zone for action in made.actions if isinstance(action, BootNode)]
     lines = [f"order  {order}" for order in orders(made)]

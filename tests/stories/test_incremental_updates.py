@@ -1,4 +1,4 @@
-"""What is taken in together, told in short, or kept from one snapshot to the next makes no difference."""
+"""Shortcuts do not change results: facts taken in together, looks reported as changes, and stored indexes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.planner.strategies import CONDITIONS, POLICIES, a_rank_that_is, ranks
 from tests.planner.test_plan import to_the_byte
 
 SLOTS = ("cloud1", "cloud2", "cloud3", "gpu1")
-# Of what happens to a node. Some tell of nodes that are no more, or of calls that nobody waits for.
+# Facts about nodes. Some concern nodes that are gone, or calls that nobody waits for.
 KINDS = (
     NodeCreated,
     NodeDrained,
@@ -66,7 +66,7 @@ def _fact(kind: type[Any], slot: str, condition: str, policy: Policy) -> Fact:
 
 @st.composite
 def told(draw: st.DrawFn) -> tuple[Snapshot, Policy, list[Fact]]:
-    """A fleet, and what is then told of its nodes: often several times the same kind in a row."""
+    """A fleet, and facts about its nodes: often several of one kind in a row."""
     policy = draw(POLICIES)
     facts: list[Fact] = []
     for kind in draw(st.lists(st.sampled_from(KINDS), max_size=5)):
@@ -111,7 +111,7 @@ def test_the_roll_that_is_kept_is_the_one_that_would_be_read(case: tuple[Snapsho
 
 @st.composite
 def looks(draw: st.DrawFn) -> tuple[Snapshot, Policy, list[FluxRank]]:
-    """A fleet that was looked at, and ranks that the next look shows."""
+    """A fleet after a look, and the ranks that the next look shows."""
     policy = draw(POLICIES)
     snapshot = draw(snapshots(policy))
     slots = draw(st.lists(st.sampled_from(SLOTS), unique=True))
@@ -123,7 +123,7 @@ def looks(draw: st.DrawFn) -> tuple[Snapshot, Policy, list[FluxRank]]:
 def test_a_look_told_by_its_changes_is_the_whole_look(
     case: tuple[Snapshot, Policy, list[FluxRank]], of_another: bool
 ) -> None:
-    """Also where it is told as changes of something else than was seen last."""
+    """Also if the changes refer to something other than the last look."""
     snapshot, policy, shown = case
     since = dict(snapshot.ranks)
     if of_another:
@@ -140,7 +140,7 @@ def test_a_look_told_by_its_changes_is_the_whole_look(
 def test_what_is_kept_for_the_planner_decides_nothing(
     case: tuple[Snapshot, Policy, list[FluxRank]], later_s: float
 ) -> None:
-    """Planned before and after a look, so that there is something to be kept; and with nothing kept at all."""
+    """Planned before and after a look, with stored indexes and without any."""
     snapshot, policy, shown = case
     plan(snapshot, policy)
     seen = {**snapshot.ranks, **{rank.rank: rank for rank in shown}}
@@ -152,7 +152,7 @@ def test_what_is_kept_for_the_planner_decides_nothing(
 
 
 def test_a_slot_at_another_rank_makes_a_job_possible_that_never_was() -> None:
-    """What could never be had is worked out once for a shape; and again when slots stand elsewhere."""
+    """Whether a shape could ever be served is computed once, and again when slots have other ranks."""
     world = a_world().job(Shape(1, 1, constraint=OnRanks(frozenset([90]))))
     assert world.why_job(1).code == "no_type_fits"
     moved = [replace(it, rank=Rank(90)) if it.host == "cloud1" else it for it in world.snapshot.ranks.values()]

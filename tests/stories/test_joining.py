@@ -1,4 +1,4 @@
-"""What the fleet makes of nodes that join by ticket: the roster, and what they report."""
+"""Nodes that join by ticket: the roster, and their reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What earlier node managers and autoscalers were bitten by. The numbers are stable names, grouped by subject.
+"""Mistakes of earlier node managers and autoscalers. The numbers are stable names, grouped by subject.
 
-Demand and choice 1-9, bounds 10-13, boot 14-25, pairing 26-31, stop 32-43, data 44-48. Those that are missing are
-decided elsewhere (in an adapter, in the actors) and tested there.
+Demand and choice 1-9, bounds 10-13, boot 14-25, pairing 26-31, stop 32-43, data 44-48. Missing numbers concern
+other packages, such as an adapter or the actors, and are tested there.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_01_a_job_that_an_idle_larger_node_serves_buys_nothing() -> None:
 
 
 def test_02_a_job_seen_as_pending_and_as_just_begun_counts_once() -> None:
-    """The ranks show its start a moment before the queue does: nothing is bought within that moment."""
+    """The ranks show its start a moment before the queue does: nothing is bought in between."""
     world = a_world().idle_node("cloud1").job(whole_nodes(1)).wait(0.05).see_ranks(busy(UP))
     assert boots(world.plan()) == []
     assert world.why_job(1).code == "settling"
@@ -219,7 +219,7 @@ def test_12_the_price_cap_is_exact_with_dead_unknown_and_free_nodes() -> None:
     free, dime = a_type("free", slots=2, price="0"), a_type("dime", price="0.10")
     world = a_world(free, dime, price_per_hour_max=Decimal("0.30"), nodes_max=20)
     world.node("dime1", NodeState.GONE)
-    retired = replace(a_launch("dime2", world.policy), type_name=TypeName("retired"), tariff=None)  # nobody knows
+    retired = replace(a_launch("dime2", world.policy), type_name=TypeName("retired"), tariff=None)  # unknown
     world.busy_node("dime2", launch=retired)
     world.job(*[whole_nodes(1)] * 6)
     made = world.plan()
@@ -248,7 +248,7 @@ def test_13_the_last_slot_goes_to_the_job_of_the_highest_priority_whatever_its_t
 
 
 def _requested(world: World) -> World:
-    """A node was decided on, its lease is on record, and the create was sent."""
+    """A node whose lease is on record and whose create was sent."""
     (boot,) = (action for action in world.decide().actions if isinstance(action, BootNode))
     world.see(LaunchesRecorded((boot.launch,)))
     assert orders(world.decide()) == [f"create {boot.launch.id}"]
@@ -318,7 +318,7 @@ def test_19_leases_that_wait_behind_a_type_without_capacity_are_given_back() -> 
 
 @pytest.mark.parametrize("lost", ["answer", "deadline"])
 def test_19_a_lease_that_may_have_ended_is_recorded_before_the_node_is_made(lost: str) -> None:
-    """It was to be given back, the answer was lost, and then the type is to be had again."""
+    """The lease was to end, the answer was lost, and then the type is available again."""
     block = Block(NOW_S + 5, because("create_capacity", detail="none"))
     world = a_world().node("cloud1", NodeState.REQUESTED).but(blocks={Scope(TypeName("cloud")): block})
     world.job(whole_nodes(1))
@@ -362,7 +362,7 @@ def test_15_of_two_nodes_with_one_launch_one_is_kept_and_the_other_goes() -> Non
     for _ in range(10):
         assert orders(world.wait(60).see(QueueProbed(world.snapshot.now_s)).see_ranks().decide()) == []
         world.see_cloud(twin, a_cloud_node(LAUNCH))
-    # Which of the two is at work there cannot be told: neither goes before the work is done.
+    # Which of the two runs the job is unknown: neither is stopped before it ends.
     made = orders(world.wait(1).see_ranks(UP).plan())
     assert made == ["destroy twin"]
 
@@ -429,7 +429,7 @@ def test_30_a_node_that_the_provider_no_longer_shows_is_left_alone_while_flux_ta
 
 def test_31_a_node_whose_broker_is_lost_gets_its_window_and_is_replaced_once() -> None:
     world = a_world(rejoin_timeout_s=120).busy_node("cloud1").job(whole_nodes(1)).wait(1).see_ranks(AWAY)
-    assert orders(world.decide()) == []  # it may come back
+    assert orders(world.decide()) == []  # it may return
     world.wait(60).all_is_fresh()
     assert orders(world.decide()) == []
     world.wait(60).all_is_fresh()
@@ -452,7 +452,7 @@ def test_a_node_of_ours_without_a_lease_gets_it_back_where_its_slot_is_free() ->
     world.see(LaunchesRecorded((world["cloud1"].launch,)))
     world.wait(700).see(QueueProbed(world.snapshot.now_s)).see_ranks()
     world.but(cloud=Source(seen_s=world.snapshot.now_s))
-    assert "destroy i-7" not in orders(world.decide())  # not listed anew yet, but no orphan any more
+    assert "destroy i-7" not in orders(world.decide())  # not listed again yet, but no longer an orphan
     world.wait(1).see_cloud(_stray())
     assert world["cloud1"].state is NodeState.BOOTING
     assert not world.snapshot.strays
@@ -476,7 +476,7 @@ def test_a_stray_whose_slot_is_taken_is_destroyed_in_the_end_and_again_until_it_
 
 
 def _a_stray_of_a_type_that_is_no_more(**rank: Any) -> World:
-    """The site names neither it nor its slot, its lease is lost, its grace is over, and its broker is up."""
+    """Its type and slot were removed from the site, its lease is lost, its grace is over, and its broker is up."""
     up = replace(a_rank("cloud1", online=True), rank=Rank(9), host=SlotName("old1"), **rank)
     policy = a_policy(orphan_grace_s=600)
     launch = replace(LAUNCH, id=LaunchId("old1-1"), slot=SlotName("old1"), rank=up.rank, type_name=TypeName("old"))
@@ -487,7 +487,7 @@ def _a_stray_of_a_type_that_is_no_more(**rank: Any) -> World:
 def test_a_stray_that_takes_jobs_is_drained_and_looked_at_again_before_it_is_destroyed() -> None:
     world = _a_stray_of_a_type_that_is_no_more()
     assert orders(world.decide()) == ["cordon old1-1 flux-node-manager:old1-1"]
-    assert orders(world.wait(1).decide()) == []  # not looked at since
+    assert orders(world.wait(1).decide()) == []  # no look since
     seen = world.snapshot.ranks[Rank(9)]
     begun = replace(drained(seen, "flux-node-manager:old1-1"), allocated=True)
     assert (
@@ -526,7 +526,7 @@ def test_33_a_job_that_starts_before_the_drain_is_answered_keeps_its_node() -> N
 
 
 def test_33_a_job_that_is_there_when_the_broker_was_to_be_stopped_keeps_its_node() -> None:
-    """Undrained by hand in between, so that a job could begin."""
+    """Somebody undrained it in between, so that a job could start."""
     world = a_world().stopping_node("cloud1").wait(1).see_ranks(busy(UP))
     assert orders(world.decide()) == []
     assert world.why("cloud1") == "job_slipped_in"
@@ -588,7 +588,7 @@ def test_38_when_demand_returns_during_a_drain_the_node_is_undrained_and_nothing
 
 
 def test_38_an_undrain_that_was_not_answered_makes_the_second_look_void() -> None:
-    """It may have worked, and a job may have begun: without a new drain nothing is stopped."""
+    """It may have worked, and a job may have started: nothing is stopped without a new drain."""
     world = a_world().draining_node("cloud1").job(whole_nodes(1))
     assert orders(world.decide()) == ["undrain cloud1-1"]
     world.wait(65).see(QueueSeen(world.snapshot.now_s, ended=(JobId(1),))).wait(1)
@@ -762,7 +762,7 @@ def test_47_a_jump_leaves_the_staleness_and_the_deadlines_as_they_are() -> None:
 
 
 def test_a_drain_that_the_scheduler_has_not_noticed_is_not_repeated_at_every_plan() -> None:
-    # As rank 0 stops, its scheduler hears of no drain: one was ordered every 25 ms.
+    # While rank 0 stops, its scheduler misses drains: one was ordered every 25 ms.
     world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN), drained_s=None)
     world.see_drained("cloud1", a_rank("cloud1", online=True, drain_reason=OURS))
     assert orders(world.wait(0.9).decide()) == []
@@ -800,7 +800,7 @@ def test_a_broker_that_cannot_be_stopped_does_not_keep_its_machine_for_ever() ->
 
 
 def test_a_busy_instance_that_is_never_quiet_gets_its_nodes_all_the_same() -> None:
-    """Ranks that change many times a second put the purchase off, but not beyond the longest settling."""
+    """Ranks that change many times a second delay the purchase, but not beyond ``settle_max_s``."""
     world = a_world(settle_max_s=10).busy_node("cloud1").job(whole_nodes(1))
     bought: list[str] = []
     for step in range(110):

@@ -1,4 +1,4 @@
-"""What a fleet's size, and its age, may not do to the service. See ``test_lessons`` for the numbers."""
+"""A fleet's size and age must not slow the service down. See ``test_lessons`` for the numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CALLS_A_NODE = 300  # it takes about 220, each of which is ordered drained with 
 
 
 def of_idle_nodes(count: int) -> World:
-    """They are all at the end of what is paid."""
+    """A fleet of idle nodes, all at the end of their paid windows."""
     policy = a_policy(a_type("cloud", slots=count), nodes_max=count, price_per_hour_max=Decimal(count))
     idle = [
         a_node(f"cloud{number}", NodeState.IDLE, policy, billed_from_s=NOW_S - 3590)
@@ -45,7 +45,7 @@ def of_idle_nodes(count: int) -> World:
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """How many functions it calls: a measure of its time that is the same on every machine."""
+    """How many functions it calls: a measure of time that is equal on every machine."""
     calls = 0
 
     def count(_frame: FrameType, event: str, _: object) -> None:
@@ -107,14 +107,14 @@ def test_55_looks_that_show_nothing_new_leave_nothing_behind() -> None:
 
 
 def what_is_kept(world: World) -> int:
-    """How many objects there are, in the snapshot or anywhere else."""
+    """How many objects exist, in the snapshot or anywhere else."""
     world.decide()
     gc.collect()
     return len(gc.get_objects())
 
 
 def boot_all_and_lose_them(world: World) -> None:
-    """A hundred jobs come, each gets its node, runs, and its node dies."""
+    """Submit a hundred jobs: each gets a node and runs, and its node dies."""
     jobs = [a_job(number, whole_nodes(1)) for number in range(1, AT_ONCE + 1)]
     world.see(QueueSeen(world.snapshot.now_s, tuple(jobs), complete=True)).wait(2.0)
     launches = [action.launch for action in world.decide().actions if isinstance(action, BootNode)]

@@ -1,7 +1,7 @@
-"""Observe, plan, commit, again and again, on whatever facts come, in whatever order: late, twice, contradictory.
+"""Observe, plan, commit, again and again, with facts in any order: late, repeated, contradictory.
 
-What is checked needs no true world: it is what the core may order by what it was last told. (The simulation checks
-the same rules against the truth of a world.)
+The checks need no simulated world: they test which orders the planner may give by its latest facts. (The simulation
+checks the same rules against the true state of a world.)
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from tests.planner.strategies import CONDITIONS, POLICIES, SLOTS, a_rank_that_is
 
 AGES_S = st.sampled_from([0.0, 0.0, 0.5, 20.0, 200.0])
 STARTS = POLICIES.flatmap(lambda policy: st.tuples(st.just(policy), snapshots(policy)))
-# Of each of a few things: how it is shown now, or None where nothing is said of it.
+# For each of a few things: how the next fact shows it, or None if it does not.
 CLOUD_STATES = st.lists(st.sampled_from([None, CloudState.RUNNING, *CloudState]), min_size=9, max_size=9)
 RANKS_SEEN = st.lists(st.sampled_from([None, None, *CONDITIONS]), min_size=len(SLOTS), max_size=len(SLOTS))
 
@@ -76,9 +76,9 @@ class Loop(RuleBasedStateMachine):
     def begin(self, start: tuple[Policy, Snapshot]) -> None:
         self.policy, self.snapshot = start
         nodes = self.snapshot.nodes.values()
-        self.given: list[Action] = []  # orders that are not answered yet
-        self.launches = {slot: a_launch(slot, self.policy) for slot in SLOTS}  # the latest of each slot
-        # Whose drain was answered since it was last ordered.
+        self.given: list[Action] = []  # unanswered orders
+        self.launches = {slot: a_launch(slot, self.policy) for slot in SLOTS}  # the latest launch of each slot
+        # The nodes whose latest drain was answered.
         self.answered = {node.id for node in nodes if node.drained_s is not None}
         self.past: list[Fact] = []
 
@@ -114,7 +114,7 @@ class Loop(RuleBasedStateMachine):
 
     @rule(condition=st.sampled_from(["drained by us", "away"]), seconds=st.sampled_from([1.0, 12.0, 60.0]))
     def all_goes_well_for_a_while(self, condition: str, seconds: float) -> None:
-        """Without this, random facts are nearly always too old or too restless for much to be decided."""
+        """Without this, random facts are nearly always too old or too unsettled for any decision."""
         for action in self.given:
             self._done(action, 0.0, CloudState.RUNNING, condition)
         self.given = []
@@ -357,7 +357,7 @@ class Loop(RuleBasedStateMachine):
                     assert not node.rank.schedulable
                     assert not node.rank.online or node.rank.drain_reason == drain_text(node.id)
             case DrainNode():
-                # One that is being stopped is drained anew once the claim was: another manager may have kept it.
+                # After a new claim a stopping node is drained again: another manager may have kept it.
                 retired = node.state in (NodeState.IDLE, NodeState.BOOTING, NodeState.LOST, NodeState.DRAINING)
                 assert retired or (node.state is NodeState.STOPPING and node.drained_s is None)
             case UndrainNode():
@@ -372,7 +372,7 @@ def _held_by_others(rank: FluxRank) -> bool:
 
 
 def _subjects(action: Action) -> list[str]:
-    """Which slots or instances an action is about: none is to be acted upon twice in a plan."""
+    """The slots or machines that an action concerns: none may occur twice in a plan."""
     match action:
         case RecordLaunches(launches=launches):
             return [launch.slot for launch in launches]

@@ -1,4 +1,4 @@
-"""Slots that move to other ranks: where Flux gives out the ranks, a slot is a name."""
+"""Slots that move to other ranks: if Flux assigns the ranks, a slot is a host name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.builders import NOW_S, World, a_launch, a_rank, a_world, drained, ord
 
 
 def swapped(world: World, one: str, other: str, *, online: str) -> World:
-    """A look: the one came online as the rank that was the other's."""
+    """A look that shows each node online with the other's former rank."""
     first, second = world.rank_now(one), world.rank_now(other)
     return world.see_ranks(
         replace(first, host=SlotName(other), online=online == other),

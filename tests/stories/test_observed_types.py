@@ -1,4 +1,4 @@
-"""Node types that are only observed: what would be done with them is said, and the others serve the jobs."""
+"""Observed node types: decisions about them are only reported, and the other types serve the jobs."""
 
 from __future__ import annotations
 

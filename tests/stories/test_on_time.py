@@ -1,4 +1,4 @@
-"""Right on time: what will be free soon is waited for, and what a boot and a stop take is learned."""
+"""Timing: room that will be free soon is waited for, and boot and stop times are learned."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ CLOUD_TYPE = TypeName("cloud")
 
 
 def running(number: int, *, ends_in_s: float, rank: int = 1, cores: int = 4, **changes: Any) -> Job:
-    """A job at work on one node, with the end of its time."""
+    """A job that runs on one node, with the end of its time limit."""
     holds = (RankAllocation(Rank(rank), cores, 0),)
     return a_job(number, state=JobState.RUN, allocations=holds, ends_at=WALL_AT + ends_in_s, **changes)
 
 
 def at_work(*, ends_in_s: float, boot_s: float = 90.0, **settings: Any) -> World:
-    """One full node; its job ends by then. A boot has been seen to take so long."""
+    """One full node whose job ends then, and a measured boot time."""
     world = a_world(CLOUD, **settings).busy_node("cloud1").but(boots_s={CLOUD_TYPE: (boot_s,)})
     ending = running(9, ends_in_s=ends_in_s)
     return world.but(jobs={ending.id: ending})
@@ -136,7 +136,7 @@ def test_a_stop_is_timed_from_the_decision_to_the_list_that_shows_it_gone() -> N
     world.see(BrokerStopped(world.id("cloud1"))).wait(6).all_is_fresh()
     assert orders(world.decide()) == ["destroy i-cloud1-1"]
     world.wait(2).see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
-    assert not world.snapshot.stops_s  # that the order is taken does not end the bill
+    assert not world.snapshot.stops_s  # accepting the order does not end the billing
     gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
     assert world.wait(20).see_cloud(gone).snapshot.stops_s == {"cloud": (31.0,)}
 
@@ -150,13 +150,13 @@ def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it(
 
 
 def leaving(**changes: Any) -> World:
-    """Told to go, its broker away: all that is left is its destroy."""
+    """A stopping node whose broker is gone: only its destroy is left."""
     world = a_world().stopping_node("cloud1", retired_s=NOW_S - 5, **changes)
     return world.see_ranks(drained(a_rank("cloud1"), drain_text(world.id("cloud1"))))
 
 
 def stops_after(world: World, seconds: float) -> tuple[float, ...]:
-    """What is learned when a list shows it gone so much later."""
+    """The stop times learned when a list shows the node gone after these seconds."""
     gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
     return world.wait(seconds).see_cloud(gone).snapshot.stops_s.get(CLOUD_TYPE, ())
 
@@ -216,11 +216,11 @@ def test_the_stop_after_one_that_was_taken_back_is_measured_anew() -> None:
 @pytest.mark.parametrize(
     ("stops_s", "last_safe_s"),
     [
-        ((), 60.0),  # what the site says
-        ((90.0,), 90.0),  # longer, and seen
-        ((8.0, 9.0), 60.0),  # too few to believe that it is shorter
+        ((), 60.0),  # the site's setting
+        ((90.0,), 90.0),  # longer, as measured
+        ((8.0, 9.0), 60.0),  # too few samples to believe a shorter time
         ((8.0, 9.0, 7.0), 9.0),
-        ((7200.0,), 1800.0),  # of a window of an hour no more than the half is given up
+        ((7200.0,), 1800.0),  # at most half of an hour's window is given up
         ((40.0,) * 20 + (10800.0,) * 4, 1800.0),
     ],
 )
@@ -252,11 +252,11 @@ def test_a_node_that_would_not_be_gone_in_time_is_kept_for_the_window_that_is_pa
     ("left_s", "stops_s", "goes"),
     [
         (29, (40.0, 50.0, 45.0), False),
-        (30, (40.0, 50.0, 45.0), True),  # by the list after it: it may have taken a probe less
+        (30, (40.0, 50.0, 45.0), True),  # measured by the next list: it may have taken one probe less
         (40, (40.0,) * 9, True),  # the last safe moment is never too late
-        (3, (), True),  # nothing was measured
-        (1, (8.0, 9.0, 7.0), True),  # quicker than the looks are apart
-        (1795, (7200.0,) * 3, True),  # none ever fits: it goes as soon as it may
+        (3, (), True),  # no measurement
+        (1, (8.0, 9.0, 7.0), True),  # quicker than the time between looks
+        (1795, (7200.0,) * 3, True),  # no stop ever fits: it goes as soon as it may
     ],
 )
 def test_it_goes_while_the_quickest_stop_still_fits(left_s: float, stops_s: tuple[float, ...], goes: bool) -> None:
@@ -298,7 +298,7 @@ def test_for_a_short_job_a_node_billed_by_the_second_is_bought_though_its_hour_i
 
 @pytest.mark.parametrize("how", ["idle", "draining"])
 def test_for_a_short_job_a_node_with_paid_time_left_goes_before_one_that_costs_anew(how: str) -> None:
-    """Twenty minutes are paid for; a node billed by the second would cost its minimum."""
+    """Twenty minutes are already paid; a node billed by the second would cost its minimum."""
     by_the_second = a_type("second", price="0.01", window_s=1, minimum_s=60)
     world = a_world(CLOUD, by_the_second)
     world = world.idle_node("cloud1", hour_ends_in_s=1200) if how == "idle" else world.draining_node("cloud1")

@@ -1,7 +1,7 @@
-"""Every reason is true: derived again, from the snapshot and by arithmetic of its own, in the plainest way.
+"""Every reason is true: each is derived again from the snapshot, independently and in the plainest way.
 
-Where a reason depends on what was laid out before (a cap reached by jobs ahead), the check is a bound that holds
-however that was done.
+If a reason depends on the placement of jobs ahead (for example a limit that they reach), the check is a bound that
+holds for every such placement.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ UP_SOON = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST)
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, and what it was made from."""
+    """A plan, and the snapshot and policy it was made from."""
 
     snapshot: Snapshot
     policy: Policy
@@ -71,7 +71,7 @@ class Case:
         return sorted(waiting, key=lambda job: (-job.priority, job.id))
 
     def wanted_up_to(self, job: Job) -> int:
-        """No more nodes than this can be bought for a job and all those ahead of it."""
+        """An upper bound for the nodes bought for a job and all jobs ahead of it."""
         ahead = self.queue()[: self.queue().index(job) + 1]
         return sum(each.shape.nodes if each.shape.nodes is not None else each.shape.slots for each in ahead)
 
@@ -92,7 +92,7 @@ def _waits_for_nodes(job: Job, snapshot: Snapshot) -> bool:
 
 
 def _fits(node_type: NodeType, shape: Shape) -> bool:
-    """Whether one node of the type has the cores and GPUs that one node must bring to the job."""
+    """Whether a node of the type has the cores and GPUs that the job needs on each node."""
     slots = shape.slots if shape.nodes is not None and not shape.exclusive else 1
     return node_type.cores >= slots * shape.cores_per_slot and node_type.gpus >= slots * shape.gpus_per_slot
 
@@ -185,9 +185,9 @@ def _settling(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _served(case: Case, job: Job, figures: Figures) -> list[FluxRank]:
-    """The ranks that are named for a job suit it, and are not more than it asks for.
+    """The ranks named for a job suit it, and are no more than it asks for.
 
-    The scheduler counts no cores where a job takes nodes whole: it starts on any that is free and is up.
+    For exclusive jobs the scheduler does not count cores: they start on any node that is up and free.
     """
     shape = job.shape
     if shape.exclusive:
@@ -222,11 +222,9 @@ def _node_kept_for_it(case: Case, job: Job, figures: Figures) -> None:
         waits = node.call is not None or case.now_s < node.retry_s
         if node.state is NodeState.DRAINING:
             assert waits or said == "wanted_again"
-        elif rank.drain_reason == drain_text(
-            node.id
-        ):  # seen while another call was under way; the next look decides
+        elif rank.drain_reason == drain_text(node.id):  # seen during another call; the next look decides
             assert waits or said == "wanted"
-        else:  # meant for the node that stood there before
+        else:  # meant for an earlier node of the slot
             assert node.state is NodeState.IDLE
             assert rank.drain_reason is not None
             assert rank.drain_reason.startswith("flux-node-manager:")
@@ -238,7 +236,7 @@ def _node_coming(case: Case, job: Job, figures: Figures) -> None:
         node = _node_of(case, rank)
         assert node is not None
         unnoticed = node.state is NodeState.IDLE and not rank.schedulable
-        slot_soon_free = node.state is NodeState.GONE  # bought anew as soon as this lease is ended
+        slot_soon_free = node.state is NodeState.GONE  # bought again as soon as this lease has ended
         assert node.state in UP_SOON or unnoticed or slot_soon_free
 
 
@@ -264,7 +262,7 @@ def _behind_a_stuck_job(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _beyond_limits(case: Case, job: Job, figures: Figures) -> None:
-    """Even alone: no fewer of the fitting nodes, however cheap, stay within the limits."""
+    """Even alone the job exceeds the limits: even the fewest or cheapest suitable nodes do."""
     fitting = [
         (node_type.price_per_hour, rank)
         for node_type in case.policy.node_types
@@ -282,7 +280,7 @@ def _too_few_slots(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _one_zone_short(case: Case, job: Job, figures: Figures) -> None:
-    """In no zone are there enough nodes: standing, coming or to be bought, whoever else may want them."""
+    """No zone has enough nodes, existing, booting or on sale, even if no other job wanted them."""
     assert job.shape.one_zone
     want = job.shape.nodes or job.shape.slots
     assert figures["have"] + figures["short"] == want
@@ -292,15 +290,13 @@ def _one_zone_short(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _in_zone(case: Case, rank: FluxRank, zone: str, shape: Shape) -> int:
-    """How many pieces of a job a slot's node could take in a zone at the least: 1, or none."""
+    """A lower bound for the pieces that a slot's node takes in a zone: 1 or 0."""
     node_type = next(it for it in case.policy.node_types if rank.host in it.slots)
     if rank not in _places(case, node_type, shape):
         return 0
     node = _node_of(case, rank)
     if node is not None and node.state is not NodeState.GONE:
-        at_ease = (
-            node.call is None and node.retry_s <= case.now_s
-        )  # else one that is given up may not have been told
+        at_ease = node.call is None and node.retry_s <= case.now_s  # the node may be given up but not stopped yet
         coming = node.state is NodeState.BOOTING and at_ease and node.id not in _leaving(case)
         return int(coming and node.launch.zone == zone and _has_memory(case, node_type, shape))
     blocks = case.snapshot.blocks
@@ -314,7 +310,7 @@ def _leaving(case: Case) -> set[LaunchId]:
 
 
 def _has_memory(case: Case, node_type: NodeType, shape: Shape) -> bool:
-    """Whether it has what the job asks for, or the site has too little of what has."""
+    """Whether it has the job's memory, or the site has too few slots with so much."""
     slots = shape.slots if shape.nodes is not None else 1
     able = [it for it in case.policy.node_types if it.memory_bytes >= slots * shape.memory_bytes_per_slot]
     most = sum(len(_places(case, it, shape)) * (1 if shape.nodes else it.cores) for it in able)
@@ -386,7 +382,7 @@ def _calls_in_flight_max(case: Case, node: Node, figures: Figures) -> None:
 def _create_paced(case: Case, node: Node, figures: Figures) -> None:
     assert figures["creates_per_s"] == case.policy.creates_per_s
     creates = sum(isinstance(action, CreateNode) for action in case.made.actions)
-    assert creates >= case.policy.creates_burst  # the bucket was full: no create was ever made
+    assert creates >= case.policy.creates_burst  # the bucket is full: no create was ever sent
     assert not case.orders_for(node)
 
 
@@ -501,7 +497,7 @@ def _idle_unconfirmed(case: Case, node: Node, figures: Figures) -> None:
 
 
 def _takes_jobs(node: Node) -> bool:
-    """Whether it surely does, or will: nothing at all is said against it."""
+    """Whether the node certainly takes jobs, now or soon: nothing speaks against it."""
     rank = node.rank
     if rank is None:
         return node.is_sound
@@ -510,7 +506,7 @@ def _takes_jobs(node: Node) -> bool:
 
 
 def _nodes_min(case: Case, node: Node, figures: Figures) -> None:
-    """As many as have to be kept are all that would be left."""
+    """Only as many nodes as must be kept would be left."""
     assert figures["nodes_min"] == case.policy.nodes_min
     states = (NodeState.IDLE, NodeState.BUSY)
     up = sum(1 for each in case.snapshot.nodes.values() if each.state in states and _takes_jobs(each))
@@ -586,7 +582,7 @@ def _job_slipped_in(case: Case, node: Node, figures: Figures) -> None:
 
 
 def _retiring(case: Case, node: Node, figures: Figures) -> None:
-    """A drain or a stop is gone on with, for the reason with which it began."""
+    """A drain or a stop continues, with its original reason."""
     assert node.state in LEAVING
     assert len(case.orders_for(node)) == 1
     assert case.orders_for(node)[0] in (DrainNode, StopBroker, DestroyNode)

@@ -1,4 +1,4 @@
-"""Headless Chromium, steered by the DevTools protocol over a pipe: no driver is needed."""
+"""Headless Chromium, controlled by the DevTools protocol over a pipe, without a driver."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Browser:
         self._from.close()
 
     def open(self, url: str, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
-        self._call("Page.navigate", {"url": "about:blank"})  # whatever was there asks nobody any more
+        self._call("Page.navigate", {"url": "about:blank"})  # ends the requests of the page before
         self.errors.clear()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", size)
@@ -53,7 +53,7 @@ class Browser:
         self._call("Page.navigate", {"url": url})
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression comes to."""
+        """Return the value of a JavaScript expression."""
         request = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self._call("Runtime.evaluate", request)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
@@ -112,7 +112,7 @@ def a_browser() -> Iterator[Browser]:
         pytest.skip(why_not)
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
-    # The browser takes the pipe at the numbers 3 and 4, whatever numbers it has here.
+    # The browser expects the pipe at the file descriptors 3 and 4.
     wire = f'exec chromium "$@" 3<&{to_read} 4>&{from_write}'
     with tempfile.TemporaryDirectory(prefix="fnm-chromium-", ignore_cleanup_errors=True) as folder:
         options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]

@@ -31,7 +31,7 @@ from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, a_snapshot, 
 TOKEN = "the-token-of-the-tests"
 HOST = "testserver"
 
-# How the nodes of a fleet stand, over and over: as one at work does, mostly.
+# The states of a fleet's nodes, repeated: mostly busy.
 MIX = (
     *[NodeState.BUSY] * 12,
     *[NodeState.IDLE] * 3,
@@ -49,7 +49,7 @@ def published(policy: Policy, snapshot: Snapshot, *, acts: bool = True) -> Publi
 
 
 def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Publication:
-    """So many nodes of three types, most at work, and jobs that wait; a bit otherwise at another ``moment``."""
+    """A number of nodes of three types, most of them busy, and waiting jobs. Each ``moment`` is a bit different."""
     sizes = {"cpu": count - count // 4 - count // 10, "large": count // 4, "gpu": count // 10}
     types = [
         a_type("cpu", slots=sizes["cpu"] + 4, cores=16, price="0.68"),
@@ -83,12 +83,12 @@ def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Publication:
 
 @dataclass
 class Manager:
-    """Stands in for the running service: takes what operators say in, at once, and publishes."""
+    """A stand-in for the running service: takes operators' facts at once, and publishes."""
 
     board: Board
     told: list[OperatorFact] = field(default_factory=list)
     fault: str = ""
-    keeps: bool = True  # what is set goes on record
+    keeps: bool = True  # whether changes go on record
 
     def tell(self, fact: OperatorFact) -> None:
         self.told.append(fact)
@@ -107,7 +107,7 @@ class Manager:
 
 @dataclass
 class Stand:
-    """A board with all that serves it."""
+    """A board, and everything that serves it."""
 
     board: Board
     manager: Manager
@@ -115,7 +115,7 @@ class Stand:
     follower: Follower = field(default_factory=Follower)
 
     def post(self, *publications: Publication) -> None:
-        """As the manager's and the chronicle's threads do."""
+        """Do what the manager's thread and the history thread do."""
         for it in publications:
             self.board.publish(it)
             happened = self.follower.follow([it])

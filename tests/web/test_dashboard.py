@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: it shows few nodes and thousands, in both themes, and asks nobody else."""
+"""The dashboard in a real browser: few nodes and thousands, both themes, and no requests to other hosts."""
 
 from __future__ import annotations
 

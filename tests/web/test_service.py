@@ -1,4 +1,4 @@
-"""The running service on its socket and on TCP, and the verbs that ask it, end to end on the simulated pair."""
+"""The running service on its Unix socket and on TCP, and the verbs that use it, on the simulated Flux and cloud."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_where_no_service_is_the_client_says_where_it_looked(tmp_path: Path) -> 
         Client(UnixSocket(tmp_path / "web.sock"), tmp_path / "token").get("/status")
 
 
-# --- who keeps others out ---------------------------------------------------------------------------------
+# --- limits on connections --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def connected(place: TcpAddress) -> Iterator[socket.socket]:
 
 
 def is_closed_by_the_other_side(connection: socket.socket) -> bool:
-    """It fails by the socket's timeout where it is not."""
+    """Fails by the socket's timeout if it is not."""
     try:
         while connection.recv(65_536):
             pass
@@ -230,7 +230,7 @@ class Running:
         for written, here in (
             ("../state/embedded", str(folder / "s")),
             ("127.0.0.1:8080", f"unix:{folder}/web.sock"),
-            ("properties = large", "properties = large\nspares = 1"),  # one of them always stands
+            ("properties = large", "properties = large\nspares = 1"),  # so one node always exists
         ):
             assert written in text
             text = text.replace(written, here)
@@ -242,14 +242,14 @@ class Running:
             self.process = subprocess.Popen(command, stderr=log, env=environment)
 
     def verb(self, *arguments: str) -> tuple[int, str, str]:
-        """Its exit status, and what it prints. In this process: another one a verb would take a second each."""
+        """Run a verb in this process, which saves a second. Returns its exit status and output."""
         out, err = io.StringIO(), io.StringIO()
         with redirect_stdout(out), redirect_stderr(err):
             status = main.main([*arguments, "--config", str(self.site)])
         return status, out.getvalue(), err.getvalue()
 
     def command(self, *arguments: str) -> list[str]:
-        """As a process of its own. To be run in this repository."""
+        """The command for a process of its own, to be run in this repository."""
         return [sys.executable, "-m", "nodemanager", *arguments, "--config", str(self.site)]
 
     def json(self, *arguments: str) -> dict[str, object]:
@@ -304,7 +304,7 @@ def test_what_the_service_keeps_is_its_owner_s_alone(running: Running) -> None:
     assert stat.S_IMODE((running.site.parent / "s").stat().st_mode) == 0o700
 
 
-def test_a_span_that_the_journal_does_not_keep_is_refused_in_the_words_of_the_option(running: Running) -> None:
+def test_a_span_longer_than_the_history_is_refused_in_the_words_of_the_option(running: Running) -> None:
     for span in ("500d", "0s", "infinity"):
         status, _, error = running.verb("report", "--since", span)
         assert (status, "--since: 1s to 400d" in error) == (1, True), error

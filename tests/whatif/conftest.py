@@ -8,7 +8,7 @@ import structlog
 
 @pytest.fixture(autouse=True)
 def _log_as_it_was() -> Iterator[None]:
-    """The verb sets the log up for its process, which here is that of all tests."""
+    """Restore logging: the verb configures it for its process, which here runs all tests."""
     structlog.reset_defaults()
     yield
     structlog.reset_defaults()

@@ -74,4 +74,4 @@ def a_job(
 
 
 def unseen(run: str, jobs: int) -> None:
-    """Nobody looks at the progress."""
+    """Ignore progress."""

@@ -1,4 +1,4 @@
-"""The verb, from the command line to what it writes."""
+"""The verb ``simulate``, from the command line to its outputs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_report_needs_nothing_from_elsewhere(tmp_path: Path, capsys: pytest.Ca
     assert "[Node thin] billing" in page
     assert page.count("<svg") >= 4
     said = capsys.readouterr().out
-    assert "beside other:" in said
+    assert "compared with other:" in said
     assert "plans per event" in said
 
 
@@ -66,10 +66,10 @@ def test_a_report_needs_nothing_from_elsewhere(tmp_path: Path, capsys: pytest.Ca
     [
         ([], 2, "needs a WORKLOAD"),
         (["nowhere.swf"], 1, "nowhere.swf: cannot be read"),
-        (["{empty}"], 1, "empty.swf: no job in it that can be replayed: 1 x the header says another number"),
+        (["{empty}"], 1, "empty.swf: it has no job that can be replayed: 1 x the header says another number"),
         ([WORKLOAD, "--sweep", "idle_timeout=soon"], 1, "idle_timeout = soon"),
         ([WORKLOAD, "--sweep", "patients=1m"], 1, 'no such key "patients"'),
-        ([WORKLOAD, "--baselines", "slurm"], 1, 'no such policy "slurm"'),
+        ([WORKLOAD, "--baselines", "slurm"], 1, 'unknown policy "slurm"'),
         ([WORKLOAD, "--compare", "none.ini"], 78, "none.ini"),
     ],
 )
@@ -107,10 +107,10 @@ def test_a_sweep_of_whole_numbers_that_has_fewer_than_its_steps_says_so(
 ) -> None:
     sweep = read_sweep("boot_failures_max=1..3/7")
     assert sweep.values == ("1", "2", "3")
-    assert sweep.caution == "--sweep boot_failures_max=1..3/7: only 3 values lie so: 1, 2, 3"
+    assert sweep.caution == "--sweep boot_failures_max=1..3/7: there are only 3 values: 1, 2, 3"
     arguments = ["--sweep", "boot_failures_max=1..3", "--baselines", "none"]
     assert _simulate(WORKLOAD, "--config", str(a_site(tmp_path).path), *arguments) == 0
-    assert "only 3 values lie so: 1, 2, 3" in capsys.readouterr().err
+    assert "there are only 3 values: 1, 2, 3" in capsys.readouterr().err
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e3), st.integers(2, 30), st.sampled_from(SWEPT))
@@ -151,7 +151,7 @@ def test_no_secret_of_the_cloud_is_needed(
     assert [it["jobs_served"] for it in (told["main"], *told["compared"].values())] == [4, 4]
 
 
-# --- sites beside each other ------------------------------------------------------------------------------
+# --- comparing sites --------------------------------------------------------------------------------------
 
 
 def _a_copy(site: Site, path: Path, was: str = "", now: str = "") -> str:
@@ -203,8 +203,8 @@ def test_a_seed_and_the_actors_are_for_all_sites(
         ("backfill", "on-demand", "", [], "small: --actors .* queue_policy = backfill"),
         ("fifo", "on-demand", "", ["--compare", "{other}"], "other: --actors .* queue_policy = backfill"),
         ("fifo", "on-demand", "", ["--sweep", "queue_policy=fifo,backfill"], "=backfill: --actors"),
-        ("fifo", "spot", "spot_reclaims_per_hour = 1", [], "small: --actors takes back no spot node"),
-        ("fifo", "on-demand", "", ["--journal", "{out}"], "--journal is not for --actors"),
+        ("fifo", "spot", "spot_reclaims_per_hour = 1", [], "small: --actors does not reclaim spot nodes"),
+        ("fifo", "on-demand", "", ["--journal", "{out}"], "--actors does not write a journal"),
     ],
 )
 def test_what_the_actors_cannot_do_is_refused(

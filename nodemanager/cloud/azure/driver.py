@@ -119,9 +119,11 @@ class AzureDriver(AzureNodeDriver):
             connection.connect()
 
     def machine_id(self, name: str) -> str:
+        """Return the resource id of a machine."""
         return f"{self._group}/providers/Microsoft.Compute/virtualMachines/{name}"
 
     def interface_id(self, name: str) -> str:
+        """Return the resource id of a network interface."""
         return f"{self._group}/providers/Microsoft.Network/networkInterfaces/{name}"
 
     def subnet_id(self, network: str) -> str:
@@ -140,21 +142,26 @@ class AzureDriver(AzureNodeDriver):
         return list(self._pages(self.interface_id("").removesuffix("/"), NETWORK_API))
 
     def machine(self, name: str) -> dict[str, Any]:
+        """Read one machine."""
         return object_in(self._call(self.machine_id(name), COMPUTE_API), "a machine")
 
     def put_machine(self, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create or update a machine, and return it."""
         made = object_in(self._call(self.machine_id(name), COMPUTE_API, method="PUT", data=dict(body)), "a machine")
         if made.get("name") != name:
             raise malformed_reply(f"the reply names another machine than {name}", made.get("name"))
         return made
 
     def put_interface(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create or update a network interface."""
         self._call(self.interface_id(name), NETWORK_API, method="PUT", data=dict(body))
 
     def delete_machine(self, name: str) -> None:
+        """Start deleting a machine."""
         self._call(self.machine_id(name), COMPUTE_API, method="DELETE")
 
     def delete_interface(self, name: str) -> None:
+        """Start deleting a network interface."""
         self._call(self.interface_id(name), NETWORK_API, method="DELETE")
 
     def _call(self, path: str, api: str, **named: Any) -> Any:

@@ -107,6 +107,7 @@ class AzureCloud(RetryingPort):
             self.driver.delete_machine(provider_id)
 
     def sweep(self) -> tuple[Leftover, ...]:
+        """Delete the interfaces that two sweeps in a row found unused, and return them."""
         return self._sweeper.sweep(self._read_with_retries(self._leftovers), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:

@@ -134,15 +134,18 @@ class LibcloudPort(ABC):
         self._clock = clock
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        """Create the node of a launch. Raises :class:`CloudError`."""
         request = self._request(launch, node_type)
         with self._as_cloud_errors(creating=True):
             return self._cloud_node(self._create_node(request))
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every node that the driver lists. Raises :class:`CloudError`."""
         with self._as_cloud_errors():
             return tuple(self._cloud_node(node) for node in self._driver.list_nodes())
 
     def destroy(self, provider_id: ProviderId) -> None:
+        """Destroy a node. A node that no longer exists is no error. Raises :class:`CloudError`."""
         accepted = True
         with self._ignoring_gone():
             accepted = self._driver.destroy_node(self._node_with_id(provider_id))
@@ -150,6 +153,7 @@ class LibcloudPort(ABC):
             raise CloudError(FailureKind.TRANSIENT, f"the provider refused to destroy {provider_id}")
 
     def sweep(self) -> tuple[Leftover, ...]:
+        """Delete nothing, and return nothing."""
         return ()  # for providers whose nodes leave nothing behind; the others override this
 
     @abstractmethod

@@ -45,6 +45,7 @@ class RetryingPort(LibcloudPort):
         self._sleep = sleep
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every node in the port's scope. Raises :class:`CloudError`."""
         return self._read_with_retries(lambda: tuple(self._cloud_node(node) for node in self._fetch_nodes()))
 
     @abstractmethod

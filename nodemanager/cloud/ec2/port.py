@@ -81,6 +81,7 @@ class Ec2Cloud:
         self._health = Ec2Health(driver, clock)
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        """Create the node of a launch. Raises :class:`CloudError`."""
         started_s = self._clock.monotonic_s()
         request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
         placement = self._placements.get(node_type.name, Ec2Placement())
@@ -93,6 +94,7 @@ class Ec2Cloud:
             return made[0]
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every instance tagged with the cluster's name. Raises :class:`CloudError`."""
         with self._as_cloud_errors():
             listed = [
                 node
@@ -108,6 +110,7 @@ class Ec2Cloud:
             yield replace(node, impaired=impaired[node.provider_id]) if node.provider_id in impaired else node
 
     def destroy(self, provider_id: ProviderId) -> None:
+        """Terminate an instance. One that no longer exists is no error. Raises :class:`CloudError`."""
         if not _INSTANCE_ID.fullmatch(provider_id):
             return  # EC2 has no such instance and would reject the id
         with self._as_cloud_errors(gone_is_fine=True):
@@ -116,6 +119,7 @@ class Ec2Cloud:
                 raise malformed_reply(f"it does not mention {provider_id}, which was to be terminated")
 
     def sweep(self) -> tuple[Leftover, ...]:
+        """Delete the leftovers that two sweeps in a row found, and return them."""
         return self._sweeper.sweep(self._leftovers(), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:

@@ -184,18 +184,21 @@ def _end_reason(item: Element) -> str:
 
 
 def leftover_volumes(root: Element) -> Iterator[Leftover]:
+    """Yield the volumes that no instance uses."""
     for item in set_in(root, "volumeSet"):
         if text_in(item, "status") == "available":
             yield from _tagged_leftover(LeftoverKind.VOLUME, text_in(item, "volumeId"), item)
 
 
 def leftover_interfaces(root: Element) -> Iterator[Leftover]:
+    """Yield the network interfaces that no instance uses."""
     for item in set_in(root, "networkInterfaceSet"):
         if text_in(item, "status") == "available":
             yield from _tagged_leftover(LeftoverKind.INTERFACE, text_in(item, "networkInterfaceId"), item)
 
 
 def leftover_addresses(root: Element) -> Iterator[Leftover]:
+    """Yield the Elastic IP addresses that no instance uses."""
     for item in set_in(root, "addressesSet"):
         if not text_in(item, "associationId") and not text_in(item, "instanceId"):
             yield from _tagged_leftover(LeftoverKind.ADDRESS, text_in(item, "allocationId"), item)

@@ -37,7 +37,9 @@ class TokenSource(Protocol):
     """Supplies tokens to a driver. ``access_token`` raises only exceptions that ``RetryingPort`` converts."""
 
     @property
-    def access_token(self) -> str: ...
+    def access_token(self) -> str:
+        """A valid token."""
+        ...
 
     def forget(self) -> None:
         """Discard a token that Google refused, so that the next call fetches a new one."""
@@ -56,6 +58,7 @@ class CachedTokens:
 
     @property
     def access_token(self) -> str:
+        """Return a valid token, and fetch or renew it if necessary."""
         now_s = self._clock.monotonic_s()
         if not self._token or now_s >= self._renew_s:
             try:
@@ -69,6 +72,7 @@ class CachedTokens:
         return self._token
 
     def forget(self) -> None:
+        """Discard the token."""
         self._token = ""
 
 

@@ -105,6 +105,7 @@ class GceDriver(GCENodeDriver):
         return list(self._pages("/aggregated/instances", {"filter": f'labels.{label} = "{value}"'}))
 
     def instance(self, zone: str, name: str) -> dict[str, Any]:
+        """Read one instance."""
         return self._call(f"/zones/{zone}/instances/{name}")
 
     def insert(self, zone: str, instance: Mapping[str, Any]) -> dict[str, Any]:

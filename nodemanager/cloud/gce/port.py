@@ -102,6 +102,7 @@ class GceCloud(RetryingPort):
         self._placements = placements
 
     def destroy(self, provider_id: ProviderId) -> None:
+        """Delete an instance, given as ``ZONE/NAME``. One that no longer exists is no error."""
         zone_and_name = _PROVIDER_ID.fullmatch(provider_id)
         if zone_and_name is None:
             return  # no instance can have such an id

@@ -85,6 +85,7 @@ class Store:
             os.close(lock)
 
     def folder(self, node_id: str) -> Path:
+        """Return the folder of a node."""
         return self.directory / "nodes" / node_id
 
     def read_all(self) -> list[NodeRecord]:
@@ -106,6 +107,7 @@ class Store:
         return record
 
     def save(self, record: NodeRecord) -> NodeRecord:
+        """Write a node's record and return it."""
         _replace_file(self.folder(record.id) / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
         return record
 

@@ -168,6 +168,7 @@ class NovaDriver(OpenStack_2_NodeDriver):
         return str(made["id"])
 
     def server(self, server_id: str) -> Node:
+        """Read one server."""
         reply = object_in(_call(self.connection, f"/servers/{server_id}"), "a server")
         return self._read_server(object_in(reply.get("server"), "a server"))
 

@@ -13,6 +13,7 @@ from nodemanager.core.slots import TypeName
 
 
 def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
+    """Return a factory of ports. Each port logs in on its own."""
     account, placements = account_of(site), placements_of(site)
     return lambda: OpenStackCloud(
         account,
@@ -26,8 +27,8 @@ def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Ca
 
 
 def account_of(site: Site) -> OpenStackAccount:
-    cloud = site.cloud
     """Return the login in the site's credentials: an application credential if there is one, or else a user."""
+    cloud = site.cloud
     secrets = site.secrets
     application_credential = "application_credential_id" in secrets
     return OpenStackAccount(

@@ -66,6 +66,7 @@ class OpenStackCloud(RetryingPort):
         self._ids: dict[tuple[str, str], str] = {}  # cache: (kind, name) of a flavor, image or network -> id
 
     def destroy(self, provider_id: ProviderId) -> None:
+        """Delete a server. One that no longer exists is no error. Raises :class:`CloudError`."""
         if _is_uuid(provider_id):  # no server can have another form of id
             super().destroy(provider_id)
 

@@ -62,7 +62,7 @@ class HistoryWriter:
         self._waiting: queue.Queue[HistoryUpdate | None] = queue.Queue(WAITING_MAX)
         self._held: deque[Rows] = deque()  # rows not written yet, the oldest first
         self._newest_at = 0.0  # the wall-clock time of the last row written
-        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="history-writer", daemon=True)
         self._connection: sqlite3.Connection | None = None
         self._file: tuple[int, int] | None = None
         self._checked: tuple[int, int] | None = None  # the last file that passed the check

@@ -33,7 +33,7 @@ from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 SECONDS_PER_DAY = 86_400
 CHEAPEST_ONLY_FROM = Decimal(
     "0.9"
-)  # of the budget: if the forecast exceeds this part, only the cheapest types are bought
+)  # of the budget: if the forecast reaches this part, only the cheapest types are bought
 
 WHOLE_SITE = ""  # the owner of the site's own budget
 KEEP_AGAIN_S = 1.0  # after a failed write of the record

@@ -34,25 +34,25 @@ def place_within_budget(snapshot: Snapshot, policy: Policy, price_per_hour: Deci
     queue_index = queue_index_of(snapshot.jobs, snapshot.queue_index)
     accounts = account_budgets_of(snapshot, policy, queue_index)
     of_site = any(whose == WHOLE_SITE for whose, _ in policy.budgets)
-    ends: dict[Rank, float] = {}
-    rates: dict[JobId, Decimal] = {}
-    limits = replace(current_limits(snapshot, policy, queue_index, ends), cuts=accounts.find_cuts(rates))
+    busy_until: dict[Rank, float] = {}
+    prices: dict[JobId, Decimal] = {}
+    limits = replace(current_limits(snapshot, policy, queue_index, busy_until), cuts=accounts.find_cuts(prices))
     for rounds_left in reversed(range(ROUNDS_MAX)):
         placement = place_jobs(snapshot, policy, price_per_hour, limits)
         if accounts.watched:
-            rates.update(_job_prices(placement, policy))
-        cuts = accounts.find_cuts(rates, dearest=rounds_left <= 1)
+            prices.update(_job_prices(placement, policy))
+        cuts = accounts.find_cuts(prices, dearest=rounds_left <= 1)
         promised = _promised_until(placement, snapshot) if of_site else {}
-        more = {rank: at for rank, at in promised.items() if at > ends.get(rank, 0.0)}
+        more = {rank: at for rank, at in promised.items() if at > busy_until.get(rank, 0.0)}
         if cuts == limits.cuts and not more:
             return placement
-        ends.update(more)
-        now = replace(current_limits(snapshot, policy, queue_index, ends), cuts=cuts)
-        if cuts == limits.cuts and _would_stay_the_same(placement, now, policy):
-            market = current_supply(snapshot, policy, price_per_hour, now)
+        busy_until.update(more)
+        tighter = replace(current_limits(snapshot, policy, queue_index, busy_until), cuts=cuts)
+        if cuts == limits.cuts and _would_stay_the_same(placement, tighter, policy):
+            supply = current_supply(snapshot, policy, price_per_hour, tighter)
             bought = placement.supply.price_left - placement.price_left
-            return replace(placement, supply=market, price_left=market.price_left - bought)
-        limits = now
+            return replace(placement, supply=supply, price_left=supply.price_left - bought)
+        limits = tighter
     return place_jobs(snapshot, policy, price_per_hour, _nothing_left(limits))
 
 
@@ -67,7 +67,7 @@ def _would_stay_the_same(placement: Placement, limits: BudgetLimits, policy: Pol
     if placement.served_until != QUEUE_END or placement.failed_from or placement.reasons or limits.drain_all:
         return False
     bought = placement.supply.price_left - placement.price_left
-    offers = [placement.allocation.offers[stack.offer] for stack in placement.allocation.groups]
+    offers = [placement.allocation.offers[group.offer] for group in placement.allocation.groups]
     closed = closed_types(limits, policy)
     if closed and any(offer.node_type.name in closed for offer in offers if not offer.is_ordered):
         return False
@@ -113,12 +113,12 @@ def _seats_of_served(placement: Placement) -> Iterator[tuple[JobId, Shape, Bin, 
 
 def _job_prices(placement: Placement, policy: Policy) -> dict[JobId, Decimal]:
     """What each served job costs per hour on its nodes."""
-    rates: dict[JobId, Decimal] = {}
+    prices: dict[JobId, Decimal] = {}
     for id_, shape, bin_, pieces in _seats_of_served(placement):
-        of = policy.type_of_slot.get(bin_.slot)
-        if of is not None:
-            rates[id_] = rates.get(id_, Decimal(0)) + pieces * piece_price_per_hour(of, shape)
+        node_type = policy.type_of_slot.get(bin_.slot)
+        if node_type is not None:
+            prices[id_] = prices.get(id_, Decimal(0)) + pieces * piece_price_per_hour(node_type, shape)
     for node in placement.assignment.nodes():
         for id_, shape in placement.assignment.pieces_on(node):
-            rates[id_] = rates.get(id_, Decimal(0)) + piece_price_per_hour(node.offer.node_type, shape)
-    return rates
+            prices[id_] = prices.get(id_, Decimal(0)) + piece_price_per_hour(node.offer.node_type, shape)
+    return prices

@@ -31,7 +31,7 @@ BROKER_STOP_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class JournalFollower:
-    """A reader of both journals. ``lost`` is called once, when the connection is lost; then nothing more comes."""
+    """A reader of both journals. ``lost`` is called once, when the connection is lost; no events follow."""
 
     on_job: Callable[[JobEvent], None]
     on_resource: Callable[[ResourceEvent], None]
@@ -475,7 +475,7 @@ class SimulatedFlux:
             self._jobs.housekeepers.kill(self._require_rank(rank), signal)
 
     def end_housekeeping(self) -> None:
-        """End all housekeeping, as an administrator does who looks into it."""
+        """End all housekeeping, as an administrator would by hand."""
         with self.world.lock:
             self._jobs.housekeepers.end_all()
 

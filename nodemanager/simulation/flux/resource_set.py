@@ -105,6 +105,7 @@ def format_summary(grants: Sequence[Grant]) -> str:
 
 
 def held_grant(entry: RankResources) -> Grant:
+    """Return the allocated part of a rank's resources."""
     return Grant(
         entry.rank, ((1 << entry.cores) - 1) & ~entry.cores_free, ((1 << entry.gpus) - 1) & ~entry.gpus_free
     )

@@ -50,16 +50,19 @@ class Control:
         self._service = service
 
     def hold(self, name: str, by: str) -> Document:
+        """Hold a node, named by its slot or its launch."""
         published, launch = self._find_node(name, "hold")
         fact = HoldPlaced(launch, Mark(by, published.snapshot.wall_at))
         return self._tell_and_wait(fact, lambda set_: launch in set_.holds, launch)
 
     def retire(self, name: str, by: str) -> Document:
+        """Retire a node."""
         published, launch = self._find_node(name, "retire")
         fact = RetirementRequested(launch, Mark(by, published.snapshot.wall_at))
         return self._tell_and_wait(fact, lambda set_: launch in set_.retirements, launch)
 
     def release(self, name: str, by: str) -> Document:
+        """Undo a hold or a retirement."""
         del by
         published = self._acting_publication()
         launch = explain.find_node(published, name).id
@@ -68,11 +71,13 @@ class Control:
         return self._tell_and_wait(NodeReleased(launch), lambda set_: not set_.blocks_work_on(launch), launch)
 
     def pause(self, by: str) -> Document:
+        """Pause all decisions."""
         published = self._acting_publication()
         fact = DecisionsPaused(Mark(by, published.snapshot.wall_at))
         return self._tell_and_wait(fact, lambda set_: set_.paused is not None)
 
     def resume(self, by: str) -> Document:
+        """Resume decisions."""
         del by
         self._acting_publication()
         return self._tell_and_wait(DecisionsResumed(), lambda set_: set_.paused is None)

@@ -38,19 +38,22 @@ STARTED_STATES = (JobState.RUN, JobState.CLEANUP)
 STAYING_STATES = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
 
-def edge_of(published: Publication) -> ClockReading:
+def clock_of(published: Publication) -> ClockReading:
+    """The clocks of a publication, which convert its times."""
     return ClockReading(published.snapshot.now_s, published.snapshot.wall_at)
 
 
 # --- reasons ----------------------------------------------------------------------------------------------
 
 
-def reason_document(reason: Reason, edge: ClockReading) -> Document:
-    figures = edge.figures(reason)
+def reason_document(reason: Reason, clock: ClockReading) -> Document:
+    """Write a reason with its code, figures and sentence."""
+    figures = clock.figures(reason)
     return reason_fields(reason.code, figures)
 
 
 def reason_fields(code: str, figures: Mapping[str, Figure]) -> Document:
+    """Write a reason from its code and figures, in which times are wall-clock already."""
     return {
         "code": code,
         "figures": {name: json_value(value) for name, value in figures.items()},
@@ -75,7 +78,7 @@ def _mark_document(mark: Mark | None) -> Document | None:
 def status(published: Publication) -> Document:
     """The overview: queue, nodes, cost, limits, blocks, warnings, a standstill, and the age of each source."""
     snapshot, plan, policy = published.snapshot, published.plan, published.policy
-    edge = edge_of(published)
+    clock = clock_of(published)
     nodes = snapshot.nodes.values()
     by_type: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for node in nodes:
@@ -89,7 +92,7 @@ def status(published: Publication) -> Document:
         "observed": sorted(policy.observed),
         "at": snapshot.wall_at,
         "acts": published.acts and snapshot.claimed and still is None,
-        "stands_still": reason_document(still, edge) if still is not None else None,
+        "stands_still": reason_document(still, clock) if still is not None else None,
         "paused": _mark_document(snapshot.steering.paused),
         "safe_mode": {
             "doubted_lists": snapshot.doubted_lists,
@@ -117,13 +120,14 @@ def status(published: Publication) -> Document:
             "price_per_hour_left": float(policy.price_per_hour_max - plan.price_per_hour),
         },
         "price_per_hour": float(plan.price_per_hour),
-        "blocks": blocks(snapshot, edge),
-        "warnings": [reason_document(warning, edge) for warning in plan.warnings],
+        "blocks": blocks(snapshot, clock),
+        "warnings": [reason_document(warning, clock) for warning in plan.warnings],
         "sources": sources(published),
     }
 
 
 def sources(published: Publication) -> Mapping[str, Document]:
+    """The age of each source, and whether it is stale."""
     snapshot, limit_s = published.snapshot, published.policy.stale_after_s
     named = {"queue": snapshot.queue, "flux": snapshot.flux, "cloud": snapshot.cloud}
     return {name: _source(source, snapshot.now_s, limit_s) for name, source in named.items()}
@@ -134,15 +138,15 @@ def _source(source: Source, now_s: float, limit_s: float) -> Document:
     return {"age_s": age_s, "stale": age_s is None or age_s > limit_s, "failure": source.failure}
 
 
-def blocks(snapshot: Snapshot, edge: ClockReading) -> list[Document]:
+def blocks(snapshot: Snapshot, clock: ClockReading) -> list[Document]:
     """What is blocked from being bought for a while, and why."""
     return [
         {
             "node_type": scope.type_name,
             "market": str(scope.market) if scope.market is not None else None,
             "zone": scope.zone,
-            "until_at": edge.to_wall(block.until_s),
-            "reason": reason_document(block.reason, edge),
+            "until_at": clock.to_wall(block.until_s),
+            "reason": reason_document(block.reason, clock),
         }
         for scope, block in snapshot.blocks.items()
         if block.until_s > snapshot.now_s
@@ -181,8 +185,9 @@ def nodes(published: Publication) -> list[Document]:
 
 
 def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | None = None) -> Document:
+    """Write one node. ``jobs``: the jobs on it, if known already."""
     snapshot, policy = published.snapshot, published.policy
-    edge = edge_of(published)
+    clock = clock_of(published)
     if jobs is None:
         jobs = _jobs_on(snapshot).get(node.launch.rank, ())
     node_type = policy.types.get(node.launch.type_name)
@@ -198,7 +203,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "zone": node.launch.zone,
         "provider_id": node.cloud.provider_id if node.cloud is not None else None,
         "state": str(node.state),
-        "since_at": edge.to_wall(node.since_s),
+        "since_at": clock.to_wall(node.since_s),
         "requested_at": node.launch.requested_at,
         "cores": rank.cores if rank is not None else None,
         "cores_free": rank.cores_free if rank is not None else None,
@@ -206,7 +211,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "price_per_hour": float(tariff.price_per_hour) if tariff is not None else None,
         "cost": _cost(node, published),
         "window": _paid_window(node, published),
-        "reason": reason_document(reason, edge) if reason is not None else None,
+        "reason": reason_document(reason, clock) if reason is not None else None,
         "held": _mark_document(snapshot.steering.holds.get(node.id)),
         "to_retire": _mark_document(snapshot.steering.retirements.get(node.id)),
         "call": str(node.call.kind) if node.call is not None else None,
@@ -272,10 +277,10 @@ def jobs(published: Publication, *, limit: int = JOBS_SHOWN) -> Document:
     waiting = [job for job in snapshot.jobs.values() if job.state not in STARTED_STATES]
     running = [job for job in snapshot.jobs.values() if job.state in STARTED_STATES]
     ordered = sorted(waiting, key=lambda job: (-job.priority, job.id)) + sorted(running, key=lambda job: job.id)
-    edge = edge_of(published)
+    clock = clock_of(published)
     return {
         **jobs_summary(published),
-        "jobs": [job_document(job, published, edge) for job in islice(ordered, limit)],
+        "jobs": [job_document(job, published, clock) for job in islice(ordered, limit)],
         "unreadable": [{"job": format_job_id(bad.id), "why": bad.why} for bad in snapshot.unreadable.values()],
     }
 
@@ -289,7 +294,8 @@ def jobs_summary(published: Publication) -> Document:
     }
 
 
-def job_document(job: Job, published: Publication, edge: ClockReading) -> Document:
+def job_document(job: Job, published: Publication, clock: ClockReading) -> Document:
+    """Write one job."""
     waits = job.state not in STARTED_STATES
     reason = published.plan.jobs.get(job.id) if waits else None
     shape = job.shape
@@ -308,9 +314,9 @@ def job_document(job: Job, published: Publication, edge: ClockReading) -> Docume
         "gpus_per_slot": shape.gpus_per_slot,
         "exclusive": shape.exclusive,
         "submitted_at": job.submitted_at,
-        "waits_s": max(0.0, edge.wall_at - job.submitted_at) if waits else None,
+        "waits_s": max(0.0, clock.wall_at - job.submitted_at) if waits else None,
         "on": [_host(held.rank, published.snapshot) for held in job.allocations],
-        "reason": reason_document(reason, edge) if reason is not None else None,
+        "reason": reason_document(reason, clock) if reason is not None else None,
     }
 
 
@@ -321,6 +327,7 @@ def _host(rank: Rank, snapshot: Snapshot) -> str:
 
 @lru_cache(maxsize=4096)
 def user_name(userid: int) -> str:
+    """The name of a user id, or its number if it has no name."""
     try:
         return pwd.getpwuid(userid).pw_name
     except (KeyError, OverflowError):
@@ -332,23 +339,23 @@ def user_name(userid: int) -> str:
 
 def plan(published: Publication) -> Document:
     """What this plan orders, or would order, with reasons; and the reasons why jobs wait."""
-    made, edge = published.plan, edge_of(published)
+    made, clock = published.plan, clock_of(published)
     return {
         "at": published.snapshot.wall_at,
         "acts": published.acts,
         "settled": made.settled,
-        "stands_still": reason_document(made.stands_still, edge) if made.stands_still is not None else None,
+        "stands_still": reason_document(made.stands_still, clock) if made.stands_still is not None else None,
         "asks": [type(ask).__name__ for ask in made.asks],
-        "actions": [_action(action, published, edge) for action in made.actions],
-        "would": [_action(action, published, edge) for action in made.would],
+        "actions": [_action(action, published, clock) for action in made.actions],
+        "would": [_action(action, published, clock) for action in made.would],
         "nodes_wanted": nodes_wanted(published),
         "jobs_waiting": jobs_waiting(made),
-        "types": {name: reason_document(reason, edge) for name, reason in made.types.items()},
+        "types": {name: reason_document(reason, clock) for name, reason in made.types.items()},
         "price_per_hour": float(made.price_per_hour),
     }
 
 
-def _action(action: Action, published: Publication, edge: ClockReading) -> Document:
+def _action(action: Action, published: Publication, clock: ClockReading) -> Document:
     reason = reason_of(action)
     subject = subject_of(action)
     known = published.snapshot.nodes.get(LaunchId(subject))
@@ -359,5 +366,5 @@ def _action(action: Action, published: Publication, edge: ClockReading) -> Docum
         "slot": launch.slot if launch is not None else None,
         "node_type": launch.type_name if launch is not None else None,
         "serves": [format_job_id(job) for job in action.serves] if isinstance(action, BootNode) else [],
-        "reason": reason_document(reason, edge) if reason is not None else None,
+        "reason": reason_document(reason, clock) if reason is not None else None,
     }

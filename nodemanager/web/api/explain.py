@@ -21,7 +21,7 @@ from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,
     blocks,
-    edge_of,
+    clock_of,
     job_document,
     node_document,
     nodes_wanted,
@@ -44,24 +44,24 @@ class UnknownSubject(Exception):
 def job(published: Publication, text: str) -> Document:
     """Explain why an active job waits, by its id in any of Flux's forms. Raises ``UnknownSubject``."""
     job_id = _job_id(text)
-    edge = edge_of(published)
+    clock = clock_of(published)
     snapshot = published.snapshot
     if (bad := snapshot.unreadable.get(job_id)) is not None:
-        reason = reason_document(because("unreadable", why=bad.why), edge)
-        return {"subject": format_job_id(job_id), "at": edge.wall_at, "job": None, "reason": reason, "nodes": []}
+        reason = reason_document(because("unreadable", why=bad.why), clock)
+        return {"subject": format_job_id(job_id), "at": clock.wall_at, "job": None, "reason": reason, "nodes": []}
     found = snapshot.jobs.get(job_id)
     if found is None:
         raise UnknownSubject(
             f"no active job {text}: it has ended, or was never submitted here."
             " To see why it waited: explain job ID --at TIME"
         )
-    document = job_document(found, published, edge)
+    document = job_document(found, published, clock)
     still = published.plan.stands_still
     if found.state not in STARTED_STATES and still is not None:
-        document["reason"] = reason_document(still, edge)
+        document["reason"] = reason_document(still, clock)
     return {
         "subject": format_job_id(job_id),
-        "at": edge.wall_at,
+        "at": clock.wall_at,
         "job": document,
         "reason": document["reason"],
         "nodes": _nodes_for(published, document),
@@ -79,23 +79,23 @@ def _nodes_for(published: Publication, job_: Document) -> list[Document]:
 def node(published: Publication, name: str) -> Document:
     """Explain a node, named by its slot or its launch. Raises ``UnknownSubject``."""
     found = find_node(published, name)
-    edge = edge_of(published)
+    clock = clock_of(published)
     document = node_document(found, published)
     boot_s = timings.boot_s(published.snapshot, found.launch.type_name)
     return {
         "subject": found.id,
-        "at": edge.wall_at,
+        "at": clock.wall_at,
         "node": document,
         "reason": document["reason"] or _standstill(published),
-        "retiring": reason_document(found.retiring, edge) if found.retiring is not None else None,
-        "story": [edge.with_wall_time(line) for line in found.moves],
+        "retiring": reason_document(found.retiring, clock) if found.retiring is not None else None,
+        "story": [clock.with_wall_time(line) for line in found.moves],
         "boot_takes_s": boot_s,
     }
 
 
 def _standstill(published: Publication) -> Document | None:
     still = published.plan.stands_still
-    return reason_document(still, edge_of(published)) if still is not None else None
+    return reason_document(still, clock_of(published)) if still is not None else None
 
 
 def find_node(published: Publication, name: str) -> Node:
@@ -117,21 +117,21 @@ def node_type(published: Publication, name: str) -> Document:
     if found is None:
         known = ", ".join(published.policy.types)
         raise UnknownSubject(f"the site has no node type {name}; it has {known}")
-    edge = edge_of(published)
+    clock = clock_of(published)
     snapshot = published.snapshot
     there = [it for it in snapshot.nodes.values() if it.launch.type_name == found.name]
     reason = published.plan.types.get(found.name)
     return {
         "subject": found.name,
-        "at": edge.wall_at,
+        "at": clock.wall_at,
         "node_type": _type_document(found),
         "acts": published.acts and found.name not in published.policy.observed,
-        "reason": reason_document(reason, edge) if reason is not None else _standstill(published),
+        "reason": reason_document(reason, clock) if reason is not None else _standstill(published),
         "nodes": dict(Counter(str(it.state) for it in there)),
         "wanted": nodes_wanted(published).get(found.name, 0),
         "slots_known": sum(1 for slot in found.slots if slot in snapshot.rank_of_slot),
         "boot_takes_s": timings.boot_s(snapshot, found.name),
-        "blocks": [it for it in blocks(snapshot, edge) if it["node_type"] in (found.name, "*")],
+        "blocks": [it for it in blocks(snapshot, clock) if it["node_type"] in (found.name, "*")],
     }
 
 
@@ -155,31 +155,31 @@ def _type_document(found: NodeType) -> dict[str, Any]:
 # --- the past ---------------------------------------------------------------------------------------------
 
 
-def explain_past(journal: HistoryReader, kind: str, name: str, at: float) -> Document:
+def explain_past(reader: HistoryReader, kind: str, name: str, at: float) -> Document:
     """Explain something as of a past time, from the history. Raises ``UnknownSubject``, ``HistoryUnreadable``.
 
     ``reason`` is None if no reason applied any more; ``what`` then says since which event (``began``, ``ended``).
     """
     subject = _history_subject(kind, name)
-    said = journal.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
-    if said is None and kind == "node" and (launch := journal.launch_on_slot(name, at)) is not None:
-        subject, said = launch, journal.reason_at(launch, at)
-    if said is None:
+    event = reader.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
+    if event is None and kind == "node" and (launch := reader.launch_on_slot(name, at)) is not None:
+        subject, event = launch, reader.reason_at(launch, at)
+    if event is None:
         raise UnknownSubject(
-            f"the history has nothing on {kind} {name} before that time{_where_history_begins(journal)}"
+            f"the history has nothing on {kind} {name} before that time{_where_history_begins(reader)}"
         )
     return {
         "subject": format_job_id(int(subject)) if kind == "job" else subject.removeprefix(type_subject("")),
         "at": at,
-        "said_at": said["at"],
-        "what": said["what"],
-        "reason": reason_fields(said["code"], said["figures"]) if said["code"] else None,
-        "history": [_history_line(entry) for entry in journal.events(subject=subject, limit=HISTORY_SHOWN)],
+        "said_at": event["at"],
+        "what": event["what"],
+        "reason": reason_fields(event["code"], event["figures"]) if event["code"] else None,
+        "history": [_history_line(event) for event in reader.events(subject=subject, limit=HISTORY_SHOWN)],
     }
 
 
-def _where_history_begins(journal: HistoryReader) -> str:
-    begins_at, set_aside = journal.begins_at(), journal.set_aside_files()
+def _where_history_begins(reader: HistoryReader) -> str:
+    begins_at, set_aside = reader.begins_at(), reader.set_aside_files()
     begins = f"; it begins at {format_wall_time(begins_at)}" if begins_at is not None else ""
     if set_aside:
         begins += f"; earlier history may be in {set_aside[-1]}, which was unusable and was moved aside"
@@ -193,12 +193,12 @@ def _history_subject(kind: str, name: str) -> str:
     return type_subject(name) if kind == "type" else name
 
 
-def _history_line(entry: Document) -> Document:
+def _history_line(event: Document) -> Document:
     return {
-        "at": entry["at"],
-        "kind": entry["kind"],
-        "what": entry["what"],
-        "reason": reason_fields(entry["code"], entry["figures"]) if entry["code"] else None,
+        "at": event["at"],
+        "kind": event["kind"],
+        "what": event["what"],
+        "reason": reason_fields(event["code"], event["figures"]) if event["code"] else None,
     }
 
 

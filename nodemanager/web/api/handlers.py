@@ -35,7 +35,7 @@ class WebContext:
 
     board: Board
     metrics: Metrics
-    journal: HistoryReader
+    reader: HistoryReader
     control: Control
     access: Access
 
@@ -54,10 +54,12 @@ def _latest_publication(context: WebContext) -> Publication:
 
 
 def json_response(document: object, status: int = 200) -> Response:
+    """Answer with a JSON document."""
     return JSONResponse(document, status_code=status)
 
 
 def status(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the overview, the costs so far, and the age of the data."""
     del request, body
     document = documents.status(_latest_publication(context))
     return json_response(
@@ -77,23 +79,26 @@ def _cost_document(context: WebContext, now_at: float) -> Document:
     """The cost of today (UTC), from the history, which may be unreadable; and since this process started."""
     day_at = now_at // 86_400 * 86_400
     try:
-        return {"today": context.journal.cost_since(day_at), "since_start": context.board.spent}
+        return {"today": context.reader.cost_since(day_at), "since_start": context.board.spent}
     except HistoryUnreadable:
         return {"today": None, "since_start": context.board.spent}
 
 
 def nodes(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with all nodes."""
     del request, body
     published = _latest_publication(context)
     return json_response({"at": published.snapshot.wall_at, "nodes": documents.nodes(published)})
 
 
 def fleet(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with all nodes in a compact form."""
     del request, body
     return json_response(documents.fleet(_latest_publication(context)))
 
 
 def history(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the samples of the fleet over time."""
     del request, body
     return json_response(
         {
@@ -113,6 +118,7 @@ def history(context: WebContext, request: Request, body: bytes) -> Response:
 
 
 def jobs(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the active jobs, or only their counts if the client may not see jobs."""
     del body
     published = _latest_publication(context)
     limit = int(_query_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
@@ -122,14 +128,17 @@ def jobs(context: WebContext, request: Request, body: bytes) -> Response:
 
 
 def explain_job(context: WebContext, request: Request, body: bytes) -> Response:
+    """Explain a job, now or at a past time."""
     return _explain(context, request, body, "job", explain.job)
 
 
 def explain_node(context: WebContext, request: Request, body: bytes) -> Response:
+    """Explain a node, now or at a past time."""
     return _explain(context, request, body, "node", explain.node)
 
 
 def explain_type(context: WebContext, request: Request, body: bytes) -> Response:
+    """Explain a node type, now or at a past time."""
     return _explain(context, request, body, "type", explain.node_type)
 
 
@@ -140,11 +149,12 @@ def _explain(
     name = request.path_params["name"]
     if "at" in request.query_params:
         at = _query_number(request, "at", 0.0, 0.0, 1e11)
-        return json_response(explain.explain_past(context.journal, kind, name, at))
+        return json_response(explain.explain_past(context.reader, kind, name, at))
     return json_response(now(_latest_publication(context), name))
 
 
 def plan(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the present plan."""
     del request, body
     return json_response(documents.plan(_latest_publication(context)))
 
@@ -169,6 +179,7 @@ def _first_fault(error: ValidationError) -> str:
 
 
 def recent_events(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the latest events."""
     del body
     limit = int(_query_number(request, "limit", 200, 0, 2000))
     events = context.board.events_after(0, max(1, limit))
@@ -176,6 +187,7 @@ def recent_events(context: WebContext, request: Request, body: bytes) -> Respons
 
 
 def event_document(number: int, event: HistoryEvent) -> Document:
+    """Write one event of the history with its number."""
     return {
         "number": number,
         "at": event.at,
@@ -189,6 +201,7 @@ def event_document(number: int, event: HistoryEvent) -> Document:
 
 
 def report(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the report since a time."""
     del body
     now_at = _latest_publication(context).snapshot.wall_at
     try:
@@ -198,35 +211,40 @@ def report(context: WebContext, request: Request, body: bytes) -> Response:
         raise RequestRefused(
             400, f"{refused.why} (report --since: 1s to {SPEND_KEPT_S / 86_400:g}d): {kept}"
         ) from None
-    document = context.journal.report(now_at - since_s, now_at)
+    document = context.reader.report(now_at - since_s, now_at)
     for row in document["by_user"]:
         row["user"] = documents.user_name(row["userid"])
     return json_response(document)
 
 
 def healthz(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer 200 if the service is healthy, else 503."""
     del request, body
     well, document = health.check_health(context.board)
     return json_response(document, 200 if well else 503)
 
 
 def readyz(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer 200 once the service decides, else 503."""
     del request, body
     well, document = health.check_readiness(context.board)
     return json_response(document, 200 if well else 503)
 
 
 def metrics(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the metrics for Prometheus."""
     del request, body
     return Response(context.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def custom_metrics(context: WebContext, request: Request, body: bytes) -> Response:
+    """List the custom metrics for Kubernetes."""
     del context, request, body
     return json_response(kubernetes_metrics.metric_list())
 
 
 def custom_metric(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with one custom metric for Kubernetes."""
     del body
     name = request.path_params["metric"]
     if name not in kubernetes_metrics.METRICS:
@@ -266,6 +284,7 @@ def _operator_name(body: bytes) -> str:
 
 
 def reload(context: WebContext, request: Request, body: bytes) -> Response:
+    """Reload the site."""
     del request, body
     return json_response(context.control.reload())
 

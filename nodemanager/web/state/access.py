@@ -1,4 +1,4 @@
-"""Access rules: the owner has the Unix socket or the token. Others may see everything except whose jobs there are."""
+"""Access rules: the owner has the Unix socket or the token. Others may see everything except single jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class RequestRefused(Exception):
 class Access:
     """The access rules of one server.
 
-    ``token``: None if it could not be read or made; then nobody may steer. ``by_socket``: only the owner can connect.
+    ``token``: None if it could not be read or made; then nobody may steer. ``by_socket``: the server listens on
+    its Unix socket, so only the owner can connect.
     """
 
     token: str | None
@@ -30,6 +31,7 @@ class Access:
     jobs_for_everybody: bool = False
 
     def has_token(self, request: Request) -> bool:
+        """Whether the request carries the token."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         return (
             self.token is not None
@@ -38,6 +40,7 @@ class Access:
         )
 
     def may_see_jobs(self, request: Request) -> bool:
+        """Whether the request may see single jobs."""
         return self.jobs_for_everybody or self.by_socket or self.has_token(request)
 
     def must_see_jobs(self, request: Request) -> None:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from nodemanager.actors.manager import Publication
-from nodemanager.planner.state.queue_index import queue_index_of
-from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.events import HistoryEvent
+from nodemanager.history.follower import HistoryUpdate
+from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.queue_index import queue_index_of
 
 EVENTS_MAX = 2000
-# Events that happen to every node and job all the time. They are in the history; here they would crowd out the others.
+# Events that happen to every node and job all the time. The history has them; here they would crowd out the others.
 HISTORY_ONLY_KINDS = frozenset({"because", "job"})
 SAMPLES_MAX = 720
 SAMPLE_EVERY_S = 1.0  # in real time, at first; doubled whenever the samples fill up
@@ -104,6 +104,7 @@ class Board:
 
     @property
     def latest(self) -> LatestPublication | None:
+        """The latest publication; None before the first one."""
         return self._latest
 
     @property
@@ -122,7 +123,7 @@ class Board:
             return self._changed.wait_for(is_true, within_s)
 
     def events_after(self, number: int, limit: int = EVENTS_MAX) -> list[tuple[int, HistoryEvent]]:
-        """Return the events numbered above ``number``, oldest first. If there are too many, the latest ``limit``."""
+        """Return the events numbered above ``number``, oldest first. If there are more, the latest ``limit``."""
         with self._changed:
             if number >= self._numbered:
                 return []
@@ -130,5 +131,6 @@ class Board:
         return newer[-limit:]
 
     def samples(self) -> list[Sample]:
+        """The samples so far, oldest first."""
         with self._changed:
             return list(self._samples)

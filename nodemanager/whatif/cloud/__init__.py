@@ -1,1 +1,1 @@
-"""The replay's cloud: how long boots take and what fails, as set or as learned."""
+"""The replay's cloud: how long boots take and what fails, as configured or as learned."""

@@ -1,4 +1,4 @@
-"""What the simulated cloud does to nodes: boot times, failures, reclaims, capacity; each node's life and bill."""
+"""The replay's simulated cloud: boot times, failures, reclaims and capacity, and how each node's time is billed."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.whatif.cloud.distributions import TypeBehaviour
 
-SPREAD = 0.2  # boot and stop times vary by a fifth, as on the embedded site
-ATTEMPT_S = 60.0  # creates of a type that follow one another so soon ask once
+SPREAD = 0.2  # boot and stop times vary by a fifth, as in the embedded world
+ATTEMPT_S = 60.0  # creates of one type within this time count as one attempt
 
 
 @dataclass(frozen=True, slots=True)
 class CloudConditions:
-    """How the cloud is: each of the site's types' habits, by name."""
+    """The cloud of a run: how nodes of each type behave, and the total capacity."""
 
     behaviours: Mapping[TypeName, TypeBehaviour]
-    capacity: int = 0  # nodes of all types to be had at once; 0: as many as are asked for
+    capacity: int = 0  # nodes of all types at once; 0: unlimited
 
 
 @dataclass(slots=True, eq=False)
 class ReplayMachine:
-    """One node, from its creation to its end, in the run's time."""
+    """One node from creation to end, in the run's time."""
 
     provider_id: ProviderId
     launch: LaunchId
@@ -45,7 +45,7 @@ class ReplayMachine:
     busy_s: float = 0.0
     busy_from_s: float | None = None
     core_s: float = 0.0
-    lost_core_s: float = 0.0  # of them, of runs that had to begin anew
+    lost_core_s: float = 0.0  # of these, core-seconds of runs that were lost
 
     @property
     def online(self) -> bool:
@@ -54,20 +54,20 @@ class ReplayMachine:
 
 @dataclass(frozen=True, slots=True)
 class TimeBreakdown:
-    """What became of a node's time: but for ``lost_s``, all add up to what was paid."""
+    """How a node's paid time was used. All parts except ``lost_s`` add up to ``paid_s``."""
 
     paid_s: float
-    boot_s: float  # from its creation to its joining
+    boot_s: float  # from creation to join
     busy_s: float  # with at least one job
-    lost_s: float  # of that, by cores: with runs that had to begin anew
-    idle_s: float  # up, without a job
-    stop_s: float  # from its leaving to its end
-    unused_s: float  # what was left of the last window, or of the minimum, at its end
+    lost_s: float  # the share of the busy time, by cores, of runs that were lost
+    idle_s: float  # online without a job
+    stop_s: float  # from the broker's leave to the node's end
+    unused_s: float  # the rest of the last billing window, or of the minimum charge
     cost: Decimal
 
 
 def time_breakdown(machine: ReplayMachine, until_s: float) -> TimeBreakdown:
-    """A node's time and cost; one that still stands counts up to ``until_s``."""
+    """Break down a node's time and cost. A node that still runs counts up to ``until_s``."""
     ended_s = machine.ended_s if machine.ended_s is not None else until_s
     joined_s = min(machine.joined_s, ended_s) if machine.joined_s is not None else ended_s
     left_s = min(machine.left_s, ended_s) if machine.left_s is not None else ended_s
@@ -86,7 +86,7 @@ def time_breakdown(machine: ReplayMachine, until_s: float) -> TimeBreakdown:
 
 
 class CloudDraws:
-    """Every draw of the cloud, from streams of its own: the same seed gives the same cloud."""
+    """All random draws of the cloud, from separate streams: the same seed gives the same cloud."""
 
     def __init__(self, conditions: CloudConditions, seed: int) -> None:
         self._conditions = conditions
@@ -94,46 +94,46 @@ class CloudDraws:
         self._failures = Random(f"{seed}/failures")
         self._losses = Random(f"{seed}/reclaims")
         self._shortages = Random(f"{seed}/shortages")
-        self._last_attempt_s: dict[TypeName, float] = {}  # when a type was last asked for anew
+        self._last_attempt_s: dict[TypeName, float] = {}  # by type: when the latest attempt began
         self._short_until_s: dict[TypeName, float] = {}
 
     def refusal_kind(
-        self, node_type: NodeType, standing: Collection[ReplayMachine], now_s: float
+        self, node_type: NodeType, existing: Collection[ReplayMachine], now_s: float
     ) -> Literal[FailureKind.CAPACITY, FailureKind.QUOTA] | None:
-        """Why one more node of a type is not to be had now; None where it is."""
-        habit, capacity = self._conditions.behaviours[node_type.name], self._conditions.capacity
-        if habit.nodes_max is not None:
-            of_type = sum(machine.node_type.name == node_type.name for machine in standing)
-            if of_type >= habit.nodes_max:
+        """The kind of refusal for one more node of a type now; None if it can be created."""
+        behaviour, capacity = self._conditions.behaviours[node_type.name], self._conditions.capacity
+        if behaviour.nodes_max is not None:
+            of_type = sum(machine.node_type.name == node_type.name for machine in existing)
+            if of_type >= behaviour.nodes_max:
                 return FailureKind.QUOTA
-        if (capacity and len(standing) >= capacity) or self._is_in_shortage(node_type.name, habit, now_s):
+        if (capacity and len(existing) >= capacity) or self._is_in_shortage(node_type.name, behaviour, now_s):
             return FailureKind.CAPACITY
         return None
 
-    def _is_in_shortage(self, name: TypeName, habit: TypeBehaviour, now_s: float) -> bool:
-        if habit.p_shortage <= 0:
+    def _is_in_shortage(self, name: TypeName, behaviour: TypeBehaviour, now_s: float) -> bool:
+        if behaviour.p_shortage <= 0:
             return False
         if now_s < self._short_until_s.get(name, 0.0):
             return True
         if now_s - self._last_attempt_s.get(name, -math.inf) < ATTEMPT_S:
             return False
         self._last_attempt_s[name] = now_s
-        if self._shortages.random() >= habit.p_shortage:
+        if self._shortages.random() >= behaviour.p_shortage:
             return False
-        self._short_until_s[name] = now_s + habit.shortage_s.draw(self._shortages)
+        self._short_until_s[name] = now_s + behaviour.shortage_s.draw(self._shortages)
         return True
 
     def boot(self, node_type: NodeType) -> tuple[float, bool]:
-        """How long a node that is made now takes till it joins, or till it ends; and whether it ends."""
-        habit = self._conditions.behaviours[node_type.name]
-        if habit.p_boot_failure > 0 and self._failures.random() < habit.p_boot_failure:
-            return habit.failing_s.draw(self._failures), True
-        return habit.boot_s.draw(self._boots), False
+        """Draw the boot of a node created now: the time until it joins or ends, and whether the boot fails."""
+        behaviour = self._conditions.behaviours[node_type.name]
+        if behaviour.p_boot_failure > 0 and self._failures.random() < behaviour.p_boot_failure:
+            return behaviour.failing_s.draw(self._failures), True
+        return behaviour.boot_s.draw(self._boots), False
 
     def stop_s(self, node_type: NodeType) -> float:
         return self._conditions.behaviours[node_type.name].stop_s.draw(self._boots)
 
     def reclaimed_after_s(self, node_type: NodeType) -> float:
-        """How long a node that joined may stay; infinite where nobody takes it back."""
+        """Draw how long a node stays after its join until it is reclaimed; infinite if it is not."""
         rate = self._conditions.behaviours[node_type.name].lost_per_hour
         return self._losses.expovariate(rate / 3600.0) if rate > 0 else math.inf

@@ -1,4 +1,4 @@
-"""How nodes of a type fare at their provider: times as they are spread, and how often things go wrong."""
+"""How nodes of one type behave at their provider: the distribution of durations, and the rates of failures."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ QUANTILES_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Durations in seconds, as they come: drawn evenly between neighbours of ``marks``, which ascend."""
+    """A distribution of durations in seconds, given by its quantiles at even shares, in ascending order.
+
+    A draw is uniform between two neighbouring quantiles.
+    """
 
     quantiles: tuple[float, ...]
 
     @classmethod
-    def from_samples(cls, seen: Iterable[float]) -> Distribution:
-        """As those that were seen; of very many, as many marks at even shares as are kept."""
-        ordered = sorted(seen)
+    def from_samples(cls, samples: Iterable[float]) -> Distribution:
+        """Return the distribution of samples. Of many samples it keeps ``QUANTILES_MAX`` quantiles."""
+        ordered = sorted(samples)
         if len(ordered) > QUANTILES_MAX:
-            ordered = [ordered[(len(ordered) - 1) * mark // (QUANTILES_MAX - 1)] for mark in range(QUANTILES_MAX)]
+            ordered = [ordered[(len(ordered) - 1) * index // (QUANTILES_MAX - 1)] for index in range(QUANTILES_MAX)]
         return cls(tuple(ordered))
 
     def draw(self, draws: Random) -> float:
         return self.quantile(draws.random())
 
     def quantile(self, share: float) -> float:
-        """What a share (0 to 1) of them stays below."""
+        """The duration that a share (0 to 1) of all draws does not exceed."""
         place = share * (len(self.quantiles) - 1)
         below = int(place)
         if below + 1 >= len(self.quantiles):
@@ -38,13 +41,13 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class TypeBehaviour:
-    """How nodes of one type fare. ``p_`` is a probability."""
+    """How nodes of one type behave. ``p_`` is a probability."""
 
-    boot_s: Distribution  # from the create to the joining
-    stop_s: Distribution  # from the order to end it to its end
-    failing_s: Distribution  # of a boot that fails: from the create to its end
+    boot_s: Distribution  # from the create call to the join
+    stop_s: Distribution  # from the destroy call to the node's end
+    failing_s: Distribution  # of a failed boot: from the create call to the node's end
     p_boot_failure: float = 0.0
-    lost_per_hour: float = 0.0  # how often a node that is up ends by itself, or is taken back
-    p_shortage: float = 0.0  # that none is to be had, when some are asked for
-    shortage_s: Distribution = Distribution((0.0,))  # how long that lasts
-    nodes_max: int | None = None  # a quota: so many of the type at once
+    lost_per_hour: float = 0.0  # how often a running node ends by itself or is reclaimed
+    p_shortage: float = 0.0  # that an attempt to create nodes meets a shortage
+    shortage_s: Distribution = Distribution((0.0,))  # how long a shortage lasts
+    nodes_max: int | None = None  # a quota: the most nodes of the type at once

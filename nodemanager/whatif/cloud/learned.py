@@ -1,10 +1,10 @@
-"""How the site's nodes have fared, learned from the journal of the service: what the simulated cloud then does.
+"""Learns the behaviour of the simulated cloud from the history that the service has recorded of its own nodes.
 
-A boot took from the node's being asked for until it joined; that of a node which an earlier manager had ordered is
-not known. A boot failed where it never came to be, at the provider or on its way in, not where somebody gave it up.
-A node was lost where it ended by itself, or was taken back; what it was up for is the time in which it might have
-been. Creates that follow one another within a minute are one ask; asks that found none make a shortage, which lasts
-from the first of them to the next that was served.
+- A boot lasts from a node's order until its join. It is unknown for nodes that an earlier manager ordered.
+- A boot has failed if the node failed at the provider or before its join, but not if an operator gave it up.
+- A node is lost if it ended by itself or was reclaimed. The rate is per hour that nodes were up.
+- Creates of one type that follow one another within a minute are one attempt. A shortage lasts from the first
+  attempt that met a lack of capacity until the next attempt that succeeded.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from nodemanager.planner.observe.backoff import BOOT_FAILURES
 from nodemanager.whatif.cloud.cloud import ATTEMPT_S
 from nodemanager.whatif.workload.workload import WorkloadError
 
-LOOK_BACK_S = 100 * 86_400.0  # of the latest node: as long as the journal keeps the jobs
+LOOK_BACK_S = 100 * 86_400.0  # before the latest node: as long as the history keeps jobs
 JOINED = "joined"
 NEVER_UP = BOOT_FAILURES | {"dead_on_arrival"}
 LOST = frozenset({"reclaimed", "broker_lost"})
-ENDED_BY_ITSELF = "gone"  # of a node that was found standing it may only mean that nobody knows why it went
+ENDED_BY_ITSELF = "gone"  # but for a node found by a later manager this may only mean that the reason is unknown
 REFUSED_PREFIX = "create_"
 NO_CAPACITY, NO_QUOTA = (REFUSED_PREFIX + str(kind) for kind in (FailureKind.CAPACITY, FailureKind.QUOTA))
 
 
 @dataclass(slots=True)
 class Observed:
-    """What was seen of a type's nodes, or of several types' together. Durations in seconds."""
+    """The observations of one node type, or of several types together. Durations in seconds."""
 
     boots_s: list[float] = field(default_factory=list)
     failing_s: list[float] = field(default_factory=list)
@@ -42,13 +42,13 @@ class Observed:
     nodes_up: int = 0
     up_s: float = 0.0
     lost: int = 0
-    attempts: int = 0  # made while the type was to be had, as far as was known
+    attempts: int = 0  # made while no shortage of the type was known
     shortages_s: list[float] = field(default_factory=list)
-    nodes_max: int | None = None  # how many stood when a quota was met, if no more have stood since
+    nodes_max: int | None = None  # how many nodes existed when a quota was met, unless more have existed since
     other_refusals: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Observed) -> None:
-        """Take in another type's; a quota is its own."""
+        """Add another type's observations, except its quota."""
         self.boots_s += other.boots_s
         self.failing_s += other.failing_s
         self.stops_s += other.stops_s
@@ -62,7 +62,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What a journal tells, by the types' names."""
+    """The observations in one history file, by type name."""
 
     source: str
     of_type: Mapping[TypeName, Observed]
@@ -76,30 +76,30 @@ class Learned:
 
 
 def learn_from(path: Path) -> Learned:
-    """From the file that a service keeps, which may go on writing it. Raises :class:`WorkloadError`."""
+    """Learn from a service's history file, which the service may still write. Raises :class:`WorkloadError`."""
     reader = HistoryReader(path)
     try:
         of_type = learn(reader.lives(LOOK_BACK_S), reader.stop_durations())
     except HistoryUnreadable as error:
-        raise WorkloadError(f"--learn-from: {error}: no journal of a service") from error
+        raise WorkloadError(f"--learn-from: {error}: not a journal of the service") from error
     if not of_type:
-        raise WorkloadError(f"--learn-from: {path}: no node's life stands in it: nothing can be learned")
+        raise WorkloadError(f"--learn-from: {path}: this journal contains no nodes, so nothing can be learned")
     return Learned(path.name, of_type)
 
 
 def learn(lives: Iterable[NodeLife], stops: Iterable[tuple[str, float]]) -> Mapping[TypeName, Observed]:
-    """From lives in the order in which the nodes were asked for, and how long ends took by type."""
+    """Learn from lives, in the order of the nodes' requests, and from (type, seconds) of each node's stop."""
     types: dict[TypeName, _TypeHistory] = {}
     for life in lives:
         types.setdefault(TypeName(life.node_type), _TypeHistory()).add_life(life)
     for name, took_s in stops:
         types.setdefault(TypeName(name), _TypeHistory()).seen.stops_s.append(took_s)
-    return {name: story.finish() for name, story in types.items()}
+    return {name: history.finish() for name, history in types.items()}
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """Creates of one type that follow one another closely."""
+    """Creates of one type within ``ATTEMPT_S`` of the first."""
 
     began_at: float
     refused: bool = False
@@ -107,10 +107,10 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _TypeHistory:
-    """One type's lives, told one after the other."""
+    """Adds up the lives of one type's nodes, one after the other."""
 
     seen: Observed = field(default_factory=Observed)
-    standing: list[float] = field(default_factory=list)  # when those that stand will have ended: a heap
+    existing: list[float] = field(default_factory=list)  # a heap: the end of each node that exists
     attempt: _Attempt | None = None
     short_from_at: float | None = None
 
@@ -123,9 +123,9 @@ class _TypeHistory:
             self.seen.other_refusals[life.outcome.removeprefix(REFUSED_PREFIX)] += 1
         if refused:
             return
-        took_s = _boot_s(life)
-        if life.outcome == JOINED and took_s is not None:
-            self.seen.boots_s.append(took_s)
+        boot_s = _boot_s(life)
+        if life.outcome == JOINED and boot_s is not None:
+            self.seen.boots_s.append(boot_s)
         elif life.outcome in NEVER_UP and life.ended_at is not None:
             self.seen.failing_s.append(max(0.0, life.ended_at - life.requested_at))
         if life.joined_at is not None and life.ended_at is not None:
@@ -136,7 +136,7 @@ class _TypeHistory:
     def finish(self) -> Observed:
         self._close_attempt()
         if self.short_from_at is not None and self.attempt is not None:
-            # Nobody knows how long it went on: as long as it was seen.
+            # The end of the last shortage is unknown: count it as long as it was observed.
             self.seen.shortages_s.append(self.attempt.began_at - self.short_from_at)
         return self.seen
 
@@ -147,26 +147,26 @@ class _TypeHistory:
         self.attempt.refused = self.attempt.refused or refused
 
     def _close_attempt(self) -> None:
-        ask = self.attempt
-        if ask is None:
+        attempt = self.attempt
+        if attempt is None:
             return
-        if self.short_from_at is not None and not ask.refused:
-            self.seen.shortages_s.append(ask.began_at - self.short_from_at)
+        if self.short_from_at is not None and not attempt.refused:
+            self.seen.shortages_s.append(attempt.began_at - self.short_from_at)
             self.short_from_at = None
             self.seen.attempts += 1
         elif self.short_from_at is None:
             self.seen.attempts += 1
-            self.short_from_at = ask.began_at if ask.refused else None
+            self.short_from_at = attempt.began_at if attempt.refused else None
 
     def _count_standing(self, life: NodeLife, *, refused: bool) -> None:
-        """How many stand, for a quota: when one more is refused, so many are had."""
-        while self.standing and self.standing[0] <= life.requested_at:
-            heapq.heappop(self.standing)
+        """Count the existing nodes. If a quota refuses one more, that count is the quota."""
+        while self.existing and self.existing[0] <= life.requested_at:
+            heapq.heappop(self.existing)
         if life.outcome == NO_QUOTA:
-            self.seen.nodes_max = len(self.standing)
+            self.seen.nodes_max = len(self.existing)
         elif not refused:
-            heapq.heappush(self.standing, float("inf") if life.ended_at is None else life.ended_at)
-            if self.seen.nodes_max is not None and len(self.standing) > self.seen.nodes_max:
+            heapq.heappush(self.existing, float("inf") if life.ended_at is None else life.ended_at)
+            if self.seen.nodes_max is not None and len(self.existing) > self.seen.nodes_max:
                 self.seen.nodes_max = None
 
 

@@ -1,6 +1,6 @@
-"""How the cloud of a run is: what ``[Simulation]`` says, else what was learned, else ``[Simulation]``'s defaults.
+"""Builds the cloud of a run: from the keys set in ``[Simulation]``, else what was learned, else the keys' defaults.
 
-Of each type the figures are its own where enough was seen of it, else those of all types of its market together.
+A learned figure is the type's own if the type was observed often enough, else that of all types of its market.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from nodemanager.whatif.cloud.cloud import SPREAD, CloudConditions
 from nodemanager.whatif.cloud.distributions import Distribution, TypeBehaviour
 from nodemanager.whatif.cloud.learned import Learned, Observed
 
-SAMPLES_MIN = 10  # boots, ends, asks: fewer say too little
+SAMPLES_MIN = 10  # boots, stops, attempts: fewer are not enough to learn from
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing that the cloud of a run does, in words, and where that is from."""
+    """One property of a run's cloud, in words, and its source."""
 
     what: str
     node_type: str
@@ -29,7 +29,7 @@ class Figure:
 
 
 def cloud_conditions(site: Site, learned: Learned | None) -> tuple[CloudConditions, tuple[Figure, ...]]:
-    """The cloud of a site's runs, and what it is made of."""
+    """Build the cloud of a site's runs. Also return its figures, for people."""
     markets = {node_type.name: node_type.market for node_type in site.node_types}
     sources = [_TypeParameters(node_type, site.simulation, learned, markets) for node_type in site.node_types]
     habits = {source.node_type.name: source.behaviour() for source in sources}
@@ -37,14 +37,12 @@ def cloud_conditions(site: Site, learned: Learned | None) -> tuple[CloudConditio
     conditions = CloudConditions(habits, simulation.capacity)
     figures = _merge_types([figure for source in sources for figure in source.figures])
     if simulation.capacity:
-        figures.append(
-            Figure("nodes to be had at once", "all types", str(simulation.capacity), "[Simulation] capacity")
-        )
+        figures.append(Figure("nodes at once", "all types", str(simulation.capacity), "[Simulation] capacity"))
     return conditions, tuple(figures)
 
 
 def _merge_types(figures: list[Figure]) -> list[Figure]:
-    """One for all types of which the same is so."""
+    """Merge equal figures of several types into one."""
     types: dict[Figure, list[str]] = {}
     for figure in figures:
         types.setdefault(replace(figure, node_type=""), []).append(figure.node_type)
@@ -67,7 +65,7 @@ def _default_behaviour(simulation: SimulationSettings, market: Market) -> TypeBe
 
 
 class _TypeParameters:
-    """Where one type's figures are from."""
+    """Builds one type's behaviour, and notes each figure with its source."""
 
     def __init__(
         self,
@@ -85,11 +83,11 @@ class _TypeParameters:
         self._same_market = learned.merged(alike) if learned is not None else Observed()
 
     def behaviour(self) -> TypeBehaviour:
-        usual = _default_behaviour(self._simulation, self.node_type.market)
-        boot_s = self._durations("a boot", "boot_delay", lambda it: it.boots_s, "boots", usual.boot_s)
-        p_boot_failure, failing_s = self._failures(usual, boot_s)
-        stop_s = self._durations("an end", "stop_delay", lambda it: it.stops_s, "ends", usual.stop_s)
-        lost_per_hour = self._lost_per_hour(usual)
+        default = _default_behaviour(self._simulation, self.node_type.market)
+        boot_s = self._durations("boot time", "boot_delay", lambda it: it.boots_s, "boots", default.boot_s)
+        p_boot_failure, failing_s = self._failures(default, boot_s)
+        stop_s = self._durations("stop time", "stop_delay", lambda it: it.stops_s, "stops", default.stop_s)
+        lost_per_hour = self._lost_per_hour(default)
         p_shortage, shortage_s = self._shortages()
         return TypeBehaviour(
             boot_s=boot_s,
@@ -105,59 +103,59 @@ class _TypeParameters:
     # --- each figure ---
 
     def _durations(
-        self, what: str, key: str, of: Callable[[Observed], Sequence[float]], counted: str, usual: Distribution
+        self, what: str, key: str, of: Callable[[Observed], Sequence[float]], counted: str, default: Distribution
     ) -> Distribution:
-        seen, whose = self._choose_source(key, lambda it: len(of(it)))
-        spread = Distribution.from_samples(of(seen)) if seen is not None else usual
-        source = f"{len(of(seen)):,} {counted} {whose}" if seen is not None else whose
-        self._note(what, _format_distribution(spread), source)
-        return spread
+        observed, source = self._choose_source(key, lambda it: len(of(it)))
+        distribution = Distribution.from_samples(of(observed)) if observed is not None else default
+        counts = f"{len(of(observed)):,} {counted} " if observed is not None else ""
+        self._note(what, _format_distribution(distribution), f"{counts}{source}")
+        return distribution
 
-    def _failures(self, usual: TypeBehaviour, boot_s: Distribution) -> tuple[float, Distribution]:
-        seen, whose = self._choose_source("boot_failures", lambda it: len(it.boots_s) + len(it.failing_s))
-        if seen is None:
-            if usual.p_boot_failure:
-                self._note("boots that fail", f"{usual.p_boot_failure:.2%}", whose)
-            return usual.p_boot_failure, boot_s
-        failed, boots = len(seen.failing_s), len(seen.boots_s) + len(seen.failing_s)
-        failing_s = Distribution.from_samples(seen.failing_s) if failed else boot_s
+    def _failures(self, default: TypeBehaviour, boot_s: Distribution) -> tuple[float, Distribution]:
+        observed, source = self._choose_source("boot_failures", lambda it: len(it.boots_s) + len(it.failing_s))
+        if observed is None:
+            if default.p_boot_failure:
+                self._note("boots that fail", f"{default.p_boot_failure:.2%}", source)
+            return default.p_boot_failure, boot_s
+        failed, boots = len(observed.failing_s), len(observed.boots_s) + len(observed.failing_s)
+        failing_s = Distribution.from_samples(observed.failing_s) if failed else boot_s
         after = f", given up after {_format_distribution(failing_s)}" if failed else ""
-        self._note("boots that fail", f"{failed / boots:.2%}{after}", f"{failed:,} of {boots:,} boots {whose}")
+        self._note("boots that fail", f"{failed / boots:.2%}{after}", f"{failed:,} of {boots:,} boots {source}")
         return failed / boots, failing_s
 
-    def _lost_per_hour(self, usual: TypeBehaviour) -> float:
+    def _lost_per_hour(self, default: TypeBehaviour) -> float:
         key = "spot_reclaims_per_hour" if self.node_type.market is Market.SPOT else ""
-        seen, whose = self._choose_source(key, lambda it: it.nodes_up if it.up_s > 0 else 0)
-        if seen is None:
-            if usual.lost_per_hour:
-                self._note("nodes taken back", f"{usual.lost_per_hour:g} an hour of one", whose)
-            return usual.lost_per_hour
-        hours = seen.up_s / 3600.0
-        said = f"{seen.lost / hours:.4f} an hour of one" if seen.lost else "none"
-        self._note("nodes taken back or lost", said, f"{seen.lost:,} in {hours:,.0f} node-hours {whose}")
-        return seen.lost / hours
+        observed, source = self._choose_source(key, lambda it: it.nodes_up if it.up_s > 0 else 0)
+        if observed is None:
+            if default.lost_per_hour:
+                self._note("nodes reclaimed", f"{default.lost_per_hour:g} per node-hour", source)
+            return default.lost_per_hour
+        hours = observed.up_s / 3600.0
+        value = f"{observed.lost / hours:.4f} per node-hour" if observed.lost else "none"
+        self._note("nodes reclaimed or lost", value, f"{observed.lost:,} in {hours:,.0f} node-hours {source}")
+        return observed.lost / hours
 
     def _shortages(self) -> tuple[float, Distribution]:
-        seen, whose = self._choose_source("capacity", lambda it: it.attempts)
-        if seen is None:
+        observed, source = self._choose_source("capacity", lambda it: it.attempts)
+        if observed is None:
             return 0.0, Distribution((0.0,))
-        short = len(seen.shortages_s)
-        lasting_s = Distribution.from_samples(seen.shortages_s) if short else Distribution((0.0,))
-        lasts = f" of the asks, for {_format_distribution(lasting_s)}" if short else ""
-        said = f"{short / seen.attempts:.2%}{lasts}" if short else "never"
-        self._note("none to be had", said, f"{short:,} of {seen.attempts:,} asks {whose}")
-        return short / seen.attempts, lasting_s
+        short = len(observed.shortages_s)
+        lasting_s = Distribution.from_samples(observed.shortages_s) if short else Distribution((0.0,))
+        lasts = f" of attempts, for {_format_distribution(lasting_s)}" if short else ""
+        value = f"{short / observed.attempts:.2%}{lasts}" if short else "never"
+        self._note("capacity shortages", value, f"{short:,} of {observed.attempts:,} attempts {source}")
+        return short / observed.attempts, lasting_s
 
     def _nodes_max(self) -> int | None:
         most = None if self._is_set("capacity") else self._own.nodes_max
         if most is not None:
-            self._note("quota", f"{most} nodes", f"so many stood when it was met, in {self._source}")
+            self._note("quota", f"{most} nodes", f"the number of nodes when it was met, in {self._source}")
         return most
 
-    # --- whose they are ---
+    # --- source they are ---
 
     def _choose_source(self, key: str, count: Callable[[Observed], int]) -> tuple[Observed | None, str]:
-        """What was seen that is to be gone by, and of whom; None where ``[Simulation]`` is, with its key."""
+        """Choose the observations for a figure, and describe their source; None if ``[Simulation]`` decides."""
         if self._is_set(key):
             return None, f"[Simulation] {key}"
         if self._learned is None:
@@ -182,8 +180,8 @@ class _TypeParameters:
         self.figures.append(Figure(what, self.node_type.name, value, source))
 
 
-def _format_distribution(spread: Distribution) -> str:
-    low, middle, high = (spread.quantile(share) for share in (0.05, 0.5, 0.95))
+def _format_distribution(distribution: Distribution) -> str:
+    low, middle, high = (distribution.quantile(share) for share in (0.05, 0.5, 0.95))
     if low == high:
         return f"{middle:,.0f} s"
     return f"{middle:,.0f} s ({low:,.0f} to {high:,.0f} s, nine times in ten)"

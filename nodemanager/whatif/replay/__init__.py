@@ -1,1 +1,1 @@
-"""One run: the event loop, the scheduler, the planner and the baselines, and what the run comes to."""
+"""One run: the event loop, the scheduler, the planner, the baselines, and the result."""

@@ -1,7 +1,7 @@
-"""The same replay through the production actors, the pump and the whole simulated Flux: slow, and nothing left out.
+"""The replay through the production actors, the pump and the full simulated Flux: slow, but complete.
 
-Every tick is told, every message travels, every journal event is parsed. It is what the short stage is held to.
-Spot nodes are not taken back here.
+Every tick is sent, every message travels, and every journal event is parsed. Tests compare the fast engine with it.
+It does not reclaim spot nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nodemanager.whatif.workload.workload import TraceJob, Workload
 
 @dataclass
 class ActorReplay:
-    """One run. The books are kept from the job journal and the provider's bill."""
+    """One run. Its totals come from the job journal and the provider's bill."""
 
     site: Site
     workload: Workload
@@ -53,7 +53,7 @@ class ActorReplay:
     _last_news_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.site.cluster_uuid:  # a real site that has not been initialised may be asked about too
+        if not self.site.cluster_uuid:  # a real site may not have been initialised yet
             self.site = replace(self.site, cluster_uuid=str(UUID(int=self.site.simulation.seed)))
         site, simulation = self.site, self.site.simulation
         self.world = World(simulation.seed, start_at=self.workload.start_at or 1_700_000_000.0)
@@ -120,17 +120,19 @@ class ActorReplay:
     # --- jobs ---
 
     def _submit_next(self) -> None:
-        coming = next(self.jobs, None)
-        if coming is None:
+        next_job = next(self.jobs, None)
+        if next_job is None:
             self.submitting = False
             return
-        self.world.after(max(0.0, coming.submit_s - self.world.now_s), lambda: self._submit(coming))
+        self.world.after(max(0.0, next_job.submit_s - self.world.now_s), lambda: self._submit(next_job))
 
-    def _submit(self, coming: TraceJob) -> None:
+    def _submit(self, traced: TraceJob) -> None:
         now_s = self.world.now_s
-        # It is active before its first event is told.
-        job_id = self.flux.submit(coming.shape, coming.limit_s, run_s=coming.run_s)
-        job = QueuedJob(job_id, coming.name, now_s, coming.run_s, coming.limit_s, coming.shape, coming.userid)
+        # The job must be in ``active`` before its first event is delivered.
+        job_id = self.flux.submit(traced.shape, traced.limit_s, run_s=traced.run_s)
+        job = QueuedJob(
+            job_id, traced.name, now_s, traced.run_s, traced.limit_s, traced.shape, traced.userid
+        )
         self.active[job_id] = job
         self.events += 1
         self.totals.note_submitted(job)

@@ -1,7 +1,7 @@
-"""What others do, on the same stage: policies to compare with.
+"""The baselines: policies of other systems, run on the same engine for comparison.
 
-Each is done better than its model where that is simple, never worse: none has a call that fails, a job gets all its
-nodes or none, in queue order, and a node that a waiting job would use is kept.
+Each is at least as good as its model, and better if that is simple: none of its calls fails, a job gets all its
+nodes or none, in queue order, and a node that a waiting job can use is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import News, ReplayEngine
 from nodemanager.whatif.replay.sched_simple import QueuedJob, choose_ranks, count_fits, wanted_count
 
-FreeCapacity = dict[int, tuple[int, int, int]]  # by rank: cores and GPUs that are free, jobs that run there
+FreeCapacity = dict[int, tuple[int, int, int]]  # by rank: free cores, free GPUs, running jobs
 
 IDLE_TIMEOUT_S = 600.0
 SCAN_S = 10.0
@@ -27,19 +27,19 @@ POLL_S = 60.0
 
 @dataclass(slots=True)
 class Baseline:
-    """What they have in common: they look at the queue at intervals, when something has happened."""
+    """The common part: after an event, look at the queue at the next interval of ``every_s``."""
 
     every_s: ClassVar[float] = SCAN_S
     plans: int = 0
     engine: ReplayEngine = field(init=False)
     _due_s: float | None = None
 
-    def begin(self, stage: ReplayEngine) -> None:
-        self.engine = stage
-        self.look_by(stage.now_s)
+    def begin(self, engine: ReplayEngine) -> None:
+        self.engine = engine
+        self.look_by(engine.now_s)
 
     def on_change(self) -> None:
-        self.engine.news = News()  # they look at how things stand, not at what is new
+        self.engine.news = News()  # baselines look at the current state, not at events
         self.look_by(math.ceil(self.engine.now_s / self.every_s) * self.every_s)
 
     def look_by(self, at_s: float) -> None:
@@ -59,67 +59,67 @@ class Baseline:
     def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
         return {job.id: "never got its nodes within the limits" for job in jobs}
 
-    # --- what they see ---
+    # --- queries ---
 
     def idle_machines(self) -> list[tuple[ReplayMachine, float]]:
-        """The nodes that are up without a job, and since when."""
-        rooms, ended = self.engine.scheduler.ranks, self.engine.last_ended_s
+        """The online nodes without a job, each with the time since when."""
+        ranks, ended = self.engine.scheduler.ranks, self.engine.last_ended_s
         return [
             (machine, max(machine.joined_s or 0.0, ended.get(rank, 0.0)))
             for rank, machine in self.engine.machines.items()
-            if machine.online and rooms[rank].is_empty
+            if machine.online and ranks[rank].is_empty
         ]
 
     def free_capacity(self) -> FreeCapacity:
-        """What is free on nodes that are up, and all of those that come."""
-        rooms = self.engine.scheduler.ranks
+        """The free capacity of online and booting nodes, by rank."""
+        ranks = self.engine.scheduler.ranks
         return {
-            rank: (rooms[rank].cores_free, rooms[rank].gpus_free, rooms[rank].jobs)
+            rank: (ranks[rank].cores_free, ranks[rank].gpus_free, ranks[rank].jobs)
             for rank, machine in self.engine.machines.items()
             if machine.state in (CloudState.PENDING, CloudState.RUNNING)
         }
 
     def vacant_ranks(self) -> list[int]:
-        """The slots without a node, those of the cheapest type first."""
-        stage = self.engine
-        ranks = [rank for rank in stage.type_of_rank if rank not in stage.machines]
-        return sorted(ranks, key=lambda rank: (stage.type_of_rank[rank].price_per_hour, rank))
+        """The ranks without a node, those of the cheapest type first."""
+        engine = self.engine
+        ranks = [rank for rank in engine.type_of_rank if rank not in engine.machines]
+        return sorted(ranks, key=lambda rank: (engine.type_of_rank[rank].price_per_hour, rank))
 
     def create(self, rank: int) -> ReplayMachine | None:
-        """Make a node for a slot; where there is none to be had it is looked at again in a while."""
+        """Create a node for a rank. If the cloud refuses, return None and look again after ``POLL_S``."""
         machine = self.engine.create(rank)
         if machine is None:
             self.look_by(self.engine.now_s + POLL_S)
         return machine
 
     def may_create(self, rank: int) -> bool:
-        stage = self.engine
-        price = stage.price_per_hour + stage.type_of_rank[rank].price_per_hour
-        return len(stage.machines) < stage.setup.nodes_max and price <= stage.setup.price_per_hour_max
+        engine = self.engine
+        price = engine.price_per_hour + engine.type_of_rank[rank].price_per_hour
+        return len(engine.machines) < engine.setup.nodes_max and price <= engine.setup.price_per_hour_max
 
 
 @dataclass(slots=True)
 class FixedCluster(Baseline):
-    """The same slots with nodes, from the first job to the last, whatever there is to do."""
+    """Keeps nodes on the same slots from the first job to the last, busy or not."""
 
     ranks: Sequence[int] = ()
 
     def decide(self) -> None:
-        stage = self.engine
-        if not stage.submitting and not stage.scheduler.queue and not stage.scheduler.running:
-            for machine in tuple(stage.machines.values()):
-                stage.destroy(machine)
+        engine = self.engine
+        if not engine.submitting and not engine.scheduler.queue and not engine.scheduler.running:
+            for machine in tuple(engine.machines.values()):
+                engine.destroy(machine)
             return
         for rank in self.ranks:
-            if rank not in stage.machines and (not self.may_create(rank) or self.create(rank) is None):
+            if rank not in engine.machines and (not self.may_create(rank) or self.create(rank) is None):
                 break
 
 
 @dataclass(slots=True)
 class IdleTimeout(Baseline):
-    """First fit for what waits; a node goes after ten minutes without work, whatever has been paid.
+    """Buys nodes for waiting jobs by first fit. Terminates a node after ten minutes without work, paid for or not.
 
-    As cluster-autoscaler (scale-down-unneeded-time), slurm-gcp (SuspendTime) and Ray (idle_timeout) do.
+    cluster-autoscaler (scale-down-unneeded-time), slurm-gcp (SuspendTime) and Ray (idle_timeout) do this.
     """
 
     timeout_s: float = IDLE_TIMEOUT_S
@@ -133,10 +133,13 @@ class IdleTimeout(Baseline):
             if now_s - since_s >= self.timeout_s:
                 self.engine.destroy(machine)
             else:
-                self.look_by(since_s + self.timeout_s + 0.001)  # past it, however sums are rounded
+                self.look_by(since_s + self.timeout_s + 0.001)  # just after it, whatever the rounding
 
     def _serve_queue(self) -> set[int]:
-        """Lay the queue out in its order and buy what is short, up to the first that cannot have its nodes."""
+        """Place jobs in queue order and buy missing nodes, up to the first job that cannot be placed.
+
+        Return the ranks that these jobs need.
+        """
         free = self.free_capacity()
         needed: set[int] = set()
         vacant = iter(self.vacant_ranks())
@@ -169,18 +172,18 @@ class IdleTimeout(Baseline):
         return set(chosen)
 
     def _buy(self, shape: Shape, free: FreeCapacity, vacant: Iterable[int]) -> bool:
-        """The nodes that the job is short of; none at all where it could not have them all."""
+        """Buy the nodes that a job is missing. Buy none, and return False, if it cannot have them all."""
         want, _ = wanted_count(shape)
         short = want - sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
-        stage, chosen = self.engine, []
-        price, nodes = stage.price_per_hour, len(stage.machines)
+        engine, chosen = self.engine, []
+        price, nodes = engine.price_per_hour, len(engine.machines)
         for rank in vacant:
-            node_type = stage.type_of_rank[rank]
-            fits = _count_fits_on(stage, shape, rank, node_type)
+            node_type = engine.type_of_rank[rank]
+            fits = _count_fits_on(engine, shape, rank, node_type)
             if not fits:
                 continue
             price, nodes = price + node_type.price_per_hour, nodes + 1
-            if nodes > stage.setup.nodes_max or price > stage.setup.price_per_hour_max:
+            if nodes > engine.setup.nodes_max or price > engine.setup.price_per_hour_max:
                 return False
             chosen.append(rank)
             short -= fits
@@ -191,17 +194,18 @@ class IdleTimeout(Baseline):
         for rank in chosen:
             if self.create(rank) is None:
                 return False
-            node_type = stage.type_of_rank[rank]
+            node_type = engine.type_of_rank[rank]
             free[rank] = (node_type.cores, node_type.gpus, 0)
         return True
 
 
 @dataclass(slots=True)
 class ArvadosWishlist(Baseline):
-    """The Arvados node manager: every waiting job wishes for its nodes of the cheapest size that serves it.
+    """The Arvados node manager: each waiting job requests nodes of the cheapest type that fits it.
 
-    What is wished for beyond the nodes that are not busy is bought; a node beyond that goes in its shutdown window,
-    which is open from minute 54 to 59 of each hour of its life (``shutdown_windows = 54, 5, 1``).
+    If more nodes are requested than are not busy, it buys the difference. A node that is not requested is
+    terminated in its shutdown window: minutes 54 to 59 of each hour since its creation (``shutdown_windows = 54, 5,
+    1``).
     """
 
     every_s: ClassVar[float] = POLL_S
@@ -211,13 +215,13 @@ class ArvadosWishlist(Baseline):
 
     def decide(self) -> None:
         wished = self._wishes()
-        stage = self.engine
+        engine = self.engine
         available: dict[str, int] = {}
-        for rank, machine in stage.machines.items():
-            if machine.state in (CloudState.PENDING, CloudState.RUNNING) and stage.scheduler.ranks[rank].is_empty:
+        for rank, machine in engine.machines.items():
+            if machine.state in (CloudState.PENDING, CloudState.RUNNING) and engine.scheduler.ranks[rank].is_empty:
                 available[machine.node_type.name] = available.get(machine.node_type.name, 0) + 1
         for rank in self.vacant_ranks() if wished else ():
-            name = stage.type_of_rank[rank].name
+            name = engine.type_of_rank[rank].name
             if wished.get(name, 0) > available.get(name, 0):
                 if not self.may_create(rank) or self.create(rank) is None:
                     break
@@ -225,7 +229,7 @@ class ArvadosWishlist(Baseline):
         self._shut_down(wished, available)
 
     def _wishes(self) -> dict[str, int]:
-        """Nodes by type: no more than there may be, in queue order."""
+        """The number of nodes requested by type, in queue order, at most ``nodes_max`` in all."""
         wished: dict[str, int] = {}
         left = self.engine.setup.nodes_max
         for job in self.engine.scheduler.queue:
@@ -239,10 +243,10 @@ class ArvadosWishlist(Baseline):
         return wished
 
     def _size_for(self, shape: Shape) -> NodeType | None:
-        stage = self.engine
-        for node_type in sorted(stage.setup.node_types, key=lambda it: it.price_per_hour):
-            rank = next(rank for rank, of_type in stage.type_of_rank.items() if of_type is node_type)
-            if _count_fits_on(stage, shape, rank, node_type):
+        engine = self.engine
+        for node_type in sorted(engine.setup.node_types, key=lambda it: it.price_per_hour):
+            rank = next(rank for rank, of_type in engine.type_of_rank.items() if of_type is node_type)
+            if _count_fits_on(engine, shape, rank, node_type):
                 return node_type
         return None
 
@@ -258,9 +262,9 @@ class ArvadosWishlist(Baseline):
                 self.engine.destroy(machine)
 
 
-def _count_fits_on(stage: ReplayEngine, shape: Shape, rank: int, node_type: NodeType) -> int:
-    """How many of what the shape wants a fresh node there would serve."""
-    if not stage.scheduler.matches_constraint(shape, rank):
+def _count_fits_on(engine: ReplayEngine, shape: Shape, rank: int, node_type: NodeType) -> int:
+    """How many of the shape's nodes or slots would fit on a new node at the rank."""
+    if not engine.scheduler.matches_constraint(shape, rank):
         return 0
     return count_fits(shape, node_type.cores, node_type.gpus, whole=True)
 

@@ -1,7 +1,7 @@
-"""The stage: virtual time, the jobs that come, the nodes that come and go; whoever decides plays on it.
+"""The replay engine: virtual time, jobs, nodes and a scheduler. A decider creates and destroys the nodes.
 
-Everything that happens at one moment happens before the one who decides hears of it, once. A run is a function of
-the workload, the site, the seed and the manager, and of nothing else.
+All events of one moment happen before the decider is told, once, that something changed. A run depends only on the
+workload, the site, the seed and the decider.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from nodemanager.whatif.workload.event_log import EventLog
 from nodemanager.whatif.workload.workload import TraceJob
 
 BROKER_STOP_S = 0.2
-NO_LAUNCH = LaunchId("")  # of nodes that no manager of ours made
-REMEMBERED_S = 300.0  # how long a provider lists a node that is gone
-STUCK_S = 6 * 3600.0  # nothing runs and no job came, began or ended for so long: the rest is left unserved
-RESTARTS_MAX = 20  # a job that lost its nodes more often is given up
+NO_LAUNCH = LaunchId("")  # for nodes that a baseline created
+REMEMBERED_S = 300.0  # how long the provider lists a terminated node
+STUCK_S = 6 * 3600.0  # without a running job and without any job event: the remaining jobs are left unserved
+RESTARTS_MAX = 20  # a job that loses its nodes more often is given up
 GIVEN_UP = f"lost its nodes more than {RESTARTS_MAX} times"
-LINGER_S = 86_400.0  # what the last nodes get to go
+LINGER_S = 86_400.0  # how long the last nodes may take to end
 
 
 @dataclass(frozen=True, slots=True)
 class RunSetup:
-    """What of the site every manager plays on."""
+    """The site as all deciders get it: nodes, limits, scheduler, cloud and seed."""
 
     node_types: Sequence[NodeType]
     nodes_max: int
@@ -44,7 +44,7 @@ class RunSetup:
     start_at: float = 0.0
 
     def rank_capacities(self) -> dict[int, RankCapacity]:
-        """The ranks that ``init`` gives the slots: from 1 on, in the order of the site."""
+        """Return the ranks by number, as ``init`` numbers the slots: from 1, in the order of the site."""
         slots = [(slot, node_type) for node_type in self.node_types for slot in node_type.slots]
         return {
             rank: RankCapacity(rank, slot, node_type.cores, node_type.gpus, node_type.properties)
@@ -57,18 +57,18 @@ class RunSetup:
 
 
 class Decider(Protocol):
-    """Whoever decides which nodes come and go."""
+    """Decides which nodes to create and destroy: the production planner, or a baseline."""
 
-    def begin(self, stage: ReplayEngine) -> None:
-        """Before the first job. What the stage offers may be kept."""
+    def begin(self, engine: ReplayEngine) -> None:
+        """Start before the first job. The decider keeps the engine."""
         ...
 
     def on_change(self) -> None:
-        """Something happened at this moment, and all that happens at it has happened."""
+        """React to the events of this moment. All of them have happened already."""
         ...
 
     def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
-        """In a few words, why these jobs have not been served."""
+        """Explain in a few words, by job, why these jobs have not been served."""
         ...
 
     @property
@@ -79,44 +79,44 @@ class Decider(Protocol):
 
 @dataclass(slots=True)
 class News:
-    """What happened since the manager last took it."""
+    """The events since the decider last read them."""
 
-    jobs: dict[JobId, QueuedJob] = field(default_factory=dict)  # that are new or have begun
+    jobs: dict[JobId, QueuedJob] = field(default_factory=dict)  # new and started jobs
     ended: list[JobId] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
     cloud: bool = False  # a node ended
 
 
 class ReplayEngine:
-    """One run. The manager reads its fields, and changes things by the methods that are named as orders."""
+    """One run. A decider reads the fields and acts by the methods under "orders"."""
 
-    def __init__(self, ground: RunSetup, ledger: RunTotals, journal: EventLog) -> None:
-        self.setup = ground
-        self.totals = ledger
+    def __init__(self, setup: RunSetup, totals: RunTotals, event_log: EventLog) -> None:
+        self.setup = setup
+        self.totals = totals
         self.now_s = 0.0
-        self.scheduler = Scheduler(ground.rank_capacities(), ground.queue_policy)
-        self.type_of_rank = ground.types_by_rank()
+        self.scheduler = Scheduler(setup.rank_capacities(), setup.queue_policy)
+        self.type_of_rank = setup.types_by_rank()
         self.machines: dict[int, ReplayMachine] = {}  # by rank, from creation to end
-        self.ended_machines: deque[ReplayMachine] = deque()  # ended lately
+        self.ended_machines: deque[ReplayMachine] = deque()  # those that the provider still lists
         self.drained: dict[int, str] = {}
         self.last_ended_s: dict[int, float] = {}
         self.news = News()
         self.events = 0
         self.submitting = True
         self.price_per_hour = Decimal(0)
-        self.refusal: FailureKind | None = None  # why the last create brought no node
-        self._event_log = journal
-        self._cloud = CloudDraws(ground.conditions, ground.seed)
+        self.refusal: FailureKind | None = None  # why the last create failed; None if it did not
+        self._event_log = event_log
+        self._cloud = CloudDraws(setup.conditions, setup.seed)
         self._due: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self._pending_reclaims = 0  # of what is due, that a node is taken back: nothing that is going on
+        self._pending_reclaims = 0  # how many scheduled events are reclaims, which keep no run going
         self._sequence = 0
         self._created = 0
         self._jobs = 0
         self._changed = False
-        self._last_progress_s = 0.0  # when a job last came, began, ended or lost its node
+        self._last_progress_s = 0.0  # when a job was last submitted, started, ended or restarted
         self._done_s: float | None = None
-        self._shapes: dict[Shape, Shape] = {}  # each that came, as the first job had it: found the faster
-        self._cheapest = min(node_type.price_per_hour for node_type in ground.node_types)
+        self._shapes: dict[Shape, Shape] = {}  # one instance of each shape: lookups by it are faster
+        self._cheapest = min(node_type.price_per_hour for node_type in setup.node_types)
 
     # --- time ---
 
@@ -124,35 +124,35 @@ class ReplayEngine:
         return self.setup.start_at + self.now_s
 
     def at(self, at_s: float, action: Callable[[Any], None], subject: Any = None) -> None:
-        """Have something happen; what is due at one moment happens in the order asked."""
+        """Schedule ``action(subject)``. Events at the same time run in the order of these calls."""
         self._sequence += 1
         heapq.heappush(self._due, (max(at_s, self.now_s), self._sequence, action, subject))
 
-    def run(self, manager: Decider, jobs: Iterator[TraceJob], progress: Callable[[int], None]) -> None:
-        """From the first job to the last node's end."""
-        manager.begin(self)
-        coming = next(jobs, None)
+    def run(self, decider: Decider, jobs: Iterator[TraceJob], progress: Callable[[int], None]) -> None:
+        """Run from the first job until the last node has ended."""
+        decider.begin(self)
+        next_job = next(jobs, None)
         due = self._due
-        while coming is not None or not self._is_over():
+        while next_job is not None or not self._is_over():
             self.now_s = min(
-                coming.submit_s if coming is not None else float("inf"), due[0][0] if due else float("inf")
+                next_job.submit_s if next_job is not None else float("inf"), due[0][0] if due else float("inf")
             )
-            while coming is not None and coming.submit_s <= self.now_s:
-                self._submit(coming)
+            while next_job is not None and next_job.submit_s <= self.now_s:
+                self._submit(next_job)
                 progress(self._jobs)
-                coming = next(jobs, None)
-            self.submitting = coming is not None
+                next_job = next(jobs, None)
+            self.submitting = next_job is not None
             while due and due[0][0] <= self.now_s:
                 _, _, action, subject = heapq.heappop(due)
                 action(subject)
             if self._changed:
                 self._changed = False
                 self._schedule()
-                manager.on_change()
-        self._close(manager)
+                decider.on_change()
+        self._close(decider)
 
     def _is_over(self) -> bool:
-        """Whether all is done, once no more jobs come."""
+        """Whether the run is over, given that no more jobs will be submitted."""
         scheduler = self.scheduler
         if scheduler.queue or scheduler.running:
             stuck = not scheduler.running and self.now_s - self._last_progress_s > STUCK_S
@@ -162,11 +162,11 @@ class ReplayEngine:
         return not self.machines or not self._has_events() or self.now_s - self._done_s > LINGER_S
 
     def _has_events(self) -> bool:
-        """Whether something is due of itself, other than that the cloud takes a node back some day."""
+        """Whether any event other than a reclaim is scheduled."""
         return len(self._due) > self._pending_reclaims
 
     def _schedule(self) -> None:
-        """Let the scheduler start what it can, and note where things stand."""
+        """Start the jobs that can start, and note the totals of this moment."""
         for job in self.scheduler.start_ready(self.now_s):
             self._on_job_started(job)
         waiting = len(self.scheduler.queue)
@@ -179,7 +179,7 @@ class ReplayEngine:
         )
 
     def is_at_limit(self) -> bool:
-        """Whether a limit of the site forbids one more node."""
+        """Whether the site's limits forbid one more node."""
         return (
             len(self.machines) >= min(self.setup.nodes_max, len(self.type_of_rank))
             or self.price_per_hour + self._cheapest > self.setup.price_per_hour_max
@@ -203,7 +203,7 @@ class ReplayEngine:
         self._event_log.write_submitted(self.now_s, traced)
         self.totals.note_submitted(job)
         if why := self.scheduler.why_infeasible(job.shape):
-            # Flux refuses it as soon as it is first in line; nothing waits for it.
+            # Flux rejects it as soon as it is first in the queue, so no other job waits for it.
             self.totals.note_unserved(job.name, why)
             self._event_log.write_unserved(self.now_s, job.name, why)
             return
@@ -236,7 +236,7 @@ class ReplayEngine:
             self.news.ended.append(job.id)
 
     def _release(self, job: QueuedJob, *, lost: bool = False) -> None:
-        """``lost``: it has not ended, and what it ran is for nothing."""
+        """Free a job's ranks. ``lost``: the job has not ended, and its run time is lost."""
         self.scheduler.finish(job)
         self._last_progress_s = self.now_s
         ran_s = self.now_s - (job.started_s or 0.0)
@@ -256,7 +256,10 @@ class ReplayEngine:
     # --- orders ---
 
     def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> ReplayMachine | None:
-        """Make a node for a slot; None where the cloud has none to give."""
+        """Create a node for a slot; None if the cloud refuses, with the cause in ``refusal``.
+
+        Raises ValueError if the slot has a node.
+        """
         self.refusal = self._cloud.refusal_kind(self.type_of_rank[rank], self.machines.values(), self.now_s)
         if self.refusal is not None:
             self.totals.refusals += 1
@@ -291,7 +294,7 @@ class ReplayEngine:
         self.at(self.now_s + BROKER_STOP_S, self._drop_broker, self.machines.get(rank))
 
     def destroy(self, machine: ReplayMachine) -> None:
-        """Have a node end. Its broker, if it is still there, leaves at once."""
+        """Destroy a node. Its broker leaves at once, if it is still online."""
         if machine.state in (CloudState.STOPPING, CloudState.TERMINATED):
             return
         self.events += 1
@@ -326,7 +329,7 @@ class ReplayEngine:
             self._end_machine(machine)
 
     def _drop_broker(self, machine: ReplayMachine | None) -> None:
-        """The broker is away: what ran there begins anew, first in line."""
+        """Take a broker offline. The jobs on it restart at the head of the queue, or are given up."""
         if machine is None or not machine.online:
             return
         machine.left_s = self.now_s
@@ -336,7 +339,7 @@ class ReplayEngine:
             self.totals.note_lost(job, self.now_s)
             job.grants, job.started_s = (), None
             if job.restarts >= RESTARTS_MAX:
-                job.restarts += 1  # its end, which is due still, is that of a former life
+                job.restarts += 1  # the scheduled end of this run must have no effect
                 self.news.jobs.pop(job.id, None)
                 self.news.ended.append(job.id)
                 self.totals.note_unserved(job.name, GIVEN_UP)
@@ -348,7 +351,7 @@ class ReplayEngine:
             self.news.jobs[job.id] = job
 
     def _jobs_on(self, rank: int) -> list[QueuedJob]:
-        """What runs there, the latest first."""
+        """The jobs that run on a rank, the latest first."""
         if self.scheduler.ranks[rank].is_empty:
             return []
         running = reversed(self.scheduler.running.values())
@@ -372,7 +375,7 @@ class ReplayEngine:
         self._changed = True
 
     def _update_rank(self, rank: int) -> None:
-        """Whether the rank takes jobs."""
+        """Tell the scheduler whether a rank accepts jobs."""
         machine = self.machines.get(rank)
         self.scheduler.set_up(rank, up=machine is not None and machine.online and rank not in self.drained)
         self.news.ranks.add(rank)
@@ -380,13 +383,13 @@ class ReplayEngine:
 
     # --- the end ---
 
-    def _close(self, manager: Decider) -> None:
-        # What stands now would stand for ever: it is paid for until there was nothing more for any policy to do.
+    def _close(self, decider: Decider) -> None:
+        # The remaining nodes would run for ever. They are paid for until the last event of a job.
         for machine in tuple(self.machines.values()):
             until_s = max(self._last_progress_s, machine.created_s)
             self.totals.note_gone(machine, until_s)
             self._event_log.write_gone(until_s, machine.provider_id, machine.died_because)
-        whys = manager.why_waiting(self.scheduler.queue) if self.scheduler.queue else {}
+        whys = decider.why_waiting(self.scheduler.queue) if self.scheduler.queue else {}
         for job in self.scheduler.queue:
             why = whys.get(job.id, "waits")
             self.totals.note_unserved(job.name, why)

@@ -1,32 +1,34 @@
-"""What no fleet can undercut: lower bounds of cost, with their proofs.
+"""Lower bounds for the cost of any fleet, with their proofs.
 
-**Units.** Let q be the least price of a core, min over types of p / c. A node that costs p is worth p / q units,
-which is c at the least. A job that asks for cores holds a unit for each of them while it runs, wherever it runs.
-One that takes n nodes whole holds n nodes that its slots fit on, whichever the fleet chose: n times the least
-worth of a type that they fit on. So whatever runs on a node at one moment holds no more units than the node is
-worth: cores share it with cores, up to c, and a job that has it whole shares it with none.
+**Units.** Let q be the lowest price of a core: the minimum over all types of p / c, for a node with price p and c
+cores. A node with price p is worth p / q units, which is at least c. A job that asks for cores holds one unit for
+each core while it runs, on any node. A job that uses n nodes exclusively holds n times the lowest worth of a type
+that its slots fit on, whichever type the fleet chose. So the jobs that run on a node at one moment together hold no
+more units than the node is worth: jobs that share the node hold at most c, and an exclusive job shares it with
+none.
 
-**Work.** A node-second that is paid for costs q for each of the node's units. So whatever the waits, a fleet that
-ran the jobs has paid at least q for each unit and second that they held.
+**Work.** A paid second of a node costs q for each of the node's units. So a fleet that ran the jobs has paid at
+least q for each unit and second that the jobs held, whatever the waits were.
 
-**The same starts.** Let d(x) be the units held at each moment x when every job that was served starts exactly as
-it did on the fixed cluster that is always up; what ran until a reclaim and had to begin anew is none of d. A
-fleet that starts each of them at that moment, neither later nor sooner, has at each moment nodes up that are
-worth d(x) or more, and pays for each in whole windows. (One that starts some sooner and none later may cost less:
-it may need fewer nodes at once.) Take that fleet apart: a window of W' seconds of a node worth u is u W' / W
-windows of one unit and of length W, where W divides every W'; each costs q W. They cover d. So the fleet has paid
-at least q W times the least number of windows of length W, begun at any moments, in whole or in part, that cover
-d. (With one type the unit is a node instead of a core, and d is rounded up to nodes: jobs are thought to move
-freely between nodes, which only helps.)
+**The same starts.** Let d(x) be the units held at time x if every served job starts exactly when it did on the
+fixed cluster, which is always up. Runs that were lost by a reclaim do not count in d. Consider a fleet that starts
+each job at that time, neither later nor earlier. Its nodes that are up at time x are worth at least d(x), and it
+pays for each node in whole billing windows. (A fleet that starts some jobs earlier and none later may cost less,
+because it may need fewer nodes at once.) Split that fleet's payments: a window of W' seconds of a node worth u
+equals u W' / W windows of one unit and of length W, if W divides every W'. Each of them costs q W. Together they
+cover d. So the fleet has paid at least q W times the smallest number of windows of length W that cover d, where
+windows may start at any time and may be fractions. (With a single type the unit is a node instead of a core, and d
+is rounded up to whole nodes. Jobs are assumed to move freely between nodes, which only lowers the bound.)
 
-That least number is what the sweep below finds. It begins windows only when they are short, and as many as are.
-Let G(x) be how many it has begun up to x, and O(x) those of any cover: then G(x) <= O(x) at each moment. Suppose
-that holds before x, and the sweep begins some at x. Then those that it has there are just enough, G(x) - G(x - W)
-= d(x), and the other cover has O(x) - O(x - W) >= d(x). So O(x) - G(x) >= O(x - W) - G(x - W) >= 0. For windows
-under a minute the area under d is taken, which is no more.
+The sweep below finds this smallest number. It starts windows only when d is not covered, and only as many as are
+missing. Let G(x) be the number of windows that it has started up to x, and O(x) the number for any other cover.
+Then G(x) <= O(x) at all times. Proof: suppose that this holds before x, and that the sweep starts windows at x.
+Then its windows cover d exactly, G(x) - G(x - W) = d(x), and the other cover has O(x) - O(x - W) >= d(x). So O(x) -
+G(x) >= O(x - W) - G(x - W) >= 0. For windows shorter than a minute, the area under d is used instead, which is no
+larger.
 
-Boot time, the time a node takes to stop, and minimum charges are left out, which only lowers the bounds. Both are
-of the jobs that were served: a fleet that serves fewer may cost less.
+Boot times, stop times and minimum charges are left out, which only lowers the bounds. Both bounds are for the jobs
+that were served: a fleet that serves fewer jobs may cost less.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ Units = int | Fraction
 
 @dataclass(slots=True)
 class WindowCover:
-    """The sweep: told of the units held whenever that changes, it counts the windows that are needed."""
+    """The sweep: it is told whenever the held units change, and counts the windows that cover them."""
 
     node_types: Sequence[NodeType]
     windows: Units = 0
@@ -58,7 +60,7 @@ class WindowCover:
     _needed: Units = 0
     _at_s: float = 0.0
     _covered: Units = 0
-    _until: deque[tuple[float, Units]] = field(default_factory=deque)  # when so many windows end
+    _until: deque[tuple[float, Units]] = field(default_factory=deque)  # (end, number of windows)
 
     @property
     def unit_cores(self) -> int:
@@ -69,13 +71,13 @@ class WindowCover:
         return math.gcd(*(round(node_type.billing.window_s) for node_type in self.node_types))
 
     def note(self, now_s: float, units: Units) -> None:
-        """So many are held from now on."""
+        """Set the number of units held from ``now_s`` on."""
         self.area_unit_s += self._needed * (now_s - self._at_s)
         swept = self.window_s >= SWEPT_S_MIN
         while swept and self._until and self._until[0][0] <= now_s:
             ended_s, count = self._until.popleft()
             self._covered -= count
-            if ended_s < now_s:  # what is needed from now on is known only below
+            if ended_s < now_s:  # the units needed from now on are not set yet
                 self._begin(ended_s)
         self._needed, self._at_s = self._rounded(units), now_s
         if swept:
@@ -92,7 +94,7 @@ class WindowCover:
             self._until.append((at_s + self.window_s, short))
 
     def cost(self) -> Decimal:
-        """The bound, in the site's currency."""
+        """The lower bound in the site's currency."""
         price = least_price_per_core(self.node_types) * self.unit_cores
         unit_s = self.windows * self.window_s if self.window_s >= SWEPT_S_MIN else self.area_unit_s
         return _money(price, unit_s)
@@ -100,7 +102,7 @@ class WindowCover:
 
 @dataclass(slots=True)
 class UnitChange:
-    """How many more are held from a moment on, or fewer."""
+    """A change of the number of held units at one moment."""
 
     at_s: float
     units: Units = 0
@@ -108,22 +110,22 @@ class UnitChange:
 
 @dataclass(slots=True)
 class UnitDemand:
-    """What the jobs of a run hold at the least on any fleet, by their shapes and not by what this one gave them.
+    """The units that a run's jobs hold at least on any fleet, by their shapes and not by this fleet's nodes.
 
-    ``loses_lives``: what runs may have to begin anew, and is then none of it. Whether it has to is known only at
-    its end, so what came since the oldest that runs began is kept until then; without that, nothing is.
+    ``may_lose_runs``: a run may be lost, and then does not count. This is known only at its end. So changes are
+    kept back to the start of the oldest running job; without lost runs they need not be kept.
     """
 
     cover: WindowCover
-    loses_lives: bool = True
-    work_unit_s: float = 0.0  # of jobs that have ended
+    may_lose_runs: bool = True
+    work_unit_s: float = 0.0  # unit-seconds of jobs that have ended
     _held: dict[Shape, Units] = field(default_factory=dict)
     _changes: deque[UnitChange] = field(default_factory=deque)
     _begun: dict[JobId, UnitChange] = field(default_factory=dict)
-    _units: Units = 0  # as of the changes that the cover was told of
+    _units: Units = 0  # held after the latest change that the cover knows
 
     def units_of(self, shape: Shape) -> Units:
-        """How many units a job of the shape holds at the least."""
+        """The units that a job of the shape holds at least."""
         if shape not in self._held:
             self._held[shape] = least_units(self.cover.node_types, shape)
         return self._held[shape]
@@ -131,11 +133,11 @@ class UnitDemand:
     def begin_job(self, job: JobId, shape: Shape, now_s: float) -> None:
         change = self._change_at(now_s)
         change.units += self.units_of(shape)
-        if self.loses_lives:
+        if self.may_lose_runs:
             self._begun[job] = change
 
     def lose_job(self, job: JobId, shape: Shape) -> None:
-        """It has to begin anew."""
+        """Remove a run that was lost."""
         self._begun.pop(job).units -= self.units_of(shape)
 
     def end_job(self, job: JobId, shape: Shape, run_s: float, now_s: float) -> None:
@@ -144,7 +146,7 @@ class UnitDemand:
         self.work_unit_s += run_s * float(self.units_of(shape))
 
     def settle(self, now_s: float) -> None:
-        """Tell the cover what is known for good: all that happened before now, but for what may yet be lost."""
+        """Pass on the changes that are final: those before ``now_s`` and before any run that may still be lost."""
         oldest = next(iter(self._begun.values()), None)
         until_s = min(now_s, oldest.at_s) if oldest is not None else now_s
         while self._changes and self._changes[0].at_s < until_s:
@@ -153,18 +155,18 @@ class UnitDemand:
             self.cover.note(change.at_s, self._units)
 
     def work_cost(self) -> Decimal:
-        """What the jobs' own units and seconds cost at the least, in the site's currency."""
+        """The lowest cost of the jobs' unit-seconds, in the site's currency."""
         return _money(least_price_per_core(self.cover.node_types), self.work_unit_s)
 
     def _change_at(self, now_s: float) -> UnitChange:
-        """What changes at one moment changes at once: a job of no length holds nothing."""
+        """Return the change at ``now_s``. One moment has one change, so a job without run time holds nothing."""
         if not self._changes or self._changes[-1].at_s < now_s:
             self._changes.append(UnitChange(now_s))
         return self._changes[-1]
 
 
 def least_units(node_types: Sequence[NodeType], shape: Shape) -> Units:
-    """The units that a job of the shape holds at the least on nodes of these types."""
+    """The units that a job of the shape holds at least on nodes of these types."""
     count, _ = wanted_count(shape)
     least = least_price_per_core(node_types)
     if not shape.exclusive or not least:
@@ -176,7 +178,7 @@ def least_units(node_types: Sequence[NodeType], shape: Shape) -> Units:
 
 
 def least_price_per_core(node_types: Sequence[NodeType]) -> Fraction:
-    """A core's hour at the least; 0 where some type costs nothing by staying."""
+    """The lowest price of a core-hour; 0 if some type's running time is free."""
     if any(node_type.billing.window_s <= 0 for node_type in node_types):
         return Fraction(0)
     return min(Fraction(node_type.price_per_hour) / node_type.cores for node_type in node_types)

@@ -1,9 +1,9 @@
-"""The production fleet code on the stage: ``observe``, ``plan`` and ``commit`` as the Manager actor uses them.
+"""Drives the production planner in a replay: ``observe``, ``plan`` and ``commit``, as the Manager actor uses them.
 
-It plans where the live service would find something new to decide: at the settle points of the queue and the ranks,
-when a call is answered, and when time alone changes what is to be done (:mod:`wakes`). A tick at which the live
-service would plan and find nothing to do is left out: so is a settle point at which jobs have only begun, on nodes
-that were up. Calls take a fixed time; none of them fails but for want of capacity.
+It plans only when the live service would find something new to decide: when the queue and the ranks have settled,
+when a call is answered, and when the passing of time may change the plan (:mod:`wakes`). It leaves out ticks at
+which the live service would plan and find nothing to do, for example when jobs have only started on nodes that were
+up. Calls take a fixed time, and fail only for lack of capacity or quota.
 """
 
 from __future__ import annotations
@@ -61,42 +61,42 @@ from nodemanager.whatif.replay.sched_simple import QueuedJob
 from nodemanager.whatif.replay.wakes import next_wake_s
 from nodemanager.whatif.workload.event_log import EventLog
 
-HEARD_S = 0.1  # from what happens to its being observed
-TICK_S = 0.2  # from a call's answer to the plan that takes account of it
+HEARD_S = 0.1  # from an event to its observation
+TICK_S = 0.2  # from a call's answer to the plan that uses it
 FLUX_CALL_S = 0.05
 CLOUD_CALL_S = 1.0
-GRACE_S = 0.01  # past the moment that a wake aims at
+GRACE_S = 0.01  # after the time that a wake aims at
 
 
 class PlannerDriver:
-    """A :class:`~nodemanager.whatif.replay.engine.Manager` that decides as the service does."""
+    """A :class:`~nodemanager.whatif.replay.engine.Decider` that decides as the service does."""
 
-    def __init__(self, policy: Policy, journal: EventLog) -> None:
-        # Nothing on the stage fails to answer, so what is not asked again does not grow stale.
+    def __init__(self, policy: Policy, event_log: EventLog) -> None:
+        # The engine always answers, so data never becomes stale, even if it is not read again.
         self._policy = replace(policy, stale_after_s=float("inf"))
-        self._event_log = journal
+        self._event_log = event_log
         self._snapshot = Snapshot()
-        self._ranks: dict[int, FluxRank] = {}  # as they were last looked at
-        self._unseen: dict[int, FluxRank] = {}  # those of them that no look has told of yet
+        self._ranks: dict[int, FluxRank] = {}  # at the latest look
+        self._unseen: dict[int, FluxRank] = {}  # changed ranks that the planner has not observed yet
         self._machines: dict[ProviderId, ReplayMachine] = {}
         self._listed: dict[ProviderId, CloudNode] = {}
-        self._answers: list[Fact] = []  # of calls, not yet taken in: those of one moment together
+        self._answers: list[Fact] = []  # of calls answered at ``_answers_s``, not yet observed
         self._answers_s = 0.0
         self._hear_due = False
         self._list_due = False
         self._plan_due_s: float | None = None
-        self._urgent = False  # not for the queue's sake alone
-        self._calls_held = False  # a create or destroy waits for another one's end
+        self._urgent = False  # the next plan must not wait until the queue has settled
+        self._calls_held = False  # a create or destroy waits until another call has been answered
         self._last_list_s = 0.0
         self._last_look_s = 0.0
         self.plans = 0
         self.facts = 0
 
-    # --- what the stage says ---
+    # --- the Decider interface ---
 
-    def begin(self, stage: ReplayEngine) -> None:
-        self._engine = stage
-        stage.news.ranks.update(stage.scheduler.ranks)
+    def begin(self, engine: ReplayEngine) -> None:
+        self._engine = engine
+        engine.news.ranks.update(engine.scheduler.ranks)
         self._advance_snapshot()
         self._observe(ClaimHeld(0.0, ()))
         self._observe(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
@@ -133,38 +133,38 @@ class PlannerDriver:
         self._snapshot = observe(self._snapshot, fact, self._policy)
 
     def _read_journals(self, _: None) -> None:
-        """The journals, a moment later: what became of jobs, then a look at the ranks."""
+        """Observe the changed jobs, then the changed ranks, and schedule a plan if there is something to decide."""
         self._hear_due = False
-        stage, news = self._engine, self._engine.news
+        engine, news = self._engine, self._engine.news
         self._apply_answers()
         snapshot = self._snapshot
-        passed = settles_at_s(snapshot, self._policy) <= stage.now_s
+        passed = settles_at_s(snapshot, self._policy) <= engine.now_s
         if passed and self._plan_due_s is None and snapshot.unsettled_s is not None:
-            # The settle point passed with nothing to decide: there the live service began to count anew.
+            # The queue settled and there was nothing to decide: the live service restarted its count then.
             self._snapshot = replace(snapshot, unsettled_s=None)
         self._advance_snapshot()
         ended = tuple(news.ended)
-        line = stage.scheduler.queue
-        only_joined = line and not news.jobs and not ended and all(map(self._has_joined, news.ranks))
-        at_work = all(stage.scheduler.ranks[rank].jobs or self._stays_offline(rank) for rank in news.ranks)
+        queue = engine.scheduler.queue
+        only_joined = queue and not news.jobs and not ended and all(map(self._has_joined, news.ranks))
+        at_work = all(engine.scheduler.ranks[rank].jobs or self._stays_offline(rank) for rank in news.ranks)
         if news.jobs or ended:
             jobs = tuple(map(self._job, news.jobs.values()))
             news.jobs.clear()
             news.ended.clear()
-            self._observe(QueueSeen(stage.now_s, jobs=jobs, ended=ended))
+            self._observe(QueueSeen(engine.now_s, jobs=jobs, ended=ended))
         if news.ranks:
             self._read_ranks()
         if only_joined:
-            self._plan_by(stage.now_s + min(self._policy.probe_s, self._policy.idle_timeout_s))
-        elif ended or line or not at_work:
+            self._plan_by(engine.now_s + min(self._policy.probe_s, self._policy.idle_timeout_s))
+        elif ended or queue or not at_work:
             self._plan_by(settles_at_s(self._snapshot, self._policy))
 
     def _has_joined(self, rank: int) -> bool:
-        """Whether a node has come up there, as was expected: whoever waits for it was laid out on it before."""
+        """Whether an expected node has come up on the rank. The jobs that wait for it are planned on it already."""
         return self._engine.scheduler.ranks[rank].up and not self._ranks[rank].online
 
     def _stays_offline(self, rank: int) -> bool:
-        """Whether nobody was there and nobody is: a slot that is given free is news for a waiting job only."""
+        """Whether the rank was and is offline. That its slot became free matters only to waiting jobs."""
         machine = self._engine.machines.get(rank)
         return not self._ranks[rank].online and not (machine is not None and machine.online)
 
@@ -176,24 +176,24 @@ class PlannerDriver:
         self._last_look_s = now_s
         before_s = self._snapshot.flux.seen_s
         self._observe(RanksSeen(now_s, tuple(self._unseen.values()), previous=self._snapshot.ranks))
-        if before_s is None or now_s > before_s:  # else it was the second at one moment, and tells nothing
+        if before_s is None or now_s > before_s:  # a second look at the same moment is not observed
             self._unseen.clear()
 
     def _list_nodes(self, _: None) -> None:
-        stage = self._engine
+        engine = self._engine
         self._list_due = False
-        stage.news.cloud = False
-        self._last_list_s = stage.now_s
+        engine.news.cloud = False
+        self._last_list_s = engine.now_s
         self._advance_snapshot()
-        machines = [*stage.ended_machines, *stage.machines.values()]
-        self._observe(CloudListed(stage.now_s, tuple(map(self._cloud_node, machines))))
+        machines = [*engine.ended_machines, *engine.machines.values()]
+        self._observe(CloudListed(engine.now_s, tuple(map(self._cloud_node, machines))))
         shown = {machine.provider_id for machine in machines}
         for forgotten in self._listed.keys() - shown:
             del self._listed[forgotten], self._machines[forgotten]
-        self._plan_by(stage.now_s + TICK_S, urgent=True)
+        self._plan_by(engine.now_s + TICK_S, urgent=True)
 
     def _on_answer(self, answer: tuple[Callable[[], Fact], bool]) -> None:
-        """A call's answer comes in; ``plans``: whether it may let something be done."""
+        """Take a call's answer: a fact, and whether it may change the plan."""
         fact, plans = answer
         now_s = self._engine.now_s
         if now_s != self._answers_s:
@@ -210,7 +210,7 @@ class PlannerDriver:
             self._snapshot = observe_all(self._snapshot, self._answers, self._policy)
             self._answers.clear()
 
-    # --- in the words of the model ---
+    # --- conversion to the planner's values ---
 
     def _job(self, job: QueuedJob) -> Job:
         start_at = self._engine.setup.start_at
@@ -228,17 +228,17 @@ class PlannerDriver:
         )
 
     def _rank(self, rank: int) -> FluxRank:
-        room, machine = self._engine.scheduler.ranks[rank], self._engine.machines.get(rank)
+        capacity, machine = self._engine.scheduler.ranks[rank], self._engine.machines.get(rank)
         ended_s = self._engine.last_ended_s.get(rank)
         online = machine is not None and machine.online
         known = self._ranks.get(rank)
         return replace(
-            known or FluxRank(Rank(rank), room.host, online, room.cores, room.gpus),
+            known or FluxRank(Rank(rank), capacity.host, online, capacity.cores, capacity.gpus),
             online=online,
-            cores_free=room.cores_free if room.up else 0,
-            gpus_free=room.gpus_free if room.up else 0,
-            allocated=room.jobs > 0,
-            schedulable=room.up,
+            cores_free=capacity.cores_free if capacity.up else 0,
+            gpus_free=capacity.gpus_free if capacity.up else 0,
+            allocated=capacity.jobs > 0,
+            schedulable=capacity.up,
             drain_reason=self._engine.drained.get(rank),
             last_job_ended_at=None if ended_s is None else self._engine.setup.start_at + ended_s,
         )
@@ -271,12 +271,9 @@ class PlannerDriver:
             self._plan_due_s = at_s
             self._engine.at(at_s, self._decide, at_s)
 
-    def _wake(self, at_s: float) -> None:
-        self._plan_by(at_s, urgent=True)
-
     def _decide(self, due_s: float) -> None:
         if due_s != self._plan_due_s:
-            return  # another plan has come before it
+            return  # superseded by an earlier plan
         now_s, policy = self._engine.now_s, self._policy
         self._plan_due_s = None
         self._apply_answers()
@@ -288,21 +285,23 @@ class PlannerDriver:
         self._advance_snapshot()
         if self._engine.news.ranks or now_s - self._last_look_s >= policy.probe_s:
             self._read_ranks()
-        made = plan(self._snapshot, policy)
+        new_plan = plan(self._snapshot, policy)
         self.plans += 1
-        for ask in made.asks:
+        for ask in new_plan.asks:
             if isinstance(ask, KeepSpend):
                 self._observe(SpendKept(ask.spend))
-                self._plan_by(now_s + TICK_S, urgent=True)  # leases wait for it
-        # What else it asks for has been told, or would tell nothing new.
-        self._snapshot = commit_asks(self._snapshot, replace(made, asks=()) if made.asks else made, policy)
-        if made.actions:
-            self._snapshot = commit_actions(self._snapshot, made, policy)
-            self._carry_out(made.actions)
-        wake_s, self._calls_held = next_wake_s(made, self._snapshot, policy)
+                self._plan_by(now_s + TICK_S, urgent=True)  # leases wait until the spending is kept
+        # The plan's other requests are answered already, or would bring nothing new.
+        self._snapshot = commit_asks(
+            self._snapshot, replace(new_plan, asks=()) if new_plan.asks else new_plan, policy
+        )
+        if new_plan.actions:
+            self._snapshot = commit_actions(self._snapshot, new_plan, policy)
+            self._carry_out(new_plan.actions)
+        wake_s, self._calls_held = next_wake_s(new_plan, self._snapshot, policy)
         if wake_s < float("inf"):
             self._plan_by(max(wake_s, now_s) + GRACE_S, urgent=True)
-        if not made.settled and self._engine.scheduler.queue:
+        if not new_plan.settled and self._engine.scheduler.queue:
             self._plan_by(max(settles_at_s(self._snapshot, policy), now_s + GRACE_S))
 
     def _carry_out(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
@@ -339,9 +338,7 @@ class PlannerDriver:
                     self._engine.drain(rank, text)
                     self._answer(FLUX_CALL_S, lambda order=action: self._cordoned(order))  # type: ignore[misc]
                 case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob():
-                    raise ValueError(
-                        f"nobody wishes for other slots, nor has housekeeping, nor is told of an end here: {action}"
-                    )
+                    raise ValueError(f"a replay has no wishes for slots, no housekeeping and no requeues: {action}")
                 case _:
                     assert_never(action)
         if leases:
@@ -366,7 +363,7 @@ class PlannerDriver:
         return NodeCordoned(order.launch, self._engine.now_s, self._rank(order.rank))
 
     def _drained(self, order: DrainNode) -> NodeDrained:
-        """With the second look, which is taken when the drain is answered."""
+        """The answer to a drain, with the second look at the rank at that moment."""
         return NodeDrained(order.launch, self._engine.now_s, self._rank(order.rank))
 
     def _answer(self, after_s: float, fact: Callable[[], Fact], *, plans: bool = False) -> None:

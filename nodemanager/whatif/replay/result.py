@@ -1,4 +1,4 @@
-"""A run's result: plain values, as ``--json`` prints them. Money in the site's currency, as numbers."""
+"""A run's result as plain values, as ``--json`` prints them. Money is a number in the site's currency."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from nodemanager.whatif.replay.totals import RunTotals
 
 @dataclass(frozen=True, slots=True)
 class TypeOutcome:
-    """One node type's part. Hours are node-hours."""
+    """One node type's part of a result. Hours are node-hours."""
 
     market: str
     nodes: int
     cost: float
-    cost_lost: float  # with jobs that had to begin anew, by their cores
+    cost_lost: float  # of runs that were lost, by their cores
     cost_idle: float
-    cost_boot: float  # of nodes coming and going
-    cost_unused: float  # of windows paid beyond the end
+    cost_boot: float  # of nodes that boot or stop
+    cost_unused: float  # of billing windows after the nodes' end
     hours: float
     hours_paid: float
 
     @property
     def cost_busy(self) -> float:
-        """With jobs that ended well."""
+        """The cost of runs that were not lost."""
         return max(0.0, self.cost - self.cost_lost - self.cost_idle - self.cost_boot - self.cost_unused)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A figure over time: the mean of each step of ``step_s``."""
+    """A figure over time: its mean in each step of ``step_s`` seconds."""
 
     step_s: float
     means: tuple[float, ...]
@@ -41,7 +41,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a workload came to under one policy."""
+    """The result of one workload under one policy."""
 
     policy: str
     jobs: int
@@ -49,15 +49,15 @@ class Outcome:
     jobs_unserved: Mapping[str, int]  # by reason
     unserved_examples: tuple[tuple[str, str], ...]
     restarts: int
-    lost_core_hours: float  # of runs that had to begin anew
+    lost_core_hours: float  # of runs that were lost
     cost: float
     types: Mapping[str, TypeOutcome]
-    wait_mean_s: float  # a wait: from submission to the end, less the run itself
+    wait_mean_s: float  # a wait: the time from submission to end, minus the last run
     wait_median_s: float
     wait_p95_s: float
     wait_p99_s: float
-    slowdown_mean: float  # bounded, by 10 s
-    utilisation: float  # core-seconds of jobs, of those paid
+    slowdown_mean: float  # the bounded slowdown: runs below 10 s count as 10 s
+    utilisation: float  # the share of the paid core-seconds in which jobs ran
     node_hours: float
     boots: int
     boot_failures: int
@@ -70,13 +70,13 @@ class Outcome:
     ended_s: float
     events: int
     plans: int
-    took_s: float = field(default=0.0, compare=False)  # of this machine's time: not of the result
+    took_s: float = field(default=0.0, compare=False)  # on this machine: not part of the result
     waiting: Curve = Curve(0.0, ())
     nodes: Curve = Curve(0.0, ())
     busy: Curve = Curve(0.0, ())
 
     def serves_as_many(self, other: Outcome) -> bool:
-        """Whether costs and waits say which is better: what is not served costs nothing."""
+        """Whether the costs and waits can be compared: both must serve equally many jobs, and at least one."""
         return self.jobs_served == other.jobs_served > 0
 
     @property
@@ -100,21 +100,21 @@ class Outcome:
         return self.cost - self.cost_lost - self.cost_idle - self.cost_boot - self.cost_unused
 
 
-def build_outcome(policy: str, ledger: RunTotals, *, events: int, plans: int, took_s: float) -> Outcome:
-    """Sum the books up."""
-    waits = sorted(ledger.waits_s)
-    bills = ledger.bills.values()
+def build_outcome(policy: str, totals: RunTotals, *, events: int, plans: int, took_s: float) -> Outcome:
+    """Build the result from a run's totals."""
+    waits = sorted(totals.waits_s)
+    bills = totals.bills.values()
     paid_core_s = sum(bill.core_paid_s for bill in bills)
     lived_s = sum(bill.boot_s + bill.busy_s + bill.idle_s + bill.stop_s for bill in bills)
     return Outcome(
         policy=policy,
-        jobs=ledger.jobs,
-        jobs_served=ledger.jobs_ended,
-        jobs_unserved=dict(ledger.unserved_by),
-        unserved_examples=tuple(ledger.unserved_names),
-        restarts=ledger.restarts,
-        lost_core_hours=ledger.lost_core_s / 3600,
-        cost=float(ledger.cost),
+        jobs=totals.jobs,
+        jobs_served=totals.jobs_ended,
+        jobs_unserved=dict(totals.unserved_by),
+        unserved_examples=tuple(totals.unserved_names),
+        restarts=totals.restarts,
+        lost_core_hours=totals.lost_core_s / 3600,
+        cost=float(totals.cost),
         types={
             name: TypeOutcome(
                 market=bill.market,
@@ -127,35 +127,35 @@ def build_outcome(policy: str, ledger: RunTotals, *, events: int, plans: int, to
                 hours=(bill.boot_s + bill.busy_s + bill.idle_s + bill.stop_s) / 3600,
                 hours_paid=bill.paid_s / 3600,
             )
-            for name, bill in ledger.bills.items()
+            for name, bill in totals.bills.items()
         },
         wait_mean_s=fmean(waits) if waits else 0.0,
         wait_median_s=quantile(waits, 0.5),
         wait_p95_s=quantile(waits, 0.95),
         wait_p99_s=quantile(waits, 0.99),
-        slowdown_mean=fmean(ledger.slowdowns) if waits else 0.0,
-        utilisation=ledger.work_core_s / paid_core_s if paid_core_s else 0.0,
+        slowdown_mean=fmean(totals.slowdowns) if waits else 0.0,
+        utilisation=totals.work_core_s / paid_core_s if paid_core_s else 0.0,
         node_hours=lived_s / 3600,
-        boots=ledger.boots,
-        boot_failures=ledger.boot_failures,
-        reclaims=ledger.reclaims,
-        creates_refused=ledger.refusals,
-        churn=ledger.churn,
-        cap_hits=ledger.cap_hits,
-        capped_s=ledger.capped_s,
-        peak_nodes=ledger.peak_nodes,
-        ended_s=ledger.ended_s,
+        boots=totals.boots,
+        boot_failures=totals.boot_failures,
+        reclaims=totals.reclaims,
+        creates_refused=totals.refusals,
+        churn=totals.churn,
+        cap_hits=totals.cap_hits,
+        capped_s=totals.capped_s,
+        peak_nodes=totals.peak_nodes,
+        ended_s=totals.ended_s,
         events=events,
         plans=plans,
         took_s=took_s,
-        waiting=_curve(ledger.waiting),
-        nodes=_curve(ledger.nodes),
-        busy=_curve(ledger.busy),
+        waiting=_curve(totals.waiting),
+        nodes=_curve(totals.nodes),
+        busy=_curve(totals.busy),
     )
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """The least value that at least this share of them does not exceed; 0 of none."""
+    """The lowest value that at least ``share`` of the ascending values do not exceed; 0 if there are none."""
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else 0.0
 
 

@@ -1,10 +1,12 @@
-"""Flux's scheduler in short: who runs where, in what order, by the rules of sched-simple.
+"""A fast sched-simple: decides which job starts on which ranks, and in what order.
 
-The same rules as ``simulation/flux/sched_simple.py``, which a test holds this to, arranged for many jobs: rooms
-are kept sorted by what is free on them, so that a start costs by the ranks it takes. ``fifo``: a job that cannot
-start holds up all behind it. ``backfill``: those behind it may go first if they end before it could start, by
-their time limits, or leave alone what it will get (EASY); where it waits for nodes that are not up, nothing is
-kept for it.
+It follows the same rules as ``simulation/flux/sched_simple.py``; a test compares the two. It is made for many jobs:
+ranks are indexed by their free resources, so the cost of a start depends only on the ranks that it uses.
+
+- ``fifo``: a job that cannot start blocks all jobs behind it.
+- ``backfill`` (EASY): a job behind it may start first if its time limit ends before the first job could start, or
+  if it uses none of the ranks reserved for the first job. If the first job waits for nodes that are not up, no
+  ranks are reserved.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, QueuePolicy, Shap
 from nodemanager.core.slots import SlotName
 from nodemanager.planner.state.constraints import holds
 
-BACKFILL_DEPTH = 64  # how many behind the first are tried
+BACKFILL_DEPTH = 64  # how many jobs behind the first are tried
 
 
 @dataclass(slots=True, eq=False)
 class RankCapacity:
-    """One rank: what it has, what is free, and what of it takes jobs."""
+    """One rank: its resources, those that are free, and whether it accepts jobs."""
 
     rank: int
     host: SlotName
@@ -48,7 +50,7 @@ class RankCapacity:
 
 
 class GrantCounts(NamedTuple):
-    """What a job holds of one rank."""
+    """How many cores and GPUs of one rank a job holds."""
 
     rank: int
     cores: int
@@ -72,61 +74,61 @@ class QueuedJob:
 
     @property
     def ends_by_s(self) -> float:
-        """When it ends at the latest, as the scheduler knows."""
+        """The latest time of its end that the scheduler knows: by its time limit."""
         return (self.started_s or 0.0) + (self.limit_s or math.inf)
 
 
 @dataclass(slots=True)
 class Scheduler:
-    """The rooms by rank, the line, and what runs."""
+    """The ranks, the queue and the running jobs."""
 
     ranks: dict[int, RankCapacity]
     queue_policy: QueuePolicy
     queue: deque[QueuedJob] = field(default_factory=deque)
     running: dict[JobId, QueuedJob] = field(default_factory=dict)
-    _free: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # ranks that are up, by what is free
-    _generation: int = 0  # grows whenever something that was not to be had may be now
+    _free: dict[tuple[int, int], list[int]] = field(
+        default_factory=dict
+    )  # ranks that are up, by free (cores, GPUs)
+    _generation: int = 0  # grows whenever a job that could not start before may be able to now
     _blocked: tuple[JobId, int] | None = None
-    _changes: int = 0  # of what is free anywhere
-    _tried: tuple[tuple[JobId, int] | None, int] = (
-        None,
-        0,
-    )  # behind which first job, at which change: so many in vain
+    _changes: int = 0  # counts all changes of free resources
+    # The first job and the change at which backfilling was tried last, and how many jobs could not start then.
+    _tried: tuple[tuple[JobId, int] | None, int] = (None, 0)
     _eligible: dict[Constraint, frozenset[int]] = field(default_factory=dict)
     _infeasible: dict[Shape, str] = field(default_factory=dict)
 
-    # --- rooms ---
+    # --- ranks ---
 
     def set_up(self, rank: int, *, up: bool) -> None:
-        room = self.ranks[rank]
-        if room.up == up:
+        capacity = self.ranks[rank]
+        if capacity.up == up:
             return
         if up:
-            room.up = True
-            self._index(room)
+            capacity.up = True
+            self._index(capacity)
             self._generation += 1
         else:
-            self._unindex(room)
-            room.up = False
+            self._unindex(capacity)
+            capacity.up = False
 
-    def _index(self, room: RankCapacity) -> None:
+    def _index(self, capacity: RankCapacity) -> None:
         self._changes += 1
-        if room.up:
-            insort(self._free.setdefault((room.cores_free, room.gpus_free), []), room.rank)
+        if capacity.up:
+            insort(self._free.setdefault((capacity.cores_free, capacity.gpus_free), []), capacity.rank)
 
-    def _unindex(self, room: RankCapacity) -> None:
+    def _unindex(self, capacity: RankCapacity) -> None:
         self._changes += 1
-        if room.up:
-            key = (room.cores_free, room.gpus_free)
+        if capacity.up:
+            key = (capacity.cores_free, capacity.gpus_free)
             ranks = self._free[key]
-            del ranks[bisect_left(ranks, room.rank)]
+            del ranks[bisect_left(ranks, capacity.rank)]
             if not ranks:
                 del self._free[key]
 
     # --- jobs ---
 
     def submit(self, job: QueuedJob, *, first: bool = False) -> None:
-        """``first``: again, after its node was lost; it keeps its place."""
+        """Add a job to the queue. ``first``: at its head, because it lost a node and restarts."""
         if first:
             self.queue.appendleft(job)
             self._blocked = None
@@ -134,26 +136,26 @@ class Scheduler:
             self.queue.append(job)
 
     def why_infeasible(self, shape: Shape) -> str:
-        """Why no rank of the site, up or not, could ever serve the shape; "" where they could."""
+        """Explain why the site's ranks, up or not, can never serve the shape; "" if they can."""
         if shape not in self._infeasible:
             self._infeasible[shape] = self._find_infeasibility(shape)
         return self._infeasible[shape]
 
     def _find_infeasibility(self, shape: Shape) -> str:
         eligible = self._matching(shape.constraint)
-        there = sum(
-            count_fits(shape, room.cores, room.gpus, whole=True)
-            for room in self.ranks.values()
-            if room.rank in eligible
+        found = sum(
+            count_fits(shape, capacity.cores, capacity.gpus, whole=True)
+            for capacity in self.ranks.values()
+            if capacity.rank in eligible
         )
         want, what = wanted_count(shape)
-        if there >= want:
+        if found >= want:
             return ""
         each = f"{shape.cores_per_slot} cores" + (f" and {shape.gpus_per_slot} GPUs" if shape.gpus_per_slot else "")
-        return f"larger than the site: needs {want} {what} of {each}, all its slots together have {there}"
+        return f"larger than the site: needs {want} {what} of {each}, all its slots together have {found}"
 
     def start_ready(self, now_s: float) -> list[QueuedJob]:
-        """Start what can start now, in order."""
+        """Start the jobs that can start now, in order, and return them."""
         started: list[QueuedJob] = []
         while self.queue:
             job = self.queue[0]
@@ -172,22 +174,22 @@ class Scheduler:
     def finish(self, job: QueuedJob) -> None:
         del self.running[job.id]
         for grant in job.grants:
-            room = self.ranks[grant.rank]
-            self._unindex(room)
-            room.cores_free += grant.cores
-            room.gpus_free += grant.gpus
-            room.jobs -= 1
-            self._index(room)
+            capacity = self.ranks[grant.rank]
+            self._unindex(capacity)
+            capacity.cores_free += grant.cores
+            capacity.gpus_free += grant.gpus
+            capacity.jobs -= 1
+            self._index(capacity)
         self._generation += 1
 
     def _start(self, job: QueuedJob, grants: tuple[GrantCounts, ...], now_s: float) -> QueuedJob:
         for grant in grants:
-            room = self.ranks[grant.rank]
-            self._unindex(room)
-            room.cores_free -= grant.cores
-            room.gpus_free -= grant.gpus
-            room.jobs += 1
-            self._index(room)
+            capacity = self.ranks[grant.rank]
+            self._unindex(capacity)
+            capacity.cores_free -= grant.cores
+            capacity.gpus_free -= grant.gpus
+            capacity.jobs += 1
+            self._index(capacity)
         job.grants = grants
         job.started_s = now_s
         self.running[job.id] = job
@@ -196,7 +198,7 @@ class Scheduler:
     # --- what fits ---
 
     def matches_constraint(self, shape: Shape, rank: int) -> bool:
-        """Whether the shape's constraint holds there."""
+        """Whether a rank satisfies the shape's constraint."""
         return rank in self._matching(shape.constraint)
 
     def _matching(self, constraint: Constraint) -> AbstractSet[int]:
@@ -204,16 +206,17 @@ class Scheduler:
             return self.ranks.keys()
         if constraint not in self._eligible:
             self._eligible[constraint] = frozenset(
-                room.rank
-                for room in self.ranks.values()
-                if holds(constraint, properties=room.properties, host=room.host, rank=room.rank)
+                capacity.rank
+                for capacity in self.ranks.values()
+                if holds(constraint, properties=capacity.properties, host=capacity.host, rank=capacity.rank)
             )
         return self._eligible[constraint]
 
     def _find_fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[GrantCounts, ...] | None:
-        """Worst fit: the most free cores first, then GPUs, then the lowest rank. None where there is not enough.
+        """Find ranks by worst fit: most free cores, then most free GPUs, then lowest rank; None if too few are
+        free.
 
-        Rooms with as much free are alike, but for whether they are whole, and whether they suit.
+        Ranks with equal free resources differ only in whether they run jobs and whether they match the constraint.
         """
         want, _ = wanted_count(shape)
         most = (len(ranks) * count_fits(shape, *free, whole=True) for free, ranks in self._free.items())
@@ -226,7 +229,7 @@ class Scheduler:
             fits = count_fits(shape, cores, gpus, whole=True)
             if fits == 0:
                 if cores < shape.cores_per_slot:
-                    break  # nor do those that have less
+                    break  # the remaining ranks have even fewer free cores
                 continue
             for rank in self._free[cores, gpus]:
                 if rank in without or not (everywhere or rank in eligible):
@@ -239,36 +242,36 @@ class Scheduler:
                     return tuple(sorted(grants))
         return None
 
-    # --- those behind ---
+    # --- backfilling ---
 
     def _backfill(self, now_s: float) -> list[QueuedJob]:
-        """Start what can start behind the first, and leaves that one its time.
+        """Start jobs behind the first one without delaying it.
 
-        Until something changes whoever could not start cannot, for time only runs out: those are not tried again.
+        A job that could not start cannot start later either, until free resources change: it is not tried again.
         """
-        stands = self.queue[0].id, self._changes
-        tried = self._tried[1] if self._tried[0] == stands else 0
+        state = self.queue[0].id, self._changes
+        tried = self._tried[1] if self._tried[0] == state else 0
         behind = list(islice(self.queue, 1 + tried, 1 + BACKFILL_DEPTH))
         if not behind:
             return []
         started: list[QueuedJob] = []
-        in_vain: set[tuple[Shape, bool]] = set()  # what is free only shrinks
+        failed: set[tuple[Shape, bool]] = set()  # not tried again: free resources only shrink during this pass
         starts_s, kept = self._reservation(self.queue[0].shape)
         for job in behind:
             ends_in_time = now_s + (job.limit_s or math.inf) <= starts_s
-            if (job.shape, ends_in_time) in in_vain:
+            if (job.shape, ends_in_time) in failed:
                 continue
             grants = self._find_fit(job.shape, frozenset() if ends_in_time else kept)
             if grants is None:
-                in_vain |= {(job.shape, ends_in_time), (job.shape, False)}
+                failed |= {(job.shape, ends_in_time), (job.shape, False)}
                 continue
             self.queue.remove(job)
             started.append(self._start(job, grants, now_s))
-        self._tried = stands, tried + len(behind)
+        self._tried = state, tried + len(behind)
         return started
 
     def _reservation(self, shape: Shape) -> tuple[float, frozenset[int]]:
-        """When the first in line could start on what is up, as jobs run to their limits, and on which ranks."""
+        """The time and ranks for the first job, if all jobs run to their limits and no more nodes come up."""
         eligible = self._matching(shape.constraint)
         free = {
             rank: (self.ranks[rank].cores_free, self.ranks[rank].gpus_free, self.ranks[rank].jobs)
@@ -277,7 +280,7 @@ class Scheduler:
             if rank in eligible
         }
         want, _ = wanted_count(shape)
-        there = sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
+        found = sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
         for job in sorted(self.running.values(), key=lambda job: (job.ends_by_s, job.id)):
             if job.ends_by_s == math.inf:
                 break
@@ -285,15 +288,18 @@ class Scheduler:
                 if grant.rank in free:
                     cores, gpus, jobs = free[grant.rank]
                     free[grant.rank] = now = (cores + grant.cores, gpus + grant.gpus, jobs - 1)
-                    there += count_fits(shape, now[0], now[1], whole=now[2] == 0)
-                    there -= count_fits(shape, cores, gpus, whole=jobs == 0)
-            if there >= want and (kept := choose_ranks(shape, free)) is not None:
+                    found += count_fits(shape, now[0], now[1], whole=now[2] == 0)
+                    found -= count_fits(shape, cores, gpus, whole=jobs == 0)
+            if found >= want and (kept := choose_ranks(shape, free)) is not None:
                 return job.ends_by_s, kept
         return math.inf, frozenset()
 
 
 def choose_ranks(shape: Shape, free: Mapping[int, tuple[int, int, int]]) -> frozenset[int] | None:
-    """The ranks that would serve the shape, worst fit, given what is free on each and how many jobs run there."""
+    """Choose ranks for a shape by worst fit; None if they do not suffice.
+
+    ``free``: by rank, the free cores, the free GPUs, and the number of running jobs.
+    """
     want, _ = wanted_count(shape)
     kept: list[int] = []
     for rank, (cores, gpus, jobs) in sorted(free.items(), key=lambda item: (-item[1][0], -item[1][1], item[0])):
@@ -307,14 +313,20 @@ def choose_ranks(shape: Shape, free: Mapping[int, tuple[int, int, int]]) -> froz
 
 
 def wanted_count(shape: Shape) -> tuple[int, str]:
-    """How many of what has to be found: nodes where the shape counts nodes (or takes them whole), else slots."""
+    """How many nodes or slots a shape needs, and their name.
+
+    It needs nodes if it counts nodes or uses them exclusively; if not, slots.
+    """
     if shape.nodes is not None:
         return shape.nodes, "nodes with slots"
     return shape.slots, "whole nodes" if shape.exclusive else "slots"
 
 
 def count_fits(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
-    """How many of what is wanted there is room for: nodes (0 or 1), or slots."""
+    """How many of a shape's nodes (0 or 1) or slots fit into these free cores and GPUs.
+
+    ``whole``: no job runs on the node.
+    """
     if shape.exclusive:
         return int(whole and cores >= max(1, shape.cores_per_slot) and gpus >= shape.gpus_per_slot)
     slots = cores // max(1, shape.cores_per_slot)
@@ -324,7 +336,7 @@ def count_fits(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
 
 
 def _grant(rank: int, cores: int, gpus: int, shape: Shape, fits: int) -> GrantCounts:
-    """``cores``, ``gpus``: what is free there."""
+    """Make the grant for ``fits`` nodes or slots. ``cores``, ``gpus``: those that are free on the rank."""
     if shape.exclusive:
         return GrantCounts(rank, cores, gpus)
     slots = fits if shape.nodes is None else shape.slots

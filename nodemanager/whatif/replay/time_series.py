@@ -1,4 +1,4 @@
-"""A figure over time, in a bounded number of steps: each holds the mean over its span."""
+"""A figure over time, kept in a bounded number of steps. Each step holds the mean of its span."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BINS_MAX = 960
 
 @dataclass(slots=True)
 class TimeSeries:
-    """A step function of time, added up in bins whose width doubles as it grows."""
+    """A step function of time, added up in bins. The bins' width doubles when there are too many."""
 
     width_s: float = 60.0
     sums: list[float] = field(default_factory=list)  # value x seconds
@@ -17,7 +17,7 @@ class TimeSeries:
     _at_s: float = 0.0
 
     def note(self, now_s: float, value: float) -> None:
-        """It has been as noted before until now, and is ``value`` from now on."""
+        """Set the value from ``now_s`` on. The value noted before holds until then."""
         if self._value and now_s > self._at_s:
             self._add(self._at_s, now_s, self._value)
         self._at_s, self._value = now_s, value

@@ -1,4 +1,4 @@
-"""What a run came to: added up while it goes on, in memory that does not grow with the nodes."""
+"""The totals of a run, added up as it proceeds. Their memory does not grow with the number of nodes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nodemanager.whatif.replay.lower_bounds import UnitDemand
 from nodemanager.whatif.replay.sched_simple import QueuedJob
 from nodemanager.whatif.replay.time_series import TimeSeries
 
-SLOWDOWN_FLOOR_S = 10.0  # shorter jobs count as this long, as is the custom
+SLOWDOWN_FLOOR_S = 10.0  # shorter jobs count as this long, as usual for the bounded slowdown
 CHURN_S = 600.0
-UNSERVED_MAX = 20  # named; all are counted
+UNSERVED_MAX = 20  # how many are named; all are counted
 
 
 @dataclass(slots=True)
 class TypeBill:
-    """One type's nodes. Money in the site's currency, time in node-seconds."""
+    """The totals of one type's nodes. Money is in the site's currency, time in node-seconds."""
 
     market: str
     nodes: int = 0
@@ -33,28 +33,28 @@ class TypeBill:
     idle_s: float = 0.0
     stop_s: float = 0.0
     unused_s: float = 0.0
-    core_s: float = 0.0  # of jobs
+    core_s: float = 0.0  # core-seconds of jobs
     core_paid_s: float = 0.0
-    cost_lost: Decimal = Decimal(0)  # with jobs that had to begin anew
+    cost_lost: Decimal = Decimal(0)  # of runs that were lost
     cost_idle: Decimal = Decimal(0)
-    cost_boot: Decimal = Decimal(0)  # coming and going
+    cost_boot: Decimal = Decimal(0)  # of nodes that boot or stop
     cost_unused: Decimal = Decimal(0)
 
 
 @dataclass(slots=True)
 class RunTotals:
-    """The books of one run."""
+    """The totals of one run."""
 
     jobs: int = 0
     jobs_ended: int = 0
     restarts: int = 0
-    lost_core_s: float = 0.0  # of runs that had to begin anew
+    lost_core_s: float = 0.0  # core-seconds of runs that were lost
     busy_nodes: int = 0
     boots: int = 0
     boot_failures: int = 0
     reclaims: int = 0
-    refusals: int = 0  # creates that the cloud refused for want of capacity
-    churn: int = 0  # nodes made within ten minutes of the end of one of their type
+    refusals: int = 0  # creates that the cloud refused for lack of capacity or quota
+    churn: int = 0  # nodes created within ten minutes of the end of a node of their type
     peak_nodes: int = 0
     cap_hits: int = 0
     capped_s: float = 0.0
@@ -69,7 +69,7 @@ class RunTotals:
     waiting: TimeSeries = field(default_factory=TimeSeries)
     nodes: TimeSeries = field(default_factory=TimeSeries)
     busy: TimeSeries = field(default_factory=TimeSeries)
-    unit_demand: UnitDemand | None = None  # what the lower bounds are reckoned from
+    unit_demand: UnitDemand | None = None  # for the lower bounds; None if they are not wanted
     _capped_from_s: float | None = None
     _lately_gone: dict[TypeName, deque[float]] = field(default_factory=dict)
 
@@ -84,7 +84,7 @@ class RunTotals:
             self.unit_demand.begin_job(job.id, job.shape, job.started_s or 0.0)
 
     def note_ended(self, job: QueuedJob, now_s: float) -> None:
-        """What it waited is all that it did not run to its end: a run that was lost too."""
+        """Count a finished job. Its wait is all the time before its last run: lost runs count as wait."""
         self.jobs_ended += 1
         wait_s = (job.started_s or 0.0) - job.submitted_s
         self.waits_s.append(wait_s)
@@ -95,7 +95,7 @@ class RunTotals:
             self.unit_demand.end_job(job.id, job.shape, job.run_s, now_s)
 
     def note_lost(self, job: QueuedJob, now_s: float) -> None:
-        """What it ran until now was for nothing: one of its nodes went away."""
+        """Count a run that was lost because one of its nodes left."""
         self.lost_core_s += (now_s - (job.started_s or 0.0)) * sum(grant.cores for grant in job.grants)
         if self.unit_demand is not None:
             self.unit_demand.lose_job(job.id, job.shape)

@@ -1,1 +1,1 @@
-"""A study for people: terminal, HTML page, charts."""
+"""The reports of a study for people: terminal, HTML page, charts."""

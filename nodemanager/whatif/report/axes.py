@@ -1,4 +1,4 @@
-"""The frames of the report's pictures: scales, marks at round numbers, names that do not collide."""
+"""Scales, axis marks at round numbers, and labels that do not overlap, for the report's charts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from html import escape
 
 Scale = Callable[[float], float]
 
-LETTER = 7.0  # about the width of a letter of a label
-LINE = 15.0  # and the height of its line
+LETTER = 7.0  # the approximate width of a label's letter
+LINE = 15.0  # the height of a label's line
 UNITS_S = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 WAIT_MARKS_S = (
     *(1.0, 2.0, 5.0, 10.0, 20.0, 30.0),
@@ -22,12 +22,13 @@ MARKS_MAX = 9
 
 
 def scale(low: float, high: float, at_low: float, at_high: float) -> Scale:
+    """Return the linear function from values to coordinates."""
     factor = (at_high - at_low) / (high - low or 1.0)
     return lambda value: at_low + (value - low) * factor
 
 
 def steps(low: float, high: float, count: int = 5, least: float = 0.0) -> list[float]:
-    """Round marks from low to high, about so many; ``least``: the smallest step."""
+    """Return about ``count`` round marks from low to high. ``least``: the smallest step."""
     rough = max((high - low) / count or 1.0, least)
     unit = 10.0 ** math.floor(math.log10(rough))
     step = unit * next(factor for factor in (1, 2, 2.5, 5, 10) if factor * unit >= rough * 0.999)
@@ -38,7 +39,7 @@ def steps(low: float, high: float, count: int = 5, least: float = 0.0) -> list[f
 
 
 def format_money(marks: Sequence[float]) -> list[str]:
-    """All of an axis in one unit."""
+    """Write all marks of an axis in one unit."""
     most = max(map(abs, marks), default=0.0)
     for factor, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if most >= 10 * factor:
@@ -47,7 +48,7 @@ def format_money(marks: Sequence[float]) -> list[str]:
 
 
 def wait_marks(early_s: float, late_s: float) -> list[tuple[float, str]]:
-    """Round durations between two, with their units: as on a logarithmic axis, closer where little lies between."""
+    """Return round durations in a range, with their texts, for a logarithmic axis; closer in a short range."""
     marks_s = [mark_s for mark_s in WAIT_MARKS_S if early_s <= mark_s <= late_s]
     if len(marks_s) >= 3:
         marks_s = marks_s[:: math.ceil(len(marks_s) / MARKS_MAX)]
@@ -59,6 +60,7 @@ def wait_marks(early_s: float, late_s: float) -> list[tuple[float, str]]:
 
 
 def format_wait(duration_s: float) -> str:
+    """Write a duration in its largest unit."""
     unit, length_s = _unit_of(duration_s)
     return f"{duration_s / length_s:.6g} {unit}"
 
@@ -71,23 +73,26 @@ def _unit_of(duration_s: float) -> tuple[str, float]:
 
 
 def svg(width: float, height: float, label: str, parts: Iterable[str]) -> str:
+    """Wrap the parts of a picture in an SVG element."""
     return (
         f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(label)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )
 
 
-def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>'
+def text(x: float, y: float, label: str, kind: str = "", anchor: str = "start") -> str:
+    """Write an SVG text."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" class="{kind}" text-anchor="{anchor}">{escape(label)}</text>'
 
 
 def rule(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str:
+    """Draw a straight SVG line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{kind}"/>'
 
 
-# --- text beside points -----------------------------------------------------------------------------------
+# --- labels -----------------------------------------------------------------------------------------------
 
-# Where a name may stand beside its point: how far off, and which end of it is there.
+# The places of a label next to its point: the offset, and the text anchor.
 LABEL_PLACES = (
     (11.0, 4.0, "start"),
     (-11.0, 4.0, "end"),
@@ -104,15 +109,15 @@ LABEL_PLACES = (
 )
 
 
-# How far from its line a name's foot stands, and how near none comes to another line.
+# The distance of a label's foot from its line, and the smallest distance of a label from any other line.
 ABOVE, BELOW = -6.0, 15.0
 APART = 6.0
-LINE_STEPS = 12  # places for it along the line
+LINE_STEPS = 12  # the number of places along a line
 
 
 @dataclass(slots=True)
 class Labels:
-    """Names beside points, none upon another one, a point, or the edge (left, top, right, bottom)."""
+    """Labels that overlap no other label, no point, and no edge (left, top, right, bottom)."""
 
     edges: tuple[float, float, float, float]
     taken: list[tuple[float, float, float, float]] = field(default_factory=list)
@@ -120,34 +125,34 @@ class Labels:
     def keep_clear(self, x: float, y: float, reach: float) -> None:
         self.taken.append((x - reach, y - reach, x + reach, y + reach))
 
-    def write(self, x: float, y: float, said: str, kind: str = "label") -> str:
-        """The name beside a point, or nothing where there is no room: its figures stand in the table."""
+    def write(self, x: float, y: float, label: str, kind: str = "label") -> str:
+        """Write a label next to a point; "" if there is no room: the report's table has the figures too."""
         for off_x, off_y, anchor in LABEL_PLACES:
-            box = _box(x + off_x, y + off_y, said, anchor)
+            box = _box(x + off_x, y + off_y, label, anchor)
             if self._is_free(box):
                 self.taken.append(box)
-                return text(x + off_x, y + off_y, said, kind, anchor)
+                return text(x + off_x, y + off_y, label, kind, anchor)
         return ""
 
     def write_lines(self, lines: Sequence[tuple[float, str]], kind: str) -> list[str]:
-        """The names of lines across: the highest one's stands above it, the others' below theirs, if there is room.
+        """Write the labels of horizontal lines: above the highest line and below the others, if there is room.
 
-        Each is nearer to its own line than to any other one.
+        Each label is nearer to its own line than to any other.
         """
         highest = min((y for y, _ in lines), default=0.0)
         return [
             self._write_line(
-                y, said, kind, [it for it, _ in lines if it != y], above=y == highest and len(lines) > 1
+                y, label, kind, [it for it, _ in lines if it != y], above=y == highest and len(lines) > 1
             )
-            for y, said in lines
+            for y, label in lines
         ]
 
-    def _write_line(self, y: float, said: str, kind: str, others: Sequence[float], *, above: bool) -> str:
+    def _write_line(self, y: float, label: str, kind: str, others: Sequence[float], *, above: bool) -> str:
         left, _, right, _ = self.edges
         sides = (ABOVE, BELOW) if above else (BELOW, ABOVE)
-        reach = right - left - 6 - len(said) * LETTER
+        reach = right - left - 6 - len(label) * LETTER
         places = [(right - reach * step / LINE_STEPS, y + side) for side in sides for step in range(LINE_STEPS + 1)]
-        boxes = {place: _box(*place, said, "end") for place in places}
+        boxes = {place: _box(*place, label, "end") for place in places}
         apart = [
             it
             for it in places
@@ -156,7 +161,7 @@ class Labels:
         free = [it for it in apart if self._is_free(boxes[it])]
         x, at_y = (free or apart or places)[0]
         self.taken.append(boxes[x, at_y])
-        return text(x, at_y, said, kind, "end")
+        return text(x, at_y, label, kind, "end")
 
     def _is_free(self, box: tuple[float, float, float, float]) -> bool:
         left, top, right, bottom = self.edges
@@ -169,11 +174,11 @@ class Labels:
 
 
 def _gap(box: tuple[float, float, float, float], y: float) -> float:
-    """How far a line across is from a box; below 0 where it goes through."""
+    """The distance of a horizontal line from a box; below 0 if it crosses the box."""
     return max(box[1] - y, y - box[3])
 
 
-def _box(x: float, y: float, said: str, anchor: str) -> tuple[float, float, float, float]:
-    wide = len(said) * LETTER
+def _box(x: float, y: float, label: str, anchor: str) -> tuple[float, float, float, float]:
+    wide = len(label) * LETTER
     left = {"start": x, "end": x - wide, "middle": x - wide / 2}[anchor]
     return left, y - 0.8 * LINE, left + wide, y + 0.2 * LINE

@@ -1,4 +1,4 @@
-"""The report's pictures, as SVG in the page's own colours: for light and dark, and with nothing from elsewhere."""
+"""The report's charts, as SVG in the page's own colours, for light and dark mode."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ WIDTH = 860.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 20.0, 30.0, 46.0
 PARTS = (
     ("busy", "with jobs"),
-    ("lost", "with jobs that began anew"),
+    ("lost", "lost runs"),
     ("idle", "idle"),
-    ("boot", "coming and going"),
-    ("unused", "paid beyond its end"),
+    ("boot", "booting and stopping"),
+    ("unused", "paid after its end"),
 )
 NAME_MAX = 26  # letters
-UNDER_BOUND = 0.08  # of the costs' reach: room for the name of the lowest bound, though it be below 0
+UNDER_BOUND = 0.08  # of the range of costs: room for the name of the lowest bound, even below 0
 
 
 # --- cost against wait ------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ UNDER_BOUND = 0.08  # of the costs' reach: room for the name of the lowest bound
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Points of one kind. ``joined``: they are the steps of a sweep."""
+    """Points of one kind. ``joined``: they are steps of a sweep, and a line joins them."""
 
     kind: str
     outcomes: Sequence[Outcome]
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """Where a cost and a mean wait lie in the picture."""
+    """Maps a cost and a mean wait to a place in the picture."""
 
     x_of_log: Scale
     y: Scale
@@ -49,7 +49,7 @@ class Plane:
 
 
 def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float]]) -> str:
-    """Each run by its mean wait and its cost; the lower bounds as lines."""
+    """Draw each run by its mean wait and its cost, and the lower bounds as lines."""
     every = [outcome for group in groups for outcome in group.outcomes]
     waits = [_log(outcome.wait_mean_s) for outcome in every]
     costs = [outcome.cost for outcome in every] + [cost for _, cost in bounds]
@@ -62,9 +62,9 @@ def cost_against_wait(groups: Sequence[Group], bounds: Sequence[tuple[str, float
     bottom = height - BOTTOM
     plane = Plane(scale(early, late, LEFT, WIDTH - RIGHT), scale(low, high, bottom, TOP))
     parts = _cost_axis(plane, low, high)
-    for mark_s, said in wait_marks(10**early, 10**late):
+    for mark_s, label in wait_marks(10**early, 10**late):
         x = plane.x_of_log(_log(mark_s))
-        parts += [rule(x, TOP, x, bottom), text(x, bottom + 17, said, "tick", "middle")]
+        parts += [rule(x, TOP, x, bottom), text(x, bottom + 17, label, "tick", "middle")]
     parts.append(text((LEFT + WIDTH - RIGHT) / 2, height - 8, "mean wait of a job", "axis", "middle"))
     labels = Labels((LEFT, TOP, WIDTH - RIGHT, bottom))
     for outcome in every:
@@ -86,9 +86,9 @@ def _log(wait_s: float) -> float:
 def _cost_axis(plane: Plane, low: float, high: float) -> list[str]:
     marks = steps(low, high)
     parts = []
-    for mark, said in zip(marks, format_money(marks), strict=True):
+    for mark, label in zip(marks, format_money(marks), strict=True):
         y = plane.y(mark)
-        parts += [rule(LEFT, y, WIDTH - RIGHT, y), text(LEFT - 8, y + 4, said, "tick", "end")]
+        parts += [rule(LEFT, y, WIDTH - RIGHT, y), text(LEFT - 8, y + 4, label, "tick", "end")]
     parts.append(text(LEFT - 8, TOP - 14, "cost", "axis", "end"))
     return parts
 
@@ -101,16 +101,16 @@ def _points(group: Group, plane: Plane) -> list[str]:
         parts.append(f'<polyline points="{line}" class="line {group.kind}"/>')
     for outcome in group.outcomes:
         x, y = plane.place(outcome)
-        said = escape(f"{outcome.policy}: cost {outcome.cost:,.2f}, mean wait {format_span(outcome.wait_mean_s)}")
+        label = escape(f"{outcome.policy}: cost {outcome.cost:,.2f}, mean wait {format_span(outcome.wait_mean_s)}")
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if group.joined else 6}" class="dot {group.kind}">'
-            f"<title>{said}</title></circle>"
+            f"<title>{label}</title></circle>"
         )
     return parts
 
 
 def _label(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
-    """A step of a sweep is named by its value."""
+    """Label a point with its run's name, or with its value if it is a step of a sweep."""
     name = outcome.policy.partition("=")[2] or outcome.policy if group.joined else outcome.policy
     return labels.write(*plane.place(outcome), shorten(name, NAME_MAX), "tick" if group.joined else "label")
 
@@ -120,7 +120,7 @@ def _label(outcome: Outcome, group: Group, plane: Plane, labels: Labels) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How far the axes of pictures that are to be compared go."""
+    """The extent of the axes, shared by the pictures of all runs so they can be compared."""
 
     end_s: float
     nodes: float
@@ -139,7 +139,7 @@ TIME_UNITS = ((3 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "hours"), (
 
 
 def over_time(outcome: Outcome, extent: Extent) -> str:
-    """Nodes that are there and nodes with jobs; under them the jobs that wait."""
+    """Draw all nodes and the nodes with jobs, and below them the waiting jobs."""
     height, middle, gap = 360.0, 210.0, 40.0
     x = scale(0.0, extent.end_s, LEFT, WIDTH - RIGHT)
     nodes_y = scale(0.0, extent.nodes, middle, TOP)
@@ -160,7 +160,7 @@ def over_time(outcome: Outcome, extent: Extent) -> str:
 
 
 def _area(curve: Curve, x: Scale, y: Scale, kind: str) -> str:
-    """Steps, as a filled shape: each holds its mean over its span."""
+    """Draw a curve's steps as a filled shape."""
     marks = [f"{x(0.0):.1f},{y(0.0):.1f}"]
     for index, mean in enumerate(curve.means):
         from_x, to_x = x(index * curve.step_s), x((index + 1) * curve.step_s)
@@ -174,13 +174,13 @@ def _area(curve: Curve, x: Scale, y: Scale, kind: str) -> str:
 
 
 def cost_parts(outcomes: Sequence[Outcome]) -> Sequence[tuple[str, str]]:
-    """Those that the bars show: where no node is lost, no job begins anew."""
+    """The parts of the cost that the bars show: lost runs only if there are any."""
     lost = any(outcome.restarts for outcome in outcomes)
     return [part for part in PARTS if lost or part[0] != "lost"]
 
 
 def where_money_goes(outcomes: Sequence[Outcome]) -> str:
-    """A bar a run: what was paid with jobs on the node, and what was not."""
+    """Draw a bar for each run, divided into the parts of its cost."""
     row, most = 30.0, max([outcome.cost for outcome in outcomes] + [1e-9])
     top = 8.0
     height = top + row * len(outcomes) + BOTTOM
@@ -188,9 +188,9 @@ def where_money_goes(outcomes: Sequence[Outcome]) -> str:
     x = scale(0.0, most, left, right)
     marks = steps(0.0, most)
     parts: list[str] = []
-    for mark, said in zip(marks, format_money(marks), strict=True):
+    for mark, label in zip(marks, format_money(marks), strict=True):
         parts += [rule(x(mark), top, x(mark), height - BOTTOM)]
-        parts += [text(x(mark), height - BOTTOM + 17, said, "tick", "middle")]
+        parts += [text(x(mark), height - BOTTOM + 17, label, "tick", "middle")]
     for index, outcome in enumerate(outcomes):
         parts += _bar(outcome, x, left, top + index * row + 5, row - 10)
     parts.append(text((left + right) / 2, height - 8, "cost", "axis", "middle"))
@@ -202,11 +202,11 @@ def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list
     paid = 0.0
     for kind, name in cost_parts([outcome]):
         cost = max(0.0, getattr(outcome, f"cost_{kind}"))
-        said = escape(f"{outcome.policy}, {name}: {cost:,.2f} ({cost / (outcome.cost or 1):.1%})")
+        label = escape(f"{outcome.policy}, {name}: {cost:,.2f} ({cost / (outcome.cost or 1):.1%})")
         wide = max(0.0, x(paid + cost) - x(paid) - 1.5)
         parts.append(
             f'<rect x="{x(paid):.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" class="part {kind}">'
-            f"<title>{said}</title></rect>"
+            f"<title>{label}</title></rect>"
         )
         paid += cost
     wasted = 1.0 - (outcome.cost_busy + outcome.cost_lost) / outcome.cost if outcome.cost else 0.0

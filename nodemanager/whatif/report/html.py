@@ -1,4 +1,4 @@
-"""The report: one HTML page with all it needs inside."""
+"""The report: a single HTML page that needs no other files."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ th:first-child, td:first-child { text-align: left; position: sticky; left: -12px
 table.words th, table.words td { text-align: left; white-space: normal }
 """.strip()
 
-KINDS = (("main", "this site"), ("swept", "the sweep"), ("compared", "compared"), ("baseline", "what others do"))
+KINDS = (("main", "this site"), ("swept", "the sweep"), ("compared", "compared"), ("baseline", "baselines"))
 BOUND_NAMES = ("no fleet costs less with every job starting as on fixed", "no fleet costs less")
 
 
-DRAWN_MAX = 3  # runs whose nodes and queue are drawn over time
+DRAWN_MAX = 3  # the number of runs whose nodes and queue are drawn over time
 
 
 def render_report(study: Study) -> str:
-    """The page, as text."""
+    """Render the page as HTML."""
     runs = study.outcomes
     drawn = runs[:DRAWN_MAX] if study.compared or study.baselines else runs[:1]
     extent = charts.Extent.of(drawn)
@@ -73,7 +73,7 @@ def render_report(study: Study) -> str:
         *([_section("Cost against wait", _pareto(study), _keys(_shown_groups(study)))] if len(runs) > 1 else []),
         _section("Cost and wait", _html_table(COST_HEADS, _rows(study, _cost_row), main=0), _note(study)),
         _section("Where the money goes", charts.where_money_goes(runs), _keys(charts.cost_parts(runs))),
-        _section(f"What {study.main.policy} pays, by node type", _types(study.main), TYPES_NOTE),
+        _section(f"The cost of {study.main.policy} by node type", _types(study.main), TYPES_NOTE),
         *(
             _section(f"Nodes and queue over time: {run.policy}", charts.over_time(run, extent), _TIME_KEYS)
             for run in drawn
@@ -98,16 +98,16 @@ def _plain(sentence: str) -> str:
 
 
 def _findings_list(study: Study) -> str:
-    said = "".join(f"<li>{_plain(sentence)}</li>" for sentence in sentences(study)[1:])
-    return f"<ul>{said}</ul>" if said else ""
+    text = "".join(f"<li>{_plain(sentence)}</li>" for sentence in sentences(study)[1:])
+    return f"<ul>{text}</ul>" if text else ""
 
 
 def _introduction(study: Study) -> str:
     main = study.main
     unserved = sum(main.jobs_unserved.values())
-    left = f", {unserved} of them not served" if unserved else ""
+    not_served = f", {unserved} of them not served" if unserved else ""
     return (
-        f"{study.workload.name}: {main.jobs:,} jobs{left}, over {format_span(main.ended_s)}. "
+        f"{study.workload.name}: {main.jobs:,} jobs{not_served}, over {format_span(main.ended_s)}. "
         f"Site {study.site.path.name}, seed {study.site.simulation.seed}. "
         "Costs are estimates in the currency of the site's prices."
     )
@@ -124,9 +124,7 @@ def _keys(kinds: Iterable[tuple[str, str]]) -> str:
     )
 
 
-_TIME_KEYS = _keys(
-    (("there", "nodes that are there"), ("busy", "of them with jobs"), ("waiting", "jobs that wait"))
-)
+_TIME_KEYS = _keys((("there", "all nodes"), ("busy", "nodes with jobs"), ("waiting", "waiting jobs")))
 
 
 def _shown_groups(study: Study) -> list[tuple[str, str]]:
@@ -151,18 +149,19 @@ def _pareto(study: Study) -> str:
 
 # --- tables -----------------------------------------------------------------------------------------------
 
-COST_HEADS = ("policy", "cost", "this site costs, of it", "mean wait", "median", "p95", "p99", "slowdown",
+COST_HEADS = ("policy", "cost", "this site ÷ this", "mean wait", "median", "p95", "p99", "slowdown",
               "jobs served", "not served")  # fmt: skip
-NODE_HEADS = ("policy", "share used", "node-hours", "boots", "that failed", "taken back", "creates refused",
-              "made anew within 10 min", "at a limit", "for", "most at once")  # fmt: skip
+NODE_HEADS = ("policy", "share used", "node-hours", "boots", "failed boots", "reclaimed", "creates refused",
+              "re-created within 10 min", "at a limit", "time at a limit", "most at once")  # fmt: skip
 TYPE_HEADS = ("type", "market", "nodes", "node-hours", "paid", "cost")
-ANEW_HEADS = ("policy", "jobs begun anew", "core-hours lost", "their cost", "of all")
-ANEW_NOTE = (
-    "A job whose node is lost or taken back begins anew: what it had run until then is lost, and counts as wait. "
-    "On a node that others shared, it costs its share of the cores."
+RESTART_HEADS = ("policy", "job restarts", "core-hours lost", "their cost", "share of the cost")
+RESTART_NOTE = (
+    "If a job's node is lost or reclaimed, the job restarts. The time of the lost run counts as wait. On a shared "
+    "node, a lost run costs its share of the cores."
 )
 TYPES_NOTE = (
-    "Node-hours: from creation to end; paid: with what was left of each window, or of the minimum, at its end."
+    "Node-hours are counted from creation to end. Paid hours also include the rest of each billing window or "
+    "minimum charge."
 )
 
 
@@ -171,11 +170,11 @@ def _rows(study: Study, row: Callable[[Study, Outcome], tuple[str, ...]]) -> lis
 
 
 def _cost_row(study: Study, outcome: Outcome) -> tuple[str, ...]:
-    alike = outcome is not study.main and outcome.cost > 0 and outcome.serves_as_many(study.main)
+    comparable = outcome is not study.main and outcome.cost > 0 and outcome.serves_as_many(study.main)
     return (
         outcome.policy,
         f"{outcome.cost:,.2f}",
-        f"{study.main.cost / outcome.cost:.3f}" if alike else "",
+        f"{study.main.cost / outcome.cost:.3f}" if comparable else "",
         format_short_span(outcome.wait_mean_s),
         format_short_span(outcome.wait_median_s),
         format_short_span(outcome.wait_p95_s),
@@ -205,7 +204,7 @@ def _node_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
 def _restarts(study: Study, runs: Sequence[Outcome]) -> list[str]:
     if not any(run.restarts for run in runs):
         return []
-    return [_section("Runs lost", _html_table(ANEW_HEADS, _rows(study, _restart_row), main=0), ANEW_NOTE)]
+    return [_section("Runs lost", _html_table(RESTART_HEADS, _rows(study, _restart_row), main=0), RESTART_NOTE)]
 
 
 def _restart_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
@@ -239,25 +238,26 @@ def _types(outcome: Outcome) -> str:
 
 
 def _note(study: Study) -> str:
-    """What the ratios mean, the bounds, and costs at equal mean wait where a sweep tells."""
-    said = ["Slowdown: wait and run together as a multiple of the run, counted as 10 s at least; the mean. "]
+    """Explain the ratios, the bounds, and the costs at equal mean wait if a sweep allows to compare them."""
+    notes = ["Slowdown: the mean of wait plus run time, divided by the run time; runs below 10 s count as 10 s. "]
     if study.bounds is not None:
-        said.append(_bounds(study.bounds, study.main, study.baselines.get("fixed")))
+        notes.append(_bounds(study.bounds, study.main, study.baselines.get("fixed")))
     points, shorter = [study.main, *study.swept.values()], list[str]()
     fewer = [run.policy for run in points if run.jobs_served < _most_served(study)]
     if fewer:
-        said.append(f"Left out of what is compared, as fewer jobs are served: {', '.join(fewer)}. ")
+        notes.append(f"Not compared, because they serve fewer jobs: {', '.join(fewer)}. ")
     for name, baseline in study.baselines.items():
         if not any(point.serves_as_many(baseline) for point in points):
             continue
         cost = cost_at_wait(points, baseline)
         if cost is not None and baseline.cost:
-            said.append(f"At the mean wait of {name} this site costs {cost / baseline.cost:.3f} of it. ")
+            ratio = cost / baseline.cost
+            notes.append(f"At the mean wait of {name}, this site costs {ratio:.3f} times as much as {name}. ")
         else:
             shorter.append(name)
     if shorter:
-        said.append(f"Jobs wait less under {', '.join(shorter)}. ")
-    return escape("".join(said))
+        notes.append(f"Jobs wait less under {', '.join(shorter)}. ")
+    return escape("".join(notes))
 
 
 def _most_served(study: Study) -> int:
@@ -265,9 +265,9 @@ def _most_served(study: Study) -> int:
 
 
 def _bounds(bounds: CostBounds, main: Outcome, fixed: Outcome | None) -> str:
-    alike = bounds.work and (fixed is None or main.serves_as_many(fixed))
-    over = f": this site is at {main.cost / bounds.work:.3f} of it" if alike else ""
-    served = f" that serves the {fixed.jobs_served:,} jobs of the fixed cluster" if fixed and not alike else ""
+    comparable = bounds.work and (fixed is None or main.serves_as_many(fixed))
+    over = f": this site costs {main.cost / bounds.work:.3f} times as much" if comparable else ""
+    served = f" that serves the {fixed.jobs_served:,} jobs of the fixed cluster" if fixed and not comparable else ""
     return (
         f"No fleet{served} costs less than {bounds.work:,.2f}, however long jobs wait{over}; none costs less than "
         f"{bounds.same_starts:,.2f} with every job starting when it did on the fixed cluster. "
@@ -294,7 +294,7 @@ def _differences(study: Study) -> list[str]:
             _html_table(
                 ("key", study.main.policy, name), [(key, *both) for key, both in changes.items()], kind="words"
             ),
-            escape(f"{study.main.policy} beside {name}: {compare(study.main, study.compared[name])}."),
+            escape(f"{study.main.policy} compared with {name}: {compare(study.main, study.compared[name])}."),
         )
         for name, changes in study.differences.items()
     ]
@@ -304,8 +304,8 @@ def _cloud(study: Study) -> list[str]:
     rows = [(it.node_type, it.what, it.value, it.source) for it in study.cloud]
     if not rows:
         return []
-    table = _html_table(("type", "what", "figure", "from"), rows, kind="words")
-    return [_section("What the simulated cloud does", table)]
+    table = _html_table(("type", "figure", "value", "source"), rows, kind="words")
+    return [_section("The simulated cloud", table)]
 
 
 def _unserved(study: Study) -> list[str]:
@@ -315,7 +315,7 @@ def _unserved(study: Study) -> list[str]:
     named = ", ".join(f"{job} ({why})" for job, why in study.main.unserved_examples)
     return [
         _section(
-            "Jobs not served", _html_table(("why", "jobs"), rows, kind="words"), escape(f"Among them {named}.")
+            "Jobs not served", _html_table(("reason", "jobs"), rows, kind="words"), escape(f"Examples: {named}.")
         )
     ]
 
@@ -326,7 +326,7 @@ def _oddities(study: Study) -> list[str]:
         for kind, count in study.oddities.counts.items()
     ]
     return (
-        [_section("Odd in the workload", _html_table(("what", "how often", "first at"), rows, kind="words"))]
+        [_section("Oddities of the workload", _html_table(("kind", "count", "first at"), rows, kind="words"))]
         if rows
         else []
     )

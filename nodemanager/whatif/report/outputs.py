@@ -1,4 +1,4 @@
-"""What a study is written to: whether it can be is found out before the runs, not after hours of them."""
+"""The outputs of a study. They are checked before the runs, not after hours of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import TextIO
 
 
 class OutputError(Exception):
-    """Something cannot be written, or not there; the text says what, where and why."""
+    """An output cannot be written, or not to this place. The text says what, where and why."""
 
 
 class OutputClosed(OutputError):
-    """Nobody reads on, as after ``| head``: it is no fault of anyone's."""
+    """The reader closed the pipe, as ``| head`` does. This is not an error of the study."""
 
 
 @contextmanager
 def open_output(option: str, given: str | None) -> Iterator[int | None]:
-    """The file of an option, open to be written; None where none is given. It holds what it held, until then.
+    """Open the file of an option for writing; None if the option is not given. Its old content stays until then.
 
-    One that was not there, and that nothing came into, is gone in the end. Raises :class:`OutputError`.
+    A new file is removed at the end if nothing was written to it. Raises :class:`OutputError`.
     """
     if given is None:
         yield None
@@ -31,7 +31,7 @@ def open_output(option: str, given: str | None) -> Iterator[int | None]:
     path = Path(given)
     was_there = os.path.lexists(path)
     try:
-        # A pipe's reader is to find an end only when the study has one: it stays open all the while.
+        # Keep a pipe open all the time: its reader must see the end only when the study ends.
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
     except (OSError, ValueError) as error:
         raise OutputError(f"{option} {given}: cannot be written: {_why(error)}") from error
@@ -44,24 +44,24 @@ def open_output(option: str, given: str | None) -> Iterator[int | None]:
 
 
 def check_apart(outputs: Mapping[str, int | None], inputs: Mapping[str, Path]) -> None:
-    """Raises :class:`OutputError` where one file is to be written twice, or is read too."""
+    """Raise :class:`OutputError` if two outputs are the same file, or an output is also an input."""
     taken: dict[tuple[int, int], str] = {}
     for what, path in inputs.items():
         try:
             found = path.stat()
         except (OSError, ValueError):
-            continue  # no file: whoever reads it says so
+            continue  # not a file: the code that reads it reports the error
         taken[found.st_dev, found.st_ino] = f"{what} ({path})"
     for option, number in outputs.items():
         if number is None or not stat.S_ISREG((found := os.fstat(number)).st_mode):
             continue
         other = taken.setdefault((found.st_dev, found.st_ino), option)
         if other != option:
-            raise OutputError(f"{option}: the same file as {other}, which would be lost: give another one")
+            raise OutputError(f"{option}: the same file as {other}, which would be lost: give another file")
 
 
 def write(option: str, number: int, text: str) -> None:
-    """Put a text into an open file, in place of what was there. Raises :class:`OutputError`."""
+    """Replace the content of an open file. Raises :class:`OutputError`."""
     left = memoryview(text.encode())
     try:
         if stat.S_ISREG(os.fstat(number).st_mode):
@@ -73,30 +73,30 @@ def write(option: str, number: int, text: str) -> None:
 
 
 def check_standard_output() -> None:
-    """Raises :class:`OutputError` where there is none."""
+    """Raise :class:`OutputError` if standard output is closed."""
     if sys.stdout is None:
-        raise OutputError("standard output is closed: there is nowhere to say what the study shows")
+        raise OutputError("standard output is closed: the study has nowhere to print its results")
 
 
 @contextmanager
 def flushed_output(file: TextIO) -> Iterator[None]:
-    """What is printed there goes out, all of it.
+    """Flush everything that is printed in the block.
 
-    Raises :class:`OutputError`, and :class:`OutputClosed` where nobody reads on.
+    Raises :class:`OutputError`, and :class:`OutputClosed` if the reader closed the pipe.
     """
     try:
         yield
         file.flush()
     except BrokenPipeError as error:
         _discard(file)
-        raise OutputClosed("standard output: nobody reads on") from error
+        raise OutputClosed("standard output: the reader closed it") from error
     except OSError as error:
         _discard(file)
         raise OutputError(f"standard output: not all of it could be written: {_why(error)}") from error
 
 
 def _discard(file: TextIO) -> None:
-    """What is still held goes nowhere: Python would try again as it ends, and complain."""
+    """Discard buffered output: Python would try to write it again at its exit, and print an error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, file.fileno())
     os.close(nowhere)

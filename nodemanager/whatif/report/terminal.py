@@ -1,4 +1,4 @@
-"""What the terminal shows: the headline, a table of the runs, what was odd, and how far a long run has come."""
+"""Prints a study on the terminal: the headline, a table of the runs, the oddities, and progress bars meanwhile."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.report.findings import format_short_span, headline, sentences, shorten
 from nodemanager.whatif.study.study import TELL_EVERY, Study
 
-WIDTH_MAX = 10_000  # letters: of what has no width
+WIDTH_MAX = 10_000  # letters: the width of an output that is not a terminal
 NAME_MIN = 12
 GAP = 2  # between two columns
 
 
 class ProgressBar:
-    """A bar a run; on something that is no terminal, nothing."""
+    """A progress bar for each run. Without a terminal it shows nothing."""
 
     def __init__(self, progress: Progress, jobs_about: int | None) -> None:
         self._progress = progress
@@ -42,6 +42,7 @@ class ProgressBar:
 
 @contextmanager
 def progress_bar(console: Console, jobs_about: int | None) -> Iterator[ProgressBar]:
+    """Show progress bars while the block runs. ``jobs_about``: the expected number of jobs, if known."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -53,9 +54,9 @@ def progress_bar(console: Console, jobs_about: int | None) -> Iterator[ProgressB
 
 
 def print_summary(study: Study, console: Console) -> None:
-    """Print the study. No figure is cut: where lines are too short for one, they are longer than the terminal's.
+    """Print a study. No figure is cut: a table may be wider than the terminal.
 
-    What is no terminal has no lines of a length: a table is as wide as it is.
+    Without a terminal, a table has its full width.
     """
     _print(console, headline(study), "bold")
     for sentence in sentences(study)[1:]:
@@ -64,19 +65,19 @@ def print_summary(study: Study, console: Console) -> None:
     if study.bounds is not None:
         _print(
             console,
-            f"no fleet costs less than {study.bounds.work:,.2f}, nor than {study.bounds.same_starts:,.2f} with "
+            f"no fleet costs less than {study.bounds.work:,.2f}, or less than {study.bounds.same_starts:,.2f} with "
             "every job starting when it did on the fixed cluster",
         )
     for run in study.outcomes:
         if run.restarts:
             _print(
                 console,
-                f"{run.policy}: jobs began anew {run.restarts:,} times; {run.lost_core_hours:,.1f} core-hours were "
-                f"lost, at {run.cost_lost:,.2f}",
+                f"{run.policy}: jobs restarted {run.restarts:,} times; {run.lost_core_hours:,.1f} core-hours were "
+                f"lost, at a cost of {run.cost_lost:,.2f}",
             )
     for name, changes in study.differences.items():
         for key, (here, there) in changes.items():
-            _print(console, f"{name}: {key} = {there}, not {here}")
+            _print(console, f"{name}: {key} = {there} instead of {here}")
     for why, count in study.main.jobs_unserved.items():
         _print(console, f"{count} jobs not served: {why}", "yellow")
     for kind, count in study.oddities.counts.items():
@@ -89,25 +90,25 @@ def print_summary(study: Study, console: Console) -> None:
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:
-    """As it stands: names of files and jobs may hold what rich takes for markup."""
+    """Print a text literally: names of files and jobs may contain rich's markup."""
     console.print(text, style=style, markup=False, emoji=False)
 
 
 def _print_table(console: Console, table: Table, *, folds: bool = False) -> None:
-    """``folds``: a table of words, which a terminal's lines may break."""
-    usual = console.width
+    """Print a table. ``folds``: its cells are words, which may be folded to the terminal's width."""
+    width_before = console.width
     if not (folds and console.is_terminal):
         whole = Measurement.get(console, console.options.update(max_width=WIDTH_MAX), table)
-        console.width = max(usual, whole.maximum)
+        console.width = max(width_before, whole.maximum)
     console.print(table)
-    console.width = usual
+    console.width = width_before
 
 
-HEADS = ("policy", "cost", "of this", "wait", "p95", "used", "boots", "peak", "left")
+HEADS = ("policy", "cost", "/ site", "wait", "p95", "used", "boots", "peak", "unserved")
 
 
 def _name_room(study: Study, console: Console) -> int:
-    """How many letters of a policy's name fit beside its figures."""
+    """How many letters of a policy's name fit next to its figures."""
     rows = [HEADS, *(_row(outcome, study.main) for outcome in study.outcomes)]
     figures = sum(max(map(len, column)) + GAP for column in list(zip(*rows, strict=True))[1:])
     return max(NAME_MIN, console.width - figures - GAP) if console.is_terminal else WIDTH_MAX
@@ -131,9 +132,9 @@ def _runs(study: Study, name_room: int) -> Table:
 
 
 def _cloud(study: Study) -> Table:
-    """What the simulated cloud does, and where that is from."""
-    table = Table(title="the cloud", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("type", "what", "figure", "from"):
+    """The table of the simulated cloud's figures, with their sources."""
+    table = Table(title="the simulated cloud", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("type", "figure", "value", "source"):
         table.add_column(name)
     for figure in study.cloud:
         table.add_row(*map(Text, (figure.node_type, figure.what, figure.value, figure.source)))

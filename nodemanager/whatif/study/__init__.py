@@ -1,1 +1,1 @@
-"""Several runs side by side: variants, the pool of processes, the comparison."""
+"""Several runs side by side: variants of a site, the process pool, the comparison."""

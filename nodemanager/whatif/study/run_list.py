@@ -1,4 +1,4 @@
-"""The runs that are asked for on the command line: the site's own, those beside it, and what each is called."""
+"""The list of runs that the command line asks for: the site's own, those to compare it with, and their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nodemanager.whatif.workload.workload import WorkloadError
 
 @dataclass(frozen=True, slots=True)
 class RunList:
-    """Every run of a study, ``main`` the site as it stands. ``caution``: in what it is not what was asked for."""
+    """Every run of a study. ``main`` is the unchanged site. ``caution``: how the list differs from the request."""
 
     main: PolicyRun
     compared: Sequence[PolicyRun]
@@ -34,9 +34,9 @@ class RunList:
 
 
 def list_runs(site: Site, chosen: argparse.Namespace) -> RunList:
-    """What is to be run. Raises :class:`SweepError` and :class:`~nodemanager.config.site.ConfigError`.
+    """List the runs to do. Raises :class:`SweepError` and :class:`~nodemanager.config.site.ConfigError`.
 
-    What ``--actors`` cannot do is a :class:`WorkloadError`.
+    Raises :class:`WorkloadError` for anything that ``--actors`` does not support.
     """
     sweep = read_sweep(chosen.sweep) if chosen.sweep else Sweep("", ())
     swept = [PolicyRun(name, variant, actors=chosen.actors) for name, variant in variants(site, sweep)]
@@ -53,16 +53,16 @@ def list_runs(site: Site, chosen: argparse.Namespace) -> RunList:
 
 
 def with_seed(site: Site, seed: int | None) -> Site:
-    """The site with another seed, where one is given."""
+    """Return the site with another seed; unchanged if ``seed`` is None."""
     if seed is None:
         return site
     return replace(site, simulation=site.simulation.model_copy(update={"seed": seed}))
 
 
 def name_runs(paths: Sequence[str], others: AbstractSet[str]) -> list[str]:
-    """What runs are called by their sites' files: the name of each, or its path where that would not tell it apart.
+    """Name runs after their site files: by the file's stem, or by its path if the stem is not unique.
 
-    ``others``: what runs are called that have no file of their own.
+    ``others``: the names of runs without a site file.
     """
     stems = [Path(path).stem for path in paths]
     names: list[str] = []
@@ -75,22 +75,22 @@ def name_runs(paths: Sequence[str], others: AbstractSet[str]) -> list[str]:
 
 
 def _check_actors(runs: Iterable[PolicyRun]) -> None:
-    """Raises :class:`WorkloadError` for what a site asks for and the simulated Flux and cloud do not do."""
+    """Raise :class:`WorkloadError` if a run needs something that ``--actors`` does not support."""
     for run in runs:
         if run.site.policy.queue_policy is not QueuePolicy.FIFO:
             raise WorkloadError(
-                f"{run.name}: --actors has jobs come first, served first: queue_policy = "
-                f"{run.site.policy.queue_policy} can only be replayed without --actors"
+                f"{run.name}: --actors supports only first come, first served: replay queue_policy = "
+                f"{run.site.policy.queue_policy} without --actors"
             )
         if run.site.simulation.spot_reclaims_per_hour and any(
             node_type.market is Market.SPOT for node_type in run.site.node_types
         ):
             raise WorkloadError(
-                f"{run.name}: --actors takes back no spot node: spot_reclaims_per_hour above 0 can only be "
-                "replayed without --actors"
+                f"{run.name}: --actors does not reclaim spot nodes: replay spot_reclaims_per_hour above 0 without "
+                "--actors"
             )
         if run.event_log is not None:
-            raise WorkloadError("--journal is not for --actors, which writes none")
+            raise WorkloadError("--actors does not write a journal: leave out --journal")
 
 
 def _baselines(text: str) -> list[str]:
@@ -99,5 +99,5 @@ def _baselines(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in BASELINES:
-            raise SweepError(f'--baselines: no such policy "{name}"; known are {", ".join(BASELINES)}')
+            raise SweepError(f'--baselines: unknown policy "{name}"; the known policies are {", ".join(BASELINES)}')
     return names

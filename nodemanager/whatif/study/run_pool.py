@@ -1,4 +1,4 @@
-"""The runs of a study, several at once: each is a process's work, and none knows of another."""
+"""Runs the policies of a study in parallel, each in a process of a pool."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nodemanager.whatif.workload.workload import Oddities, WorkloadError
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """One policy: the site's own, or a baseline by its name. ``journal``: where the site's own is written to."""
+    """One run: a site's own policy, or a baseline by its name. ``event_log``: the file for the run's event log."""
 
     name: str
     site: Site
@@ -42,9 +42,9 @@ class PolicyRun:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run came to. ``bounds`` are a baseline's; ``oddities`` those of the site's own run.
+    """The result of a run. Only baselines have ``bounds``; only runs of a site's policy have ``oddities``.
 
-    ``journal_fault``: why its journal is not whole; "" where it is, or none was asked for.
+    ``event_log_fault``: why the event log is incomplete; "" if it is complete or not wanted.
     """
 
     outcome: Outcome
@@ -54,7 +54,7 @@ class RunResult:
 
 
 class _LogFile(TextIOWrapper):
-    """A journal's file. A disk that is full ends the writing, not the run."""
+    """The file of an event log. A full disk ends the writing, not the run."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file, encoding="utf-8")
@@ -79,7 +79,7 @@ class _LogFile(TextIOWrapper):
 
 
 def execute(runner: Runner, run: PolicyRun) -> RunResult:
-    """Run it here and now."""
+    """Execute a run in this process."""
     if run.baseline:
         return RunResult(*runner.run_baseline(run.name, run.site))
     oddities = Oddities()
@@ -95,10 +95,11 @@ def execute(runner: Runner, run: PolicyRun) -> RunResult:
 
 
 def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Generator[RunResult, None, None]:
-    """What each came to, in their order; so many at once. What one raises is raised where it would be told.
+    """Execute runs, ``processes`` at a time, and yield their results in order. An error is raised in its run's
+    turn.
 
-    Whatever ends this early ends the processes too, in the midst of their work; so does the end of this process.
-    Raises :class:`WorkloadError` where a process was ended from without.
+    If the caller stops early, or this process ends, all worker processes end too. Raises :class:`WorkloadError` if
+    something else killed a worker process.
     """
     at_once = min(processes, len(runs))
     if at_once <= 1:
@@ -108,22 +109,22 @@ def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Ge
     ours, theirs = context.Pipe(duplex=False)
     with _forward_progress(ours, theirs, runner.progress):
         watched, held = context.Pipe(duplex=False)
-        begun_with = (replace(runner, progress=_ignore_progress), theirs, context.Lock(), watched)
-        pool = ProcessPoolExecutor(at_once, context, _init_worker, begun_with)
-        all_told = False
+        init_args = (replace(runner, progress=_ignore_progress), theirs, context.Lock(), watched)
+        pool = ProcessPoolExecutor(at_once, context, _init_worker, init_args)
+        finished = False
         try:
             with _sigint_blocked():
                 futures = [pool.submit(_execute_in_worker, run) for run in runs]
             for future in futures:
                 yield future.result()
-            all_told = True
+            finished = True
         except BrokenProcessPool as broken:
             raise WorkloadError(
-                "a replay was ended from without, by the kernel perhaps, for want of memory: try --processes 1"
+                "a replay process was killed, perhaps by the kernel for lack of memory: try --processes 1"
             ) from broken
         finally:
-            if not all_told:
-                held.close()  # whoever still works, works for nobody
+            if not finished:
+                held.close()  # ends the workers: their results are not needed any more
             pool.shutdown(cancel_futures=True)
             held.close()
             watched.close()
@@ -131,7 +132,7 @@ def execute_all(runner: Runner, runs: Sequence[PolicyRun], processes: int) -> Ge
 
 @contextmanager
 def _sigint_blocked() -> Iterator[None]:
-    """Processes begun now leave Ctrl-C to this one, which ends them: each would complain of it by itself."""
+    """Block SIGINT in the processes started now: this process handles Ctrl-C and ends them quietly."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -141,10 +142,10 @@ def _sigint_blocked() -> Iterator[None]:
 
 @contextmanager
 def _forward_progress(ours: Connection, theirs: Connection, progress: Progress) -> Iterator[None]:
-    """Whoever is told of progress here is told of that in the other processes, until the last of them has ended."""
+    """Forward the progress of the worker processes to ``progress``, until the last of them has ended."""
 
     def pass_on() -> None:
-        with suppress(EOFError, OSError):  # one that was ended may have said half of it
+        with suppress(EOFError, OSError):  # a worker may be killed in the middle of a message
             while True:
                 progress(*ours.recv())
 
@@ -162,23 +163,23 @@ def _make_proxy(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(values)
 
 
-# Sites are made of these, and the standard library does not hand one to another process.
+# Sites contain these proxies, which the standard library cannot pickle.
 copyreg.pickle(MappingProxyType, lambda proxy: (_make_proxy, (dict(proxy),)))
 
 
-# --- in the other process ---------------------------------------------------------------------------------
+# --- in the worker process --------------------------------------------------------------------------------
 
-_worker_runner: list[Runner] = []  # the one that this process was begun with
+_worker_runner: list[Runner] = []  # the runner that this process was started with
 
 
-def _init_worker(runner: Runner, told: Connection, in_turn: Lock, watched: Connection) -> None:
+def _init_worker(runner: Runner, sender: Connection, lock: Lock, watched: Connection) -> None:
     logs.configure(logging.CRITICAL)
     end_with_parent(watched)
 
     def tell(run: str, jobs: int) -> None:
         if jobs % TELL_EVERY == 0:
-            with in_turn:
-                told.send((run, jobs))
+            with lock:
+                sender.send((run, jobs))
 
     _worker_runner[:] = [replace(runner, progress=tell)]
 
@@ -188,4 +189,4 @@ def _execute_in_worker(run: PolicyRun) -> RunResult:
 
 
 def _ignore_progress(run: str, jobs: int) -> None:
-    """Takes no interest."""
+    """Ignore progress: the worker replaces it with its own function."""

@@ -1,4 +1,4 @@
-"""A study: one workload under one site's policy, others like it, and the baselines; and what it shows."""
+"""A study: one workload under a site's policy, under variants of it, and under the baselines."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from nodemanager.whatif.replay.totals import RunTotals
 from nodemanager.whatif.workload.event_log import EventLog
 from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload
 
-Progress = Callable[[str, int], None]  # the run, and how many jobs have come
-TELL_EVERY = 64  # jobs: what is shown, and passed on from another process
+Progress = Callable[[str, int], None]  # the run, and how many jobs have been submitted
+TELL_EVERY = 64  # jobs between two reports of progress
 
 
 @dataclass(frozen=True, slots=True)
 class CostBounds:
-    """What no fleet can undercut that serves as many jobs (:mod:`bound`), in the site's currency."""
+    """The lower bounds of a fleet that serves as many jobs (:mod:`lower_bounds`), in the site's currency."""
 
-    same_starts: float  # with every job starting when it did on the fixed cluster
-    work: float  # at any wait
+    same_starts: float  # if every job starts when it did on the fixed cluster
+    work: float  # with any waits
 
 
 @dataclass(slots=True)
 class Study:
-    """All runs of one study. ``main`` is the site as it stands."""
+    """The results of all runs of one study. ``main`` is the unchanged site."""
 
     site: Site
     workload: Workload
@@ -46,17 +46,20 @@ class Study:
     baselines: dict[str, Outcome] = field(default_factory=dict)
     bounds: CostBounds | None = None
     oddities: Oddities = field(default_factory=Oddities)
-    cloud: tuple[Figure, ...] = ()  # what the simulated cloud does, and where that is from
+    cloud: tuple[Figure, ...] = ()  # the figures of the simulated cloud, with their sources
 
     @property
     def outcomes(self) -> list[Outcome]:
-        """Of all runs, in the order in which they are shown."""
+        """The results of all runs, in the order in which they are shown."""
         return [self.main, *self.compared.values(), *self.baselines.values(), *self.swept.values()]
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs policies over one workload. ``jobs_max``: only so many jobs; ``learned``: how nodes have fared."""
+    """Runs policies on one workload. ``jobs_max``: the number of jobs to replay; None is all.
+
+    ``learned``: observations that the simulated cloud is built from.
+    """
 
     workload: Workload
     progress: Progress
@@ -66,18 +69,18 @@ class Runner:
     def run_production(
         self, name: str, site: Site, sink: TextIO | None = None, oddities: Oddities | None = None
     ) -> Outcome:
-        """The site's own policy, by the production code."""
-        journal = EventLog(sink)
-        manager = PlannerDriver(policy_of(site), journal)
-        return self._run(name, self._setup(site), manager, RunTotals(), journal, oddities or Oddities())
+        """Run the site's own policy, by the production code. ``sink``: the file for the event log."""
+        event_log = EventLog(sink)
+        decider = PlannerDriver(policy_of(site), event_log)
+        return self._run(name, self._setup(site), decider, RunTotals(), event_log, oddities or Oddities())
 
     def run_baseline(self, name: str, site: Site) -> tuple[Outcome, CostBounds]:
-        """A baseline on the site's nodes; and the bounds, which are those of the fixed cluster's run."""
-        ground = self._setup(site)
-        loses = any(habit.lost_per_hour for habit in ground.conditions.behaviours.values())
-        demand = UnitDemand(WindowCover(site.node_types), loses_lives=loses)
-        manager = BASELINES[name](fixed_ranks(site, self.workload))
-        outcome = self._run(name, ground, manager, RunTotals(unit_demand=demand), EventLog(), Oddities())
+        """Run a baseline on the site's nodes. Also return the lower bounds, which count only for "fixed"."""
+        setup = self._setup(site)
+        may_lose_runs = any(behaviour.lost_per_hour for behaviour in setup.conditions.behaviours.values())
+        demand = UnitDemand(WindowCover(site.node_types), may_lose_runs=may_lose_runs)
+        decider = BASELINES[name](fixed_ranks(site, self.workload))
+        outcome = self._run(name, setup, decider, RunTotals(unit_demand=demand), EventLog(), Oddities())
         return outcome, CostBounds(float(demand.cover.cost()), float(demand.work_cost()))
 
     def _setup(self, site: Site) -> RunSetup:
@@ -86,25 +89,25 @@ class Runner:
     def _run(
         self,
         name: str,
-        ground: RunSetup,
-        manager: Decider,
-        ledger: RunTotals,
-        journal: EventLog,
+        setup: RunSetup,
+        decider: Decider,
+        totals: RunTotals,
+        event_log: EventLog,
         oddities: Oddities,
     ) -> Outcome:
         began_s = time.perf_counter()
-        journal.write_run(name, ground.seed, ground.start_at)
-        stage = ReplayEngine(ground, ledger, journal)
-        stage.run(manager, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
+        event_log.write_run(name, setup.seed, setup.start_at)
+        engine = ReplayEngine(setup, totals, event_log)
+        engine.run(decider, self._jobs(oddities), lambda jobs: self.progress(name, jobs))
         took_s = time.perf_counter() - began_s
-        return build_outcome(name, ledger, events=stage.events, plans=manager.plans, took_s=took_s)
+        return build_outcome(name, totals, events=engine.events, plans=decider.plans, took_s=took_s)
 
     def _jobs(self, oddities: Oddities) -> Iterator[TraceJob]:
         return islice(self.workload.read(oddities), self.jobs_max)
 
 
 def run_setup(site: Site, workload: Workload, learned: Learned | None = None) -> RunSetup:
-    """The site's nodes and limits, and the cloud as it was learned or as ``[Simulation]`` has it."""
+    """Build a run's setup: the site's nodes and limits, and the cloud from ``learned`` and ``[Simulation]``."""
     conditions, _ = cloud_conditions(site, learned)
     return RunSetup(
         node_types=site.node_types,
@@ -118,19 +121,19 @@ def run_setup(site: Site, workload: Workload, learned: Learned | None = None) ->
 
 
 def fixed_ranks(site: Site, workload: Workload) -> list[int]:
-    """The slots of the fixed cluster: each type by its share, as many as the traced machine had processors.
+    """Choose the ranks of the fixed cluster: as many processors as the traced machine had, or all that are allowed.
 
-    All that may be at once, where nobody says how many these were.
+    Each node type has the same share of the nodes as of the slots.
     """
     types = [
         ((place + 0.5) / len(node_type.slots), node_type)
         for node_type in site.node_types
         for place in range(len(node_type.slots))
     ]
-    in_turn = sorted(enumerate(types, start=1), key=lambda it: (it[1][0], it[1][1].price_per_hour, it[0]))
+    ordered = sorted(enumerate(types, start=1), key=lambda it: (it[1][0], it[1][1].price_per_hour, it[0]))
     ranks: list[int] = []
     processors = 0
-    for rank, (_, node_type) in in_turn[: site.limits.nodes_max]:
+    for rank, (_, node_type) in ordered[: site.limits.nodes_max]:
         if workload.processors and processors >= workload.processors:
             break
         ranks.append(rank)
@@ -139,10 +142,10 @@ def fixed_ranks(site: Site, workload: Workload) -> list[int]:
 
 
 def cost_at_wait(points: list[Outcome], other: Outcome) -> float | None:
-    """What a policy costs at the mean wait of another one, between its points on the Pareto front.
+    """Interpolate what a policy costs at the mean wait of ``other``, between its points on the Pareto front.
 
-    Only points that serve as many jobs count. None where none of them waits so little. At a wait that exceeds all
-    of them the cheapest counts: nobody has to use the patience that is there.
+    Only points that serve as many jobs as ``other`` count. None if all of them have longer waits. If ``other``
+    waits longer than all of them, the cheapest point counts.
     """
     wait_s = other.wait_mean_s
     front = pareto_front([it for it in points if it.serves_as_many(other)])
@@ -156,9 +159,9 @@ def cost_at_wait(points: list[Outcome], other: Outcome) -> float | None:
 
 
 def pareto_front(points: list[Outcome]) -> list[Outcome]:
-    """Of those that serve the most jobs, those that no other one beats in both cost and mean wait.
+    """Return the points that serve the most jobs and that no other such point beats in both cost and mean wait.
 
-    The shortest wait comes first; there are none where no job is served.
+    The shortest wait is first. The front is empty if no job is served.
     """
     front: list[Outcome] = []
     most = max([1, *(it.jobs_served for it in points)])

@@ -1,4 +1,4 @@
-"""One site and others like it: a sweep over a key, and what differs between two."""
+"""Variants of a site: a sweep over the values of one key, and the differences between two sites."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
 }
 STEPS = 7
 STEPS_MAX = 100
-FIGURES = range(2, 16)  # a mark is said in as few as keep the marks apart
+FIGURES = range(2, 16)  # the significant digits of a value: as few as keep all values apart
 
 
 class SweepError(Exception):
-    """The sweep cannot be made; the text says why."""
+    """The sweep is not possible. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A key of the site, and the values that it is to have, as they would be written.
+    """A key of the site and its values in the sweep, as written in a site file.
 
-    ``caution``: in what it is not as it was asked for; "" where it is.
+    ``caution``: how the sweep differs from the request; "" if it does not.
     """
 
     key: str
@@ -49,13 +49,14 @@ class Sweep:
 
 
 def read_sweep(text: str) -> Sweep:
-    """``idle_timeout=1m..1h`` (7 steps, each as many times the one before), ``..1h/12``, or ``=1m,5m,1h``.
+    """Read a sweep: ``idle_timeout=1m..1h`` (7 values in equal ratios), ``=1m..1h/12``, or ``=1m,5m,1h``.
 
-    The ends are as they were written, and the marks between them whole where the key's values are.
+    Both ends stay as written. The values between them are whole numbers if the key takes only those. Raises
+    :class:`SweepError`.
     """
     key, equals, values = (part.strip() for part in text.partition("="))
     if not equals or not key or not values:
-        raise SweepError(f'--sweep {text}: "KEY=FROM..TO", "KEY=FROM..TO/STEPS" or "KEY=A,B,C" is needed')
+        raise SweepError(f'--sweep {text}: give "KEY=FROM..TO", "KEY=FROM..TO/STEPS" or "KEY=A,B,C"')
     if ".." not in values:
         return Sweep(key, tuple(dict.fromkeys(value.strip() for value in values.split(","))))
     span, _, steps = values.partition("/")
@@ -66,16 +67,18 @@ def read_sweep(text: str) -> Sweep:
     except (ValueError, NotationError) as error:
         raise SweepError(f"--sweep {text}: {error}") from error
     if not (0 < low < high < math.inf and 2 <= count <= STEPS_MAX):
-        raise SweepError(f"--sweep {text}: a span above 0 that rises, in 2 to {STEPS_MAX} steps, is needed")
+        raise SweepError(f"--sweep {text}: give 0 < FROM < TO, and 2 to {STEPS_MAX} steps")
     section, name = _field(key)
     between = _marks_between(low, high, count - 2, _writer_for(SECTIONS[section], name))
     marks = (first, *between, last)
-    caution = f"--sweep {text}: only {len(marks)} values lie so: {', '.join(marks)}" if len(marks) < count else ""
+    caution = (
+        f"--sweep {text}: there are only {len(marks)} values: {', '.join(marks)}" if len(marks) < count else ""
+    )
     return Sweep(key, marks, caution)
 
 
 def _marks_between(low: float, high: float, count: int, write: Callable[[float, int], str]) -> Sequence[str]:
-    """So many marks between two, each as many times the one before; fewer where these cannot be told apart."""
+    """Return ``count`` values between two, in equal ratios; fewer if they would not differ when written."""
     factor = (high / low) ** (1 / (count + 1))
     exact = [low * factor**step for step in range(1, count + 1)]
     for figures in FIGURES:
@@ -87,14 +90,14 @@ def _marks_between(low: float, high: float, count: int, write: Callable[[float, 
 
 
 def _writer_for(settings: type[SectionSettings], name: str) -> Callable[[float, int], str]:
-    """How a key's values are written, in so many figures."""
+    """Return the function that writes a key's value with a given number of digits."""
     if name.endswith("_s"):
         return _duration
     return _whole if settings.model_fields[name].annotation is int else _number
 
 
 def _duration(mark_s: float, figures: int) -> str:
-    """Its figures are those of its own unit, so that it can be said."""
+    """Write a duration. The digits count in its own unit, so it stays readable."""
     length_s = next((length_s for length_s in (3600.0, 60.0) if mark_s >= length_s), 1.0)
     return format_fsd(float(f"{mark_s / length_s:.{figures}g}") * length_s)
 
@@ -108,20 +111,20 @@ def _number(mark: float, figures: int) -> str:
 
 
 def variants(site: Site, sweep: Sweep) -> Iterator[tuple[str, Site]]:
-    """The site with each of the values, named by it."""
+    """Yield the site with each of the values, and the name of the run: ``key=value``."""
     for value in sweep.values:
         yield f"{sweep.key}={value}", with_key(site, sweep.key, value)
 
 
 def with_key(site: Site, key: str, value: str) -> Site:
-    """The site with one key of another value. Raises :class:`SweepError` for one that may not be."""
+    """Return the site with another value of one key. Raises :class:`SweepError` for an invalid one."""
     section, name = _field(key)
     changed = {section: _with_value(getattr(site, section), name, key, value)}
     return replace(site, **changed)  # type: ignore[arg-type]  # of the section's own class
 
 
 def _field(key: str) -> tuple[str, str]:
-    """The section that has a key, and the field's name there."""
+    """Find the section of a key, and the name of its field. Raises :class:`SweepError` for an unknown key."""
     for section, settings in SECTIONS.items():
         for name, field in settings.model_fields.items():
             if key in (name, field.validation_alias) and key in allowed_keys(settings):
@@ -131,7 +134,7 @@ def _field(key: str) -> tuple[str, str]:
 
 
 def _with_value(settings: SectionSettings, name: str, key: str, value: str) -> SectionSettings:
-    # What the site does not say stays unsaid: a run tells the two apart.
+    # Keep only the keys that the site sets: a run distinguishes them from defaults.
     kept = {other: getattr(settings, other) for other in settings.model_fields_set if other != name}
     try:
         return type(settings).model_validate({**kept, key: value})
@@ -141,7 +144,7 @@ def _with_value(settings: SectionSettings, name: str, key: str, value: str) -> S
 
 
 def differences(one: Site, other: Site) -> Mapping[str, tuple[str, str]]:
-    """``[Section] key`` to what it is in each, where they differ."""
+    """Return the keys that differ, as ``[Section] key``, with both values."""
     first, second = _settings_text(one), _settings_text(other)
     return {
         key: (first.get(key, "-"), second.get(key, "-"))

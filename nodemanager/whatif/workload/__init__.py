@@ -1,1 +1,1 @@
-"""Workloads: traces, histories, synthetic ones."""
+"""Workloads: traces, job histories, synthetic ones."""

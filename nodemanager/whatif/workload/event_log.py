@@ -1,7 +1,7 @@
-"""A run's journal: what came in, what was decided and what came of it, a JSON object a line.
+"""A run's event log (``--journal``): submissions, decisions and their effects, one JSON object a line.
 
-It is a workload too: replayed on the same site with the same seed it gives the same journal, byte for byte. What
-the nodes cost can be added up from it without the code that ran.
+It can be replayed as a workload: on the same site with the same seed it gives the same log, byte for byte. The cost
+of the nodes can be computed from it without the code of the run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, W
 
 @dataclass(slots=True)
 class EventLog:
-    """Writes to ``sink``; without one it writes nothing."""
+    """Writes events to ``sink``; without a sink it writes nothing."""
 
     sink: TextIO | None = None
 
@@ -80,18 +80,18 @@ class EventLog:
 
 
 def open_event_log(path: Path) -> Workload:
-    """The jobs of a run, from its journal. A line that no run wrote is an error: without it, it is another run."""
+    """Open a run's event log as a workload. Raises :class:`WorkloadError`, later also for any line no run wrote."""
     try:
         with _open_text(path) as file:
             first = json.loads(next(file))
         start_at = _measure(first, "start_at")
     except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:
-        raise WorkloadError(f"{path}: not a journal of simulate: {error!r}") from error
+        raise WorkloadError(f"{path}: not a journal written by simulate: {error!r}") from error
     return Workload(path.name, partial(_jobs, path), start_at)
 
 
 def _open_text(path: Path) -> TextIO:
-    """Bytes that are no text are read as text that is no JSON, so that their line is known."""
+    """Open a file that may not be UTF-8. Invalid bytes become text that is not JSON: the error names the line."""
     return path.open(encoding="utf-8", errors="backslashreplace")
 
 
@@ -103,7 +103,7 @@ def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
             try:
                 job = _job(text, latest_s)
             except (ValueError, KeyError, TypeError, IndexError) as error:
-                why = f"{path}: line {number}: no run of simulate wrote this: {_why(error)}"
+                why = f"{path}: line {number}: not written by simulate: {_why(error)}"
                 raise WorkloadError(why) from error
             if job is not None:
                 latest_s = job.submit_s
@@ -111,29 +111,29 @@ def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
 
 
 def _job(text: str, latest_s: float) -> TraceJob | None:
-    """The job that a line says has come; None where it tells of something else."""
+    """Read the job of a "submit" line; None for other lines."""
     line = json.loads(text)
     if line["what"] != "submit":
         return None
     at_s = _measure(line, "at")
     if at_s < latest_s:
-        raise ValueError(f"at is {at_s}, before that of the job above")
+        raise ValueError(f"at is {at_s}, earlier than that of the job before")
     name, userid, shape = line["job"], line["userid"], shape_from_json(line["shape"])
     if not (isinstance(name, str) and _is_count(userid, 0) and _is_plausible(shape)):
-        raise ValueError("its job, userid or shape are not what they should be")
+        raise ValueError("its job, userid or shape has a wrong value")
     return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid)
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"column {error.colno}: {error.msg}"
-    return f"there is no {error}" if isinstance(error, KeyError) else str(error)
+    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _measure(line: Mapping[str, Any], key: str) -> float:
     value = line[key]
     if not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= VALUE_MAX):
-        raise ValueError(f"{key} is {value!r}, no number from 0 to {VALUE_MAX:g}")  # a NaN is none
+        raise ValueError(f"{key} is {value!r}, not a number from 0 to {VALUE_MAX:g}")  # nor is NaN
     return value
 
 
@@ -142,7 +142,7 @@ def _is_count(value: object, least: int) -> bool:
 
 
 def _is_plausible(shape: Shape) -> bool:
-    """Whether it is of numbers that a job can have asked for."""
+    """Whether all numbers of a shape are in their range."""
     positive = (shape.slots, shape.cores_per_slot, 1 if shape.nodes is None else shape.nodes)
     return all(_is_count(value, 1) for value in positive) and all(
         _is_count(value, 0) for value in (shape.gpus_per_slot, shape.memory_bytes_per_slot)

@@ -1,9 +1,10 @@
-"""A site's own history: what ``flux jobs -a --json`` prints, or the job-list service of a running instance answers.
+"""A workload from Flux's own job list: the output of ``flux jobs -a --json``, or the jobs of a running instance.
 
-Each job has ``t_submit``, ``ntasks`` and ``ncores``, one that ran ``t_run`` and ``t_cleanup`` (or ``runtime``);
-``duration`` 0 is unlimited. What else was asked for (nodes whole, constraints, GPUs) is not in there: a job is
-read as its tasks, with the cores of each, wherever they fit. Where the tasks had not all as many (a job that took a
-node whole), it is read as its cores: none is left out of what it cost, and it fits wherever it did.
+Each job has ``t_submit``, ``ntasks`` and ``ncores``; a job that ran also has ``t_run`` and ``t_cleanup`` (or
+``t_inactive``). ``duration`` 0 is unlimited. The list does not contain constraints, GPUs or exclusive nodes. So a
+job is read as its tasks, each with its share of the cores, on any nodes. If the tasks do not share the cores
+evenly, for example because the job had whole nodes, it is read as single cores. Then all its cores count, and it
+fits at least where it ran.
 """
 
 from __future__ import annotations
@@ -24,44 +25,50 @@ NEVER_RAN = "left out: it has not ended, or never ran"
 UNREADABLE = "left out: no number of tasks or cores, or no time"
 UNEVEN = "cores that its tasks do not share evenly: taken one by one, as many, wherever they are"
 
-# Of what job-list.list offers (flux-core, job-list/list.c), what a job is read from.
+# The attributes of job-list.list (flux-core, job-list/list.c) that a job is read from.
 ATTRIBUTES = ("t_submit", "t_run", "t_cleanup", "t_inactive", "ntasks", "ncores", "duration", "userid")
-INSTANCE_TIMEOUT_S = 120.0  # for a list of all that the instance remembers
+INSTANCE_TIMEOUT_S = 120.0  # for a list of all jobs that the instance remembers
 
 
 def open_flux_jobs(path: Path, file: TextIO | None = None) -> Workload:
-    """A history by its file, or by an open one. It is held in memory: Flux lists the newest job first."""
+    """Open a job list by its path, or from an open file. Raises :class:`WorkloadError`.
+
+    The list is held in memory, because Flux lists the newest job first.
+    """
     try:
-        said = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
-        return _workload(path.name, said)
+        reply = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
+        return _workload(path.name, reply)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WorkloadError(f'{path}: not what "flux jobs -a --json" prints: {error}') from error
+        raise WorkloadError(f'{path}: not the output of "flux jobs -a --json": {error}') from error
 
 
 def open_running_instance(uri: str) -> Workload:
-    """All jobs that a running instance still remembers; ``""`` is the instance that encloses us."""
+    """Open all jobs that a running instance remembers; ``""`` is the enclosing instance.
+
+    Raises :class:`WorkloadError`.
+    """
     where = uri or "the enclosing instance (FLUX_URI)"
     try:
         with connection(uri) as handle:
-            said = ask(
+            reply = ask(
                 handle,
                 "job-list.list",
                 {"max_entries": 0, "attrs": list(ATTRIBUTES)},
                 timeout_s=INSTANCE_TIMEOUT_S,
             )
-        return _workload(where, said)
+        return _workload(where, reply)
     except (FluxError, BindingsMissing) as error:
         raise WorkloadError(f"flux: the jobs of {where} cannot be listed: {error}") from error
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WorkloadError(f"flux: {where} answers what cannot be read: {error}") from error
+        raise WorkloadError(f"flux: the answer of {where} cannot be read: {error}") from error
 
 
-def _workload(name: str, said: Any) -> Workload:
-    if isinstance(said, dict) and "jobs" not in said and "id" in said:
-        said = [said]  # as Flux prints a single job that was asked for by its id
-    listed = said["jobs"] if isinstance(said, dict) else said
+def _workload(name: str, reply: Any) -> Workload:
+    if isinstance(reply, dict) and "jobs" not in reply and "id" in reply:
+        reply = [reply]  # Flux prints a single job, requested by its id, without the list
+    listed = reply["jobs"] if isinstance(reply, dict) else reply
     jobs = sorted(listed, key=_submitted_at)
-    # It begins with the first job that is replayed, not with one that was cancelled long before.
+    # The workload starts with the first job that ran, not with one that was cancelled long before.
     start_at = next((job.submit_s for job in _read(jobs, 0.0, Oddities())), 0.0)
     return Workload(
         name=name,
@@ -72,17 +79,17 @@ def _workload(name: str, said: Any) -> Workload:
 
 
 def _submitted_at(job: Mapping[str, Any]) -> float:
-    """0 of one that does not say it, and is left out for that."""
+    """When a job was submitted; 0 if it does not say, and then it is left out later."""
     try:
         return _measure(job["t_submit"])
     except (KeyError, TypeError, ValueError):
         return 0.0
 
 
-def _measure(said: Any) -> float:
-    number = float(said)
-    if not 0 <= number <= VALUE_MAX:  # a NaN is not either
-        raise ValueError(f"{said}: no number from 0 to {VALUE_MAX:g}")
+def _measure(value: Any) -> float:
+    number = float(value)
+    if not 0 <= number <= VALUE_MAX:  # false for a NaN
+        raise ValueError(f"{value}: not a number from 0 to {VALUE_MAX:g}")
     return number
 
 

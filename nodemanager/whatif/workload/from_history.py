@@ -1,4 +1,4 @@
-"""A workload from the journal of the running service: the jobs of the site that have ended."""
+"""A workload from the service's history: the jobs of the site that have ended."""
 
 from __future__ import annotations
 
@@ -26,21 +26,23 @@ KINDS = {
 
 
 def open_service_history(path: Path) -> Workload:
-    """The jobs of a journal that have ended by now; the service may go on writing it.
+    """Open the jobs in a history file that have ended by now. The service may go on writing it.
 
     Raises :class:`WorkloadError`.
     """
     reader = HistoryReader(path)
     try:
-        until_at = reader.last_job_ended_at()  # each policy reads it by itself, and is to get the same jobs
+        until_at = (
+            reader.last_job_ended_at()
+        )  # each policy reads the file by itself, and all must get the same jobs
         count = reader.count_jobs()
-        # It begins with the first job that is replayed, not with one that was cancelled long before.
+        # The workload starts with the first job that ran, not with one that was cancelled long before.
         with closing(_read(reader, 0.0, until_at, Oddities())) as jobs:
             start_at = next((job.submit_s for job in jobs), 0.0)
     except (HistoryUnreadable, WorkloadError) as error:
         raise WorkloadError(
-            f"{error}: no journal of a service that keeps its jobs; one of an earlier version gets them once the "
-            "service has run under this one"
+            f"{error}: not a journal with jobs. A journal written by an earlier version gets them after the "
+            "service has run with this version"
         ) from error
     return Workload(path.name, partial(_read, reader, start_at, until_at), start_at, jobs_about=count)
 
@@ -63,7 +65,7 @@ def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | No
         oddities.note(NEVER_RAN, place)
         return None
     if not all(isinstance(row[name], kind) for name, kind in KINDS.items()):
-        oddities.note(UNREADABLE, place)  # the file is spoilt where SQLite takes no notice
+        oddities.note(UNREADABLE, place)  # the file is corrupt in a way that SQLite does not notice
         return None
     try:
         shape = shape_from_json(json.loads(row["shape"]))

@@ -1,4 +1,4 @@
-"""Which workload WORKLOAD names."""
+"""Opens the workload that the argument WORKLOAD names."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from nodemanager.whatif.workload.workload import Processors, Workload, WorkloadE
 
 
 def open_workload(name: str, site: Site, each: Processors) -> Workload:
-    """A trace (``.swf``, ``.swf.gz``), a history (``.json``; "-": from standard input; "flux": of the site's
-    running instance), a journal of the service (``.sqlite``, ``journal:PATH``; "journal": the site's own), that of
-    a run (``.jsonl``), or a synthetic one (``lublin:...``, ``poisson:...``).
+    """Open a workload by its name. Raises :class:`WorkloadError`.
 
-    Raises :class:`WorkloadError`.
+    - a trace: ``.swf``, ``.swf.gz``
+    - Flux's own job list: ``.json``; "-" for standard input; "flux" for the site's running instance
+    - the history of the service: ``.sqlite``, ``journal:PATH``; "journal" for the site's own
+    - the event log of an earlier run: ``.jsonl``
+    - a synthetic workload: ``lublin:...``, ``poisson:...``
     """
     path = Path(name)
     if name == "-":
@@ -39,14 +41,14 @@ def open_workload(name: str, site: Site, each: Processors) -> Workload:
     if ":" in name:
         return open_synthetic(name, _site_processors(site, each), each)
     raise WorkloadError(
-        f'{name}: no workload: a file .swf, .swf.gz, .json (of "flux jobs -a --json"), .jsonl (of --journal) or '
-        '.sqlite (of the service), "-", "flux" (the jobs of the running instance), "journal" (those that the '
-        "service has seen end), lublin:jobs=1000,seed=1 or poisson:jobs=1000 is needed"
+        f'{name}: not a workload. Give a file .swf, .swf.gz, .json (from "flux jobs -a --json"), .jsonl (from '
+        '--journal) or .sqlite (from the service), "-" (standard input), "flux" (the jobs of the running '
+        'instance), "journal" (the jobs that the service saw end), lublin:jobs=1000,seed=1 or poisson:jobs=1000'
     )
 
 
 def history_path(name: str, site: Site) -> Path | None:
-    """The file of the service's journal that WORKLOAD names; None where it names something else."""
+    """Return the path of the service's history that WORKLOAD names; None if it names something else."""
     if name == "journal":
         return site.state_dir / HISTORY_FILE
     if Path(name).suffix == ".sqlite" or name.startswith("journal:"):
@@ -55,7 +57,7 @@ def history_path(name: str, site: Site) -> Path | None:
 
 
 def _site_processors(site: Site, each: Processors) -> int:
-    """The processors that the site may have at once."""
+    """The most processors that the site may have at once."""
     cores = sorted((node_type.cores for node_type in site.node_types for _ in node_type.slots), reverse=True)
     there = cores[: site.limits.nodes_max]
     return len(there) if each is Processors.NODES else sum(there)

@@ -1,7 +1,7 @@
-"""Standard Workload Format, the form of the Parallel Workloads Archive, read whole and as a stream.
+"""Reads the Standard Workload Format of the Parallel Workloads Archive as a stream.
 
 Source: Chapin, Cirne, Feitelson et al., "Benchmarks and Standards for the Evaluation of Parallel Job Schedulers"
-(1999), version 2.2: comments with ``; Key: value``, then 18 fields a line, -1 where a value is not known.
+(1999), version 2.2: comments with ``; Key: value``, then 18 fields a line, -1 for an unknown value.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TextIO
 from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_for
 
 FIELDS = 18
-# Which field is which, counted from 0.
+# The positions of the fields, counted from 0.
 NUMBER, SUBMIT, RUN, ALLOCATED, REQUESTED, LIMIT, STATUS, USER, BEFORE = 0, 1, 3, 4, 7, 8, 10, 11, 16
 VALUE_MAX = 1e12
 GZIP = b"\x1f\x8b"
-PARTIAL = ("2", "3", "4")  # parts of a job that has a line of its own
+PARTIAL = ("2", "3", "4")  # the status of a part of a job that also has a line for the whole
 
 NOT_18 = "not 18 fields: those missing taken as -1, those beyond left out"
 NO_NUMBER = "left out: a field that is no number, or beyond all measure"
@@ -41,7 +41,7 @@ FOLLOWS = "waits for another job (field 17): submitted when it was then"
 
 
 def open_swf(path: Path, each: Processors = Processors.CORES) -> Workload:
-    """A trace by its file, ``.gz`` or not. Raises :class:`WorkloadError` where there is none."""
+    """Open a trace, compressed with gzip or not. Raises :class:`WorkloadError` if it cannot be read."""
     header = _header(path)
     return Workload(
         name=path.name,
@@ -55,7 +55,7 @@ def open_swf(path: Path, each: Processors = Processors.CORES) -> Workload:
 
 
 def _open(path: Path) -> TextIO:
-    """By what stands in it, not by its name; marks of byte order are none of the text."""
+    """Open a trace as text. Its content tells whether it is compressed. Byte order marks are skipped."""
     with path.open("rb") as file:
         packed = file.read(len(GZIP)) == GZIP
     if packed:
@@ -71,8 +71,8 @@ def _lines(path: Path) -> Iterator[str]:
                 number += 1
                 yield line
     except (OSError, EOFError, zlib.error) as error:
-        beyond = f" beyond line {number:,}" if number else ""
-        raise WorkloadError(f"{path}: cannot be read{beyond}: {error}") from error
+        after = f" after line {number:,}" if number else ""
+        raise WorkloadError(f"{path}: cannot be read{after}: {error}") from error
 
 
 def _is_comment(line: str) -> bool:
@@ -80,7 +80,7 @@ def _is_comment(line: str) -> bool:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """The ``; Key: value`` lines on top; a key that comes again, such as Note, gets all its lines."""
+    """Read the ``; Key: value`` lines at the top. A repeated key, such as Note, gets all its lines."""
     header: dict[str, str] = {}
     key = ""
     for line in _lines(path):
@@ -129,7 +129,7 @@ def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) ->
         values = [float(text) for text in fields]
     except ValueError:
         values = [math.nan]
-    if not all(abs(value) <= VALUE_MAX for value in values):  # a NaN is not
+    if not all(abs(value) <= VALUE_MAX for value in values):  # false for a NaN
         oddities.note(NO_NUMBER, place)
         return None
     why = _unusable(fields, values)

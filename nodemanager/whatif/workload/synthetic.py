@@ -1,7 +1,7 @@
-"""Workloads drawn from a seed: Poisson arrivals, and the model of Lublin and Feitelson.
+"""Synthetic workloads, drawn from a seed: Poisson arrivals, and the model of Lublin and Feitelson.
 
 Source: Lublin and Feitelson, "The workload on parallel supercomputers: modeling the characteristics of rigid
-jobs", J. Parallel Distrib. Comput. 63 (2003); its figures for jobs of all kinds together.
+jobs", J. Parallel Distrib. Comput. 63 (2003), with its parameters for batch and interactive jobs together.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from typing import Any
 from nodemanager.core.notation import NotationError, parse_fsd
 from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, WorkloadError, shape_for
 
-LIMIT_FACTORS = (1.0, 1.5, 2.0, 5.0, 10.0)  # users ask for more than they need, by one of these
+LIMIT_FACTORS = (1.0, 1.5, 2.0, 5.0, 10.0)  # a job's time limit is its run time multiplied by one of these
 LIMIT_STEP_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """``KIND:key=value,...``: what a synthetic workload is to be like."""
+    """The options of a synthetic workload, ``KIND:key=value,...``."""
 
     jobs: int = 10_000
     seed: int = 1
     procs: int = 0  # the largest job; 0: the site's cores
     every_s: float = 60.0  # poisson: the mean time between two jobs
     run_s: float = 600.0  # poisson: the mean time a job runs
-    speed: float = 1.0  # lublin: how many times as fast jobs come as in the model
+    speed: float = 1.0  # lublin: how many times faster jobs arrive than in the model
 
 
 def open_synthetic(text: str, site_procs: int, each: Processors = Processors.CORES) -> Workload:
-    """``lublin:jobs=10000,seed=1`` or ``poisson:jobs=1000,every=60s,run=10m,procs=1``.
+    """Open a workload such as ``lublin:jobs=10000,seed=1`` or ``poisson:jobs=1000,every=60s,run=10m,procs=1``.
 
-    Raises :class:`WorkloadError` for a kind, key or value that is not known.
+    Raises :class:`WorkloadError` for an unknown kind or key, or an invalid value.
     """
     kind, _, rest = text.partition(":")
-    asked = _read_options(text, rest)
+    options = _read_options(text, rest)
     if kind not in MODELS:
         known = ", ".join(f"{name}:" for name in MODELS)
-        raise WorkloadError(f"{text}: no such workload; known are {known}")
-    procs = asked.procs or (site_procs if kind == "lublin" else 1)
+        raise WorkloadError(f"{text}: unknown workload; the known kinds are {known}")
+    procs = options.procs or (site_procs if kind == "lublin" else 1)
     return Workload(
         name=text,
-        read=partial(_read, MODELS[kind], asked, procs, each),
-        jobs_about=asked.jobs,
+        read=partial(_read, MODELS[kind], options, procs, each),
+        jobs_about=options.jobs,
         processors=procs if kind == "lublin" else None,
         each=each,
     )
 
 
 def _read(
-    model: Model, asked: ModelOptions, procs: int, each: Processors, oddities: Oddities
+    model: Model, options: ModelOptions, procs: int, each: Processors, oddities: Oddities
 ) -> Iterator[TraceJob]:
-    del oddities  # a model makes none
-    return model(asked, procs, each)
+    del oddities  # a model has none
+    return model(options, procs, each)
 
 
 def _read_options(text: str, rest: str) -> ModelOptions:
@@ -72,12 +72,12 @@ def _read_options(text: str, rest: str) -> ModelOptions:
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
         if key not in readers:
-            raise WorkloadError(f'{text}: no such key "{key}"; known are {", ".join(readers)}')
+            raise WorkloadError(f'{text}: unknown key "{key}"; the known keys are {", ".join(readers)}')
         name, read = readers[key]
         try:
             values[name] = read(value)
         except (ValueError, NotationError) as error:
-            raise WorkloadError(f'{text}: "{value}" is no value for {key}') from error
+            raise WorkloadError(f'{text}: "{value}" is not a valid value for {key}') from error
         if not 0 <= values[name] < math.inf or (key != "seed" and values[name] == 0):
             raise WorkloadError(f"{text}: {key} must be above 0")
     return ModelOptions(**values)
@@ -87,13 +87,13 @@ def _limit_s(run_s: float, draws: Random) -> float:
     return math.ceil(run_s * draws.choice(LIMIT_FACTORS) / LIMIT_STEP_S + 1e-9) * LIMIT_STEP_S
 
 
-def _poisson(asked: ModelOptions, procs: int, each: Processors) -> Iterator[TraceJob]:
-    """Arrivals at random, run times exponential, sizes even between 1 and the largest."""
-    draws = Random(f"poisson/{asked.seed}")
+def _poisson(options: ModelOptions, procs: int, each: Processors) -> Iterator[TraceJob]:
+    """Draw jobs with Poisson arrivals, exponential run times, and sizes uniform from 1 to the largest."""
+    draws = Random(f"poisson/{options.seed}")
     at_s = 0.0
-    for number in range(1, asked.jobs + 1):
-        at_s += draws.expovariate(1.0 / asked.every_s)
-        run_s = max(1.0, draws.expovariate(1.0 / asked.run_s))
+    for number in range(1, options.jobs + 1):
+        at_s += draws.expovariate(1.0 / options.every_s)
+        run_s = max(1.0, draws.expovariate(1.0 / options.run_s))
         shape = shape_for(draws.randint(1, procs), each)
         yield TraceJob(str(number), at_s, run_s, _limit_s(run_s, draws), shape, draws.randint(1, 20))
 
@@ -110,12 +110,12 @@ DAY = (8.1737, 3.9631)  # gamma of the half hour of the day
 BUCKETS, BUCKET_S, DAY_BEGINS = 48, 1800.0, 11
 
 
-def _lublin(asked: ModelOptions, procs: int, each: Processors) -> Iterator[TraceJob]:
-    draws = Random(f"lublin/{asked.seed}")
+def _lublin(options: ModelOptions, procs: int, each: Processors) -> Iterator[TraceJob]:
+    draws = Random(f"lublin/{options.seed}")
     top = math.log2(max(2, procs))
     arrivals = _arrivals(draws)
-    for number in range(1, asked.jobs + 1):
-        at_s = next(arrivals) / asked.speed
+    for number in range(1, options.jobs + 1):
+        at_s = next(arrivals) / options.speed
         size = min(procs, _size(draws, top))
         run_s = _run_s(draws, size)
         yield TraceJob(
@@ -144,9 +144,9 @@ def _run_s(draws: Random, size: int) -> float:
 
 
 def _arrivals(draws: Random) -> Iterator[float]:
-    """Moments in seconds from midnight on: gaps by the busy hours' clock, which runs slower at night."""
+    """Yield arrival times in seconds from midnight. Gaps are drawn for busy hours, and stretched at other hours."""
     weights = _day_weights()
-    at_s, left = 0.0, 1.0  # what of the present half hour is left, in its own measure
+    at_s, left = 0.0, 1.0  # left: the remaining share of the current half hour
     bucket = 0
     while True:
         logarithm = GAP_LN_MAX + 1
@@ -163,9 +163,9 @@ def _arrivals(draws: Random) -> Iterator[float]:
 
 
 def _day_weights() -> list[float]:
-    """How much comes in each half hour from midnight on, 1 on average: the gamma's density at its middle.
+    """The weight of each half hour from midnight, 1 on average, from the density of the daily gamma distribution.
 
-    The gamma counts half hours from 1 on; those before ``DAY_BEGINS`` stand at the end of the day before.
+    The distribution counts half hours from 1. Those before ``DAY_BEGINS`` belong to the end of the day before.
     """
     shape, scale = DAY
     hours = [bucket + 1 if bucket + 1 >= DAY_BEGINS else bucket + 1 + BUCKETS for bucket in range(BUCKETS)]

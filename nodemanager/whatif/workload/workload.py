@@ -1,4 +1,4 @@
-"""A workload: jobs in the order in which they were submitted, read as a stream, and what was odd about them."""
+"""A workload: a stream of jobs in the order of their submission, and the oddities found while reading it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ EXAMPLES_MAX = 5
 
 
 class WorkloadError(Exception):
-    """The workload cannot be read at all; the text says what was wrong, where, and what to do."""
+    """The workload cannot be used. The text says what is wrong, where, and what to do."""
 
 
 class Processors(StrEnum):
-    """What one processor of a trace is on the site."""
+    """What one processor of a trace stands for on the site."""
 
     CORES = "cores"  # one core, wherever there is one
-    NODES = "nodes"  # one node, whole
+    NODES = "nodes"  # one whole node
 
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job. ``submit_s``: since the workload's beginning, never less than that of the job before it."""
+    """One job. ``submit_s`` counts from the start of the workload, and never decreases from job to job."""
 
     name: str
     submit_s: float
@@ -38,7 +38,7 @@ class TraceJob:
 
 @dataclass(slots=True)
 class Oddities:
-    """Lines that were left out or read otherwise than they stand: counted by kind, the first few by place."""
+    """Skipped and reinterpreted lines: counted by kind, with the places of the first few."""
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -52,11 +52,11 @@ class Oddities:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """``read`` begins anew at each call: it yields the jobs, and notes what is odd as it comes upon it.
+    """A workload that can be read several times, also in another process.
 
-    It can be handed to another process, ``read`` too.
-    ``start_at``: the moment 0 of ``submit_s``, in seconds since the epoch. ``jobs_about`` and ``processors``: how
-    many there are, where the workload says so; ``each``: what one processor is on the site.
+    Each call of ``read`` starts from the beginning: it yields the jobs and notes the oddities it finds.
+    ``start_at``: time 0 of ``submit_s``, in seconds since the epoch. ``jobs_about`` and ``processors``: the number
+    of jobs, and of processors of the traced machine, if known. ``each``: what one processor stands for on the site.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Workload:
 
 
 def shape_for(processors: int, each: Processors) -> Shape:
-    """What a job of so many processors asks Flux for."""
+    """Return the shape of a job with this many processors."""
     if each is Processors.NODES:
         return Shape(nodes=processors, slots=1, cores_per_slot=1, exclusive=True)
     return Shape(slots=processors, cores_per_slot=1)

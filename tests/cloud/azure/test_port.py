@@ -1,4 +1,4 @@
-"""The port on Azure, over what libcloud's own tests hold of it, and over what it might say."""
+"""The Azure port, on replies recorded in libcloud's tests and on invented ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def a_token(**changes: Any) -> Reply:
 
 
 def a_machine(state: str = "Succeeded", **changes: Any) -> dict[str, Any]:
-    """libcloud's recorded machine, as ours would look."""
+    """libcloud's recorded machine with our tags."""
     recorded = of_libcloud(
         "azure_arm/_subscriptions_99999999_resourceGroups_000000_providers_Microsoft_Compute_virtualMachines_test_node_1"
     )
@@ -70,7 +70,7 @@ def an_error(status: int, code: str, message: str = "no", **headers: str) -> Rep
     return said({"error": {"code": code, "message": message}}, status, **headers)
 
 
-# An interface of ours whose machine was never made.
+# An interface of this cluster whose machine was never created.
 LONELY = an_interface(properties={**an_interface()["properties"], "virtualMachine": None})
 NOT_FOUND = an_error(404, "ResourceNotFound")
 
@@ -194,7 +194,7 @@ class TestCreate:
 
     @pytest.mark.parametrize("code", ["ResourceGroupNotFound", "NotFound", "ResourceNotFound"])
     def test_without_its_network_is_a_fault_of_the_site(self, azure: Service, code: str) -> None:
-        # Said to be gone, it was taken for what passes by itself.
+        # Classified as GONE, this error was once treated as transient.
         azure.says("PUT", INTERFACE, an_error(404, code))
         assert failure_of(lambda: create(cloud_at(azure))).kind is FailureKind.CONFIG
 
@@ -270,7 +270,7 @@ class TestList:
             ("Creating", CloudState.PENDING),
             ("Updating", CloudState.RUNNING),
             ("Succeeded", CloudState.RUNNING),
-            ("Deleting", CloudState.STOPPING),  # libcloud says terminated, and it costs on
+            ("Deleting", CloudState.STOPPING),  # libcloud says terminated, but it still costs money
             ("Failed", CloudState.FAILED),
         ],
     )
@@ -282,7 +282,7 @@ class TestList:
         assert bool(node.died_because) is (state is CloudState.FAILED)
 
     def test_shows_no_interface_whose_machine_was_never_made(self, azure: Service) -> None:
-        # Shown as a node, it had the lease of a refused create given back only after the boot timeout.
+        # Once listed as a node, it kept the lease of a refused create until the boot timeout.
         azure.says(*INTERFACES, values(LONELY))
         assert cloud_at(azure).list_nodes() == ()
 
@@ -394,7 +394,7 @@ class TestDestroy:
         cloud_at(azure).destroy(ProviderId(NAME))
 
     @pytest.mark.parametrize("reply", [LOST, an_error(503, "ServerTimeout"), an_error(409, "Conflict")])
-    def test_that_was_not_accepted_is_left_to_whoever_ordered_it(self, azure: Service, reply: Reply) -> None:
+    def test_that_was_refused_is_not_retried(self, azure: Service, reply: Reply) -> None:
         azure.says("DELETE", MACHINE, reply)
         assert failure_of(lambda: cloud_at(azure).destroy(ProviderId(NAME))).kind is FailureKind.TRANSIENT
         assert len(azure.asked("DELETE", MACHINE)) == 1

@@ -1,4 +1,4 @@
-"""How the shared adapter reads what any libcloud driver says: errors, waits, states, tags."""
+"""How the shared port interprets any libcloud driver: errors, waits, states, tags."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class TestClassify:
 
     @given(st.integers(300, 599) | st.text())
     def test_create_of_any_status_is_transient_never(self, status: int | str) -> None:
-        # TRANSIENT says that nothing happened, and no status alone proves that of a create.
+        # TRANSIENT means that nothing happened. For a create, no HTTP status alone proves that.
         assert classify(http(status, "?"), creating=True, now_at=NOW_AT).kind is not FailureKind.TRANSIENT
 
     def test_says_nothing_of_what_a_url_carries(self) -> None:
@@ -108,7 +108,7 @@ class TestClassify:
     def test_says_no_more_than_can_be_read(self) -> None:
         assert len(classify(http(500, "<html>" * 10_000), creating=True, now_at=NOW_AT).detail) <= 500
 
-    def test_says_the_status_where_the_provider_said_nothing(self) -> None:
+    def test_uses_the_status_if_the_provider_gives_no_message(self) -> None:
         assert classify(http(502), creating=False, now_at=NOW_AT).detail == "HTTP 502"
 
     @pytest.mark.parametrize("name", ["retry-after", "Retry-After", "RETRY-AFTER"])
@@ -152,7 +152,7 @@ class TestRetryAfter:
 
 
 class ScriptedDriver(NodeDriver):
-    """Says what a test tells it to say."""
+    """A driver whose replies a test sets."""
 
     type = "scripted"
     name = "Scripted"

@@ -1,4 +1,4 @@
-"""What is done to calls on their way to moto, and how they are written down."""
+"""Faults that are injected into calls on their way to moto, and the record of those calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Rewrite = Callable[[bytes], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One call, as it came over the wire."""
+    """One call as it arrived."""
 
     action: str
     method: str
@@ -22,9 +22,10 @@ class Received:
 
 @dataclass
 class Fault:
-    """What is done to the next ``times`` calls of an action. ``code``: refused, and not carried out.
+    """A fault in the next ``times`` calls of an action.
 
-    ``lost``: carried out, and never answered. ``rewrite``: answered with something else.
+    ``code``: the call is refused and has no effect. ``lost``: the call takes effect without an answer. ``rewrite``:
+    the reply is replaced.
     """
 
     action: str
@@ -36,7 +37,7 @@ class Fault:
     headers: Mapping[str, str] = field(default_factory=dict)
     lost: bool = False
     rewrite: Rewrite | None = None
-    where: Parameters = field(default_factory=dict)  # of calls with these parameters only
+    where: Parameters = field(default_factory=dict)  # applies only to calls with these parameters
 
     def concerns(self, parameters: Parameters) -> bool:
         return (

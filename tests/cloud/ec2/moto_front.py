@@ -1,8 +1,8 @@
-"""EC2 as nobody here wrote it: moto over real HTTP on loopback, behind a front that adds what moto lacks.
+"""EC2 by independent authors: moto over real HTTP on loopback, behind a front that adds the features moto lacks.
 
-moto answers in a namespace that lacks its last slash, runs an instance at once and ends it at once, takes a client
-token and forgets it, checks no signature, and refuses nothing. The front mends the first and adds the others: time,
-tokens, signatures, limits, refusals, lost and mangled replies.
+moto's namespace lacks its last slash. moto starts and ends instances at once, ignores client tokens, checks no
+signature, and refuses nothing. The front corrects the namespace and adds boot times, tokens, signatures, limits,
+refusals, and lost or mangled replies.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from tests.cloud.ec2.moto_faults import Fault, Parameters, Received, Refused
 from tests.cloud.ec2.sigv4 import is_signed
 
 REGION = "us-east-1"
-IMAGE = (
-    "ami-03cf127a"  # of those that moto brings; it has one volume, which outlives the instance unless told not to
-)
+IMAGE = "ami-03cf127a"  # one of moto's images; by default its one volume outlives the instance
 SECRETS = {"AKIAEXAMPLE": "an-example-secret"}
 NAMESPACE = "http://ec2.amazonaws.com/doc/2016-11-15"
 USER_DATA_MAX_BYTES = 16_384
@@ -43,14 +41,14 @@ _ERROR = (
 
 
 class _Handler(WSGIRequestHandler):
-    protocol_version = "HTTP/1.1"  # with connections kept alive, as EC2 has it
+    protocol_version = "HTTP/1.1"  # keeps connections alive, like EC2
 
     def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002 - werkzeug's name
         pass
 
 
 class MotoFront:
-    """One account of EC2 in one region, fresh. The knobs are attributes, and may be turned at any time."""
+    """A new EC2 account in one region. Its settings are attributes that a test may change at any time."""
 
     def __init__(self) -> None:
         self.account = str(next(_ACCOUNTS))
@@ -70,7 +68,7 @@ class MotoFront:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.RLock()
         self._tokens: dict[str, tuple[Parameters, str]] = {}
-        self._due: list[tuple[float, str, str]] = []  # when, which instance, its next state
+        self._due: list[tuple[float, str, str]] = []  # (time, instance, its next state)
         self._hidden_until: dict[str, float] = {}
         self._events: deque[tuple[Callable[[Any], None], Any]] = deque()
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True, request_handler=_Handler)
@@ -98,7 +96,7 @@ class MotoFront:
         return ec2_backends[self.account][REGION]
 
     def instances(self) -> dict[str, Any]:
-        """Every instance ever made, by its id, as moto has it."""
+        """Every instance ever created, by its id, as moto's object."""
         return {
             made.id: made for reservation in self.backend.reservations.values() for made in reservation.instances
         }
@@ -110,17 +108,17 @@ class MotoFront:
         return base64.b64decode(str(self.instances()[instance].user_data or ""))
 
     def end(self, instance: str, code: str, message: str) -> None:
-        """An instance ends by itself: "Server.SpotInstanceTermination", "Client.InstanceInitiatedShutdown", ..."""
+        """Let an instance end by itself, with a code such as "Server.SpotInstanceTermination"."""
         with self._lock:
             made = self.instances()[instance]
             was = made._state.name
-            made.terminate()  # its volumes and interfaces go with it
+            made.terminate()  # its volumes and interfaces are deleted with it
             made.state_reason.code, made.state_reason.message = code, f"{code}: {message}"
             if was == "running":
                 self._events.append((self.on_end, made))
 
     def move(self) -> None:
-        """Let what is due happen, and tell of it: outside of the front's own lock."""
+        """Apply the state changes that are due, then notify listeners outside of the front's own lock."""
         with self._lock:
             self._move()
         while self._events:
@@ -139,7 +137,7 @@ class MotoFront:
         call = Received(
             parameters["Action"], environ["REQUEST_METHOD"], environ["QUERY_STRING"], headers, parameters
         )
-        with self._lock:  # moto's stores are not made for threads
+        with self._lock:  # moto's stores are not thread-safe
             self.calls[call.action] += 1
             self.received.append(call)
             self._move()
@@ -171,7 +169,7 @@ class MotoFront:
         return None
 
     def _refuse(self, call: Received, body: bytes, fault: Fault | None) -> None:
-        # What stock libcloud sends by GET is left to moto, which checks nothing.
+        # Stock libcloud sends GET. Pass it to moto, which checks nothing.
         if call.method == "POST" and not is_signed("POST", call.headers, body, SECRETS):
             raise Refused("SignatureDoesNotMatch", "Check your key and signing method.", 403)
         if self.throttling:
@@ -193,7 +191,7 @@ class MotoFront:
                         self._end_on_request(instance)
                 return content
             case "DescribeInstances":
-                if "MaxResults" in parameters:  # moto's page is of 100 reservations, unless asked
+                if "MaxResults" in parameters:  # moto's default page has 100 reservations
                     parameters = {
                         **parameters,
                         "MaxResults": str(min(int(parameters["MaxResults"]), self.page_max)),
@@ -203,7 +201,7 @@ class MotoFront:
                 return self._moto_says(environ, parameters)
 
     def _moto_says(self, environ: dict[str, Any], parameters: Parameters) -> bytes:
-        """moto's reply, in EC2's namespace. Raises what it refuses in the form that EC2 gives an error."""
+        """Return moto's reply in EC2's namespace. Raises a refusal in EC2's form."""
         body = urlencode(parameters).encode()
         asked = {
             **environ,
@@ -265,7 +263,7 @@ class MotoFront:
             raise Refused("InsufficientInstanceCapacity", "none is left", 500)
 
     def _as_it_stands(self, environ: dict[str, Any], instance: str) -> bytes:
-        """The reply to RunInstances with the instance as it is now, whenever it was made."""
+        """Return the reply to RunInstances with the instance's current state, even for a repeated call."""
         asked = {"Action": "DescribeInstances", "InstanceId.1": instance, "Version": "2016-11-15"}
         content = self._moto_says(environ, asked)
         inner = re.search(rb"<reservationSet><item>(.*)</item></reservationSet>", content, re.DOTALL)
@@ -301,7 +299,7 @@ class MotoFront:
             return content
         ns = f"{{{NAMESPACE}/}}"
         ET.register_namespace("", f"{NAMESPACE}/")
-        root = ET.fromstring(content)  # noqa: S314 - of moto, in this process
+        root = ET.fromstring(content)  # noqa: S314 - from moto, in this process
         reservations = root.find(f"{ns}reservationSet")
         assert reservations is not None
         for reservation in list(reservations):
@@ -311,7 +309,7 @@ class MotoFront:
 
 
 def _send(start_response: Any, status: int, headers: Mapping[str, str], content: bytes) -> list[bytes]:
-    # As EC2 and moto have it but for the charset, which EC2 gives and moto does not.
+    # The same as EC2's and moto's, except for the charset, which only EC2 sends.
     sent = [("Content-Type", "text/xml"), ("Content-Length", str(len(content))), *headers.items()]
     start_response(f"{status} {'OK' if status == 200 else 'Refused'}", sent)
     return [content]

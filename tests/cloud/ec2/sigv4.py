@@ -1,4 +1,4 @@
-"""AWS's Signature Version 4, checked as its documentation describes it, with nothing of libcloud or botocore."""
+"""Checks AWS's Signature Version 4 as its documentation describes it, without libcloud or botocore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AUTHORIZATION = re.compile(
 
 
 def is_signed(method: str, headers: Mapping[str, str], body: bytes, secrets: Mapping[str, str]) -> bool:
-    """Whether a request for "/" without a query is signed by one of the keys. ``headers`` by lowered name."""
+    """Return whether one of the keys signed a request for "/" without a query. Header names are lower case."""
     found = _AUTHORIZATION.fullmatch(headers.get("authorization", ""))
     if found is None or found["key"] not in secrets:
         return False

@@ -1,4 +1,4 @@
-"""What EC2 says is wrong with a node that runs: three reads a minute for all, and no list that fails for it."""
+"""EC2's complaints about running nodes: three reads a minute for all nodes, and they never make a list fail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cloud.ec2.moto_front import NAMESPACE, REGION, SECRETS, MotoFront
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, a_launch, a_script, a_type
 
 STATUS = "DescribeInstanceStatus"
-# As the reference of the API has it, shortened to what is read and what stands around that.
+# From the API reference, shortened to the elements that are read and those around them.
 IMPAIRED = """
   <item>
     <instanceId>{id}</instanceId>
@@ -52,7 +52,7 @@ def front() -> Iterator[MotoFront]:
 
 
 class Listed:
-    """A node, and what lists say of it as time goes on."""
+    """A node, and its health in lists as time passes."""
 
     def __init__(self, front: MotoFront) -> None:
         self.world, self.front = World(1), front
@@ -67,7 +67,7 @@ class Listed:
         return node.impaired
 
     def is_said(self, which: int, **said: str) -> None:
-        """By one of the three reads."""
+        """Let one of the three reads report this node with these texts."""
         item = IMPAIRED.format(**{"id": self.id, **NOT_WELL, **said})
         text = (
             f'<{STATUS}Response xmlns="{NAMESPACE}/"><requestId>1</requestId>'
@@ -117,7 +117,7 @@ def test_all_nodes_are_asked_for_at_once_and_once_a_minute(front: MotoFront) -> 
     assert not any("InstanceId.1" in call for call in asked)
 
 
-def test_what_may_not_be_asked_is_said_once_and_the_list_comes_all_the_same(front: MotoFront) -> None:
+def test_a_refused_health_query_is_logged_once_and_the_list_still_works(front: MotoFront) -> None:
     listed = Listed(front)
     front.faults.append(Fault(STATUS, "UnauthorizedOperation", status=403, times=100))
     with capture_logs() as logs:
@@ -129,7 +129,7 @@ def test_what_may_not_be_asked_is_said_once_and_the_list_comes_all_the_same(fron
 
 
 def test_what_fails_again_and_again_is_asked_less_and_less_often_until_it_is_answered(front: MotoFront) -> None:
-    # A question that hangs lasts as long as a list may: asked at each list, it made every one as late.
+    # A query that hangs takes as long as a list may take. With one query for each list, every list was that late.
     listed = Listed(front)
     fault = Fault(STATUS, "UnauthorizedOperation", status=403, times=1_000)
     front.faults.append(fault)
@@ -141,7 +141,7 @@ def test_what_fails_again_and_again_is_asked_less_and_less_often_until_it_is_ans
             listed.world.advance_by(HEALTH_EVERY_S)
         return front.calls[STATUS] - before
 
-    assert asked_in(64) == 7  # in the minutes 0, 2, 6, 14, and every 16 from there on
+    assert asked_in(64) == 7  # in minutes 0, 2, 6, 14, then every 16 minutes
     front.faults.remove(fault)
     listed.world.advance_by(HEALTH_EVERY_MAX_S)
     assert asked_in(3) == 3 * 3

@@ -1,6 +1,6 @@
-"""The whole loop over EC2's wire: a simulated Flux, the production actors in threads, moto at the other end.
+"""The whole loop on EC2: a simulated Flux, the production actors in threads, and HTTP to moto.
 
-The world's time runs faster than ours; what takes real time is HTTP.
+Simulated time runs faster than real time. Only HTTP takes real time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tests.cloud.ec2.moto_front import IMAGE, REGION, SECRETS, MotoFront
 from tests.contract.cloud_subjects import SystemClock, a_script
 
 TIME_SCALE = 20.0
-WAIT_S = 60.0  # of ours; a loop takes some seconds
+WAIT_S = 60.0  # of real time; a loop takes some seconds
 
 SITE = """
 [Site]
@@ -98,7 +98,7 @@ def tags_of(thing: Any) -> dict[str, str]:
 
 @dataclass
 class Loop:
-    """An instance without nodes, an account without instances, and the service between them."""
+    """An instance without nodes, an account without instances, and the service that connects them."""
 
     site: Site
     front: MotoFront

@@ -108,7 +108,7 @@ def test_a_state_that_is_not_surely_an_end_costs(state: str, seen: CloudState) -
     assert node_from_instance(parse_xml(an_item("", state).encode())).state is seen
 
 
-def test_a_bare_instance_is_seen_as_far_as_it_is_told_of() -> None:
+def test_an_instance_with_few_fields_is_read_as_far_as_possible() -> None:
     seen = node_from_instance(parse_xml(an_item("<tagSet/>", "terminated").encode()))
     assert (seen.identity, seen.addresses) == (None, ())
     assert seen.died_because == "unknown cause: EC2 gives no reason"
@@ -224,7 +224,7 @@ def test_keys_are_shown_nowhere() -> None:
 def test_keys_that_cannot_be_any_are_refused_by_their_name_and_not_shown(
     odd: str, variable: str, name: str
 ) -> None:
-    # One in a header ended the process, or was shown whole in each failure of a list.
+    # Such a character in a header ended the process, or every failed list showed the whole key.
     keys = key_source({}, {**ENVIRONMENT, variable: odd}, FrozenClock())
     driver = Ec2Driver(endpoint_of("us-east-1", "http://127.0.0.1:9"), keys, sleep=lambda _: None)
     cloud = Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, a_script, FrozenClock(), {})
@@ -355,7 +355,7 @@ def test_an_instance_without_a_role_is_a_matter_of_credentials(damage: Callable[
 
 # --- the least privileges ---------------------------------------------------------------------------------
 
-# Needed for what RunInstances does beside: tagging what it makes, and giving it a role.
+# RunInstances also tags what it creates and passes it a role, so it needs these permissions too.
 BESIDE = {"ec2:CreateTags", "iam:PassRole"}
 
 

@@ -1,4 +1,4 @@
-"""EC2 over real HTTP, with moto at the other end: what a stock driver gets wrong, and what EC2 may do to one."""
+"""The EC2 port over real HTTP to moto: the errors of the stock driver, and the faults that EC2 may produce."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def made(front: MotoFront) -> dict[str, str]:
 
 
 def test_a_known_instance_goes_through_stock_libcloud_and_back(front: MotoFront) -> None:
-    """If this fails, moto or its front does not speak EC2 as libcloud knows it, and no other test here counts."""
+    """If this fails, moto or its front does not match libcloud's idea of EC2, and no other test here counts."""
     driver: Any = EC2NodeDriver
     stock = driver(
         *next(iter(SECRETS.items())), secure=False, host="127.0.0.1", port=front.port, region=REGION,
@@ -114,7 +114,7 @@ def test_every_call_is_a_signed_post_without_a_query(front: MotoFront, cloud: Ec
     assert len(front.received) >= 7
     assert {(call.method, call.query) for call in front.received} == {("POST", "")}
     assert front.calls.keys() <= set(Action)
-    # The front refuses whatever it cannot verify; what it verified is version 4, for this region and service.
+    # The front verifies version 4 signatures for this region and service, and refuses everything else.
     assert all(f"/{REGION}/ec2/aws4_request" in call.headers["authorization"] for call in front.received)
 
 
@@ -219,7 +219,7 @@ def test_an_image_that_cannot_be_looked_up_just_now_makes_no_doubtful_create(
 
 
 def test_a_create_that_nobody_waits_for_any_more_is_not_sent(front: MotoFront) -> None:
-    # The look for the image had lasted 87 s of an order's 60: its node would have been given up as absent.
+    # Finding the image took 87 s, and an order lasts 60 s: the planner would have recorded the node as absent.
     class Late(SystemClock):
         readings = itertools.chain([0.0], itertools.repeat(60.0))
 
@@ -413,7 +413,9 @@ def test_a_node_on_its_way_out_is_stopping_and_then_terminated(front: MotoFront,
         ("Client.SomethingNew", "unknown cause"),
     ],
 )
-def test_who_ended_a_node_is_told_apart(front: MotoFront, cloud: Ec2Cloud, code: str, cause: str) -> None:
+def test_the_causes_of_a_nodes_end_are_distinguished(
+    front: MotoFront, cloud: Ec2Cloud, code: str, cause: str
+) -> None:
     created = cloud.create(a_launch(), a_type())
     assert cloud.list_nodes()[0].died_because == ""
     front.end(created.provider_id, code, "it is so")
@@ -453,7 +455,7 @@ def test_a_refused_create_is_of_its_kind_and_made_once(
     assert front.calls["RunInstances"] == 1
 
 
-def test_a_create_whose_reply_is_lost_is_made_once_even_where_libcloud_is_told_to_repeat(
+def test_a_create_whose_reply_is_lost_is_sent_once_even_if_libcloud_is_set_to_repeat(
     front: MotoFront, cloud: Ec2Cloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LIBCLOUD_RETRY_FAILED_HTTP_REQUESTS", "1")
@@ -522,7 +524,7 @@ def test_nobody_answers_at_all() -> None:
 
 
 def left_behind(front: MotoFront, *, launch: str = "launch-gone", uuid: str = CLUSTER_UUID) -> list[Leftover]:
-    """A volume, an interface and an address, tagged as those of a node are, and attached to nothing."""
+    """Create a volume, an interface and an address, tagged like a node's and attached to nothing."""
     tags = {"fnm:cluster": CLUSTER, "fnm:cluster-uuid": uuid, "fnm:launch": launch}
     volume = front.backend.create_volume(size=8, zone_name=f"{REGION}a")
     subnet = next(iter(front.backend.subnets[f"{REGION}a"].values()))
@@ -543,7 +545,7 @@ def what_there_is(front: MotoFront) -> set[str]:
     return {*backend.volumes, *backend.enis, *(address.allocation_id for address in backend.addresses)}
 
 
-def test_what_is_found_twice_in_a_row_is_deleted_and_said(front: MotoFront, cloud: Ec2Cloud) -> None:
+def test_leftovers_found_twice_in_a_row_are_deleted_and_returned(front: MotoFront, cloud: Ec2Cloud) -> None:
     left = left_behind(front)
     assert cloud.sweep() == ()
     assert what_there_is(front) == {leftover.provider_id for leftover in left}
@@ -557,7 +559,7 @@ def test_what_is_found_twice_in_a_row_is_deleted_and_said(front: MotoFront, clou
 def test_what_is_not_ours_or_is_in_use_or_may_be_soon_is_left_alone(front: MotoFront, cloud: Ec2Cloud) -> None:
     left_behind(front, uuid=OTHER_UUID)
     cloud.create(a_launch(), a_type())
-    left_behind(front, launch="launch-1")  # of a node that stands: not attached yet, or not any more
+    left_behind(front, launch="launch-1")  # of an existing node: not attached yet, or no longer
     front.backend.create_volume(size=8, zone_name=f"{REGION}a").add_tags({"fnm:cluster-uuid": CLUSTER_UUID})
     before = what_there_is(front)
     assert [cloud.sweep() for _ in range(3)] == [(), (), ()]

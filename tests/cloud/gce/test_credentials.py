@@ -1,4 +1,4 @@
-"""Google's tokens: from a service account's key, from the machine's metadata, on whatever may be answered."""
+"""Google's tokens: from a service account's key or from the metadata service, with every kind of reply."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_seconds_may_come_as_text(google: Service, ask: Callable[[], TokenGrant]
 def test_a_reply_without_a_token_is_asked_for_again_and_not_kept(
     google: Service, ask: Callable[[], TokenGrant], reply: Reply
 ) -> None:
-    # Of a reply without expires_in nothing but a restart of the service got rid; others ended it.
+    # Once, a reply without expires_in was kept until the service restarted. The other replies ended the service.
     says(google, *[reply] * 3, a_token("next"))
     cloud = cloud_at(google, ask)
     failed = failure_of(cloud.list_nodes)
@@ -204,7 +204,7 @@ def test_a_key_that_cannot_sign_is_a_matter_of_credentials(
     given = a_pem(ec.generate_private_key(ec.SECP256R1())) if key == "ec" else key
     assert failure_of(cloud_at(google, at(google, given)).list_nodes).kind is FailureKind.CREDENTIALS
     assert google.calls == []
-    assert list(tmp_path.iterdir()) == []  # libcloud would keep its tokens at home
+    assert list(tmp_path.iterdir()) == []  # libcloud would store its tokens in the home directory
 
 
 def test_tokens_are_renewed_before_they_end_and_the_old_one_serves_while_that_fails(google: Service) -> None:

@@ -1,4 +1,4 @@
-"""The port on Google Compute Engine, over what libcloud's own tests hold of it, and over what it might say."""
+"""The Compute Engine port, on replies recorded in libcloud's tests and on invented ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AToken:
 
 
 def an_instance(**changes: Any) -> dict[str, Any]:
-    """libcloud's recorded instance, as ours would look."""
+    """libcloud's recorded instance with our labels and metadata."""
     tags = {
         "fnm-cluster": CLUSTER,
         "fnm-cluster-uuid": CLUSTER_UUID,
@@ -199,7 +199,7 @@ class TestCreate:
     def test_insert_that_was_accepted_may_have_made_a_node_whatever_a_look_at_it_meets(
         self, gce: Service, refused: Reply
     ) -> None:
-        # Taken for "nothing was made", the slot got a second node, and the first belonged to nobody.
+        # Once read as "nothing was created": the slot got a second node, and nobody owned the first.
         gce.says(*WAIT, refused)
         assert failure_of(lambda: create(cloud_at(gce))).kind is FailureKind.AMBIGUOUS
         assert len(gce.asked(*POST)) == 1
@@ -287,7 +287,7 @@ class TestList:
             ("REPAIRING", CloudState.RUNNING),
             ("SUSPENDED", CloudState.RUNNING),
             ("STOPPING", CloudState.STOPPING),
-            ("TERMINATED", CloudState.FAILED),  # powered off; its disk costs until it is deleted
+            ("TERMINATED", CloudState.FAILED),  # powered off; its disk costs money until it is deleted
         ],
     )
     def test_shows_each_for_what_it_costs(self, gce: Service, status: str, state: CloudState) -> None:
@@ -341,7 +341,7 @@ class TestDestroy:
         cloud_at(gce).destroy(ProviderId(f"us-central1-a/{NAME}"))
 
     @pytest.mark.parametrize("reply", [LOST, an_error(503, "backendError"), said({})])
-    def test_that_was_not_accepted_is_left_to_whoever_ordered_it(self, gce: Service, reply: Reply) -> None:
+    def test_that_failed_is_not_retried(self, gce: Service, reply: Reply) -> None:
         gce.says(*DELETE, reply)
         failed = failure_of(lambda: cloud_at(gce).destroy(ProviderId(f"us-central1-a/{NAME}")))
         assert failed.kind is FailureKind.TRANSIENT

@@ -1,4 +1,4 @@
-"""The local cloud itself: real processes, folders and locks, beyond what the port promises."""
+"""The local cloud itself: its processes, folders and locks, beyond the port's contract."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AN_ORDER = CreateRequest("node", "small", "image", THE_SAME, {})
 
 
 class World:
-    """One directory of nodes, a clock that tests set, and as many drivers as they want."""
+    """One directory of nodes, a clock that a test sets, and any number of drivers."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -68,7 +68,7 @@ def boot(driver: LocalNodeDriver, script: str = SLEEPER, *, token: str = "") -> 
 
 
 def boot_and_run(driver: LocalNodeDriver, script: str, line: str = "ready") -> Node:
-    """A node whose script has printed its line."""
+    """Create a node and wait until its script has printed its line."""
     node = boot(driver, script)
     until(lambda: line in driver.ex_console_output(node), f"{line!r} on the console of {node.id}")
     return node
@@ -104,11 +104,11 @@ class TestUserData:
         assert (world.directory / "nodes").stat().st_mode & 0o077 == 0
 
     def test_ignores_no_signal(self, world: World) -> None:
-        # A broker that ignores SIGINT would have all jobs ignore it.
+        # All jobs would inherit an ignored SIGINT from the broker.
         driver = world.driver()
         node = boot_and_run(driver, "#!/bin/sh\ngrep SigIgn /proc/self/status; echo ready\n")
         ignored = int(driver.ex_console_output(node).split()[1], 16)
-        # Above 31 are those that the C library keeps to itself.
+        # The C library reserves some signals above 31.
         assert ignored & 0x7FFFFFFF == 0
 
     def test_that_ends_leaves_the_node_running(self, world: World) -> None:
@@ -207,7 +207,7 @@ class TestDeath:
     def test_zombie_of_another_process_is_dead(self, world: World) -> None:
         driver = world.driver()
         node = boot(driver)
-        # A child that has ended and that nobody has waited for.
+        # An ended child that nobody has reaped.
         child = subprocess.Popen(["true"])
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         (record,) = driver.store.read_all()
@@ -285,7 +285,7 @@ class TestDestroy:
             driver, '#!/bin/sh\necho > "$TMPDIR/socket"\necho "in $TMPDIR" ready\nexec sleep 3600\n'
         )
         tmp = Path(driver.ex_console_output(node).split()[1])
-        assert len(str(tmp)) < 40  # a longer path would leave a socket no room
+        assert len(str(tmp)) < 40  # a longer path would make a socket's path too long
         assert tmp.stat().st_mode & 0o777 == 0o700
         if ended_by == "us":
             driver.destroy_node(node)
@@ -313,7 +313,7 @@ class TestDestroy:
 
 
 def gone(pid: int) -> bool:
-    """Not there, or a zombie that waits for its own parent."""
+    """Return whether the process is gone, or a zombie of another parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The loop on OpenStack: the core decides, the production actors call, a service on loopback answers as Nova."""
+"""The whole loop on OpenStack: the real planner and actors, and a service on loopback that plays Nova."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ NETWORK = "3cb9bc59-5699-4588-a4b1-b87f96708bc6"
 
 
 class SmallNova(Service):
-    """Servers that are made, listed by their tags and deleted. ``lose``: the next creates are never answered."""
+    """Creates servers, lists them by tags and deletes them. ``lose``: how many next creates get no answer."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.servers: dict[str, dict[str, Any]] = {}
         self.made = 0
         self.lose = 0
-        self.drop = 0  # the next creates are lost on their way
-        self.fault_of: dict[str, str] = {}  # by flavor: why its servers fail
-        self.hidden = False  # a new server is not in the lists yet
+        self.drop = 0  # how many next creates never reach Nova
+        self.fault_of: dict[str, str] = {}  # flavor -> the fault of its servers
+        self.hidden = False  # whether new servers are missing from lists
 
     def answer(self, call: Call) -> Reply:
         if not call.path.startswith("/v2.1/servers"):
@@ -105,14 +105,14 @@ class SmallNova(Service):
 
 
 class Loop:
-    """A fleet of two node types, what it is told, and who carries its orders out. No node ever joins."""
+    """A fleet of two node types, with its facts and its workers. No node ever joins."""
 
     def __init__(self, nova: SmallNova) -> None:
         self.nova = nova
         types = [replace(a_type(name, price=price), image=IMAGE) for name, price in PRICES.items()]
         self.world: World = a_world(*types)
         self.told: list[Fact] = []
-        # Plain objects: actors that were not started.
+        # Unstarted actors, used as plain objects.
         self.worker = CloudWorker(self._port(), self, self, self, Fate())
         self.watcher = CloudWatcher(self._port(), self, self, Fate())
 
@@ -120,7 +120,7 @@ class Loop:
         self.told.append(fact)
 
     def ensure_actor(self) -> None:
-        """Nobody else is there."""
+        """Do nothing: there is no other manager."""
 
     def monotonic_s(self) -> float:
         return self.world.snapshot.now_s

@@ -1,4 +1,4 @@
-"""What only a real Nova shows: a node that is taken on and never comes, tokens, limits, other microversions."""
+"""Behaviour that only a real Nova shows: accepted nodes that never appear, tokens, limits, microversions."""
 
 from __future__ import annotations
 

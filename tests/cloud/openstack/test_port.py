@@ -1,4 +1,4 @@
-"""The port on Nova, over what a real Nova said (``tests/data/openstack``) and over what one might say."""
+"""The Nova port, on a real Nova's recorded replies (``tests/data/openstack``) and on invented ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REFUSED = said({"computeFault": {"code": 503, "message": "later"}}, 503)
 
 
 class ATime:
-    """A clock that a test moves."""
+    """A clock that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -53,7 +53,7 @@ class ATime:
 
 @pytest.fixture
 def nova() -> Iterator[Service]:
-    """A cloud where everything goes well: a list is empty, a create makes what was recorded."""
+    """A cloud without faults: the list is empty, and a create makes the recorded server."""
     with a_service(Service) as service:
         service.says(*TOKENS, recorded("openstack/token"))
         service.says(*LIST, recorded("openstack/servers-none"))
@@ -95,7 +95,7 @@ def failure_of(cloud: OpenStackCloud, call: str = "list") -> CloudError:
 
 
 def a_server(**changes: Any) -> dict[str, Any]:
-    """A server of launch 1 as Nova lists it."""
+    """The server of launch 1 as Nova lists it."""
     return {**SERVER, **changes}
 
 
@@ -179,7 +179,7 @@ class TestLookUp:
         assert len(nova.asked("GET", "/image/v2/images")) == 1
         assert len(nova.asked(*FLAVORS)) == 4  # its pages
 
-    def test_names_are_looked_up_anew_after_nova_refused_what_they_gave(self, nova: Service) -> None:
+    def test_names_are_looked_up_again_after_nova_refused_their_ids(self, nova: Service) -> None:
         nova.says(*POST, recorded("openstack/flavor-refused"), recorded("openstack/server-created"))
         cloud = cloud_at(nova)
         assert failure_of(cloud, "create").kind is FailureKind.CONFIG
@@ -249,7 +249,7 @@ class TestNoSecondServer:
         assert len(nova.asked(*POST)) == 1
         nova.says(*TOKENS, LOST)
         assert failure_of(cloud_at(nova), "destroy").kind is FailureKind.TRANSIENT
-        assert len(nova.asked(*TOKENS)) == 1 + 3  # a service each, then the one that was lost
+        assert len(nova.asked(*TOKENS)) == 1 + 3  # one for each service, then the lost one again
 
     @pytest.mark.parametrize("look", [LOST, REFUSED, said({}), said({"error": "no"}, 403)])
     def test_nothing_is_created_when_the_look_fails(self, nova: Service, look: Reply) -> None:
@@ -368,7 +368,7 @@ class TestFailedServers:
         [
             ("BUILD", CloudState.PENDING),
             ("ACTIVE", CloudState.RUNNING),
-            ("SHUTOFF", CloudState.RUNNING),  # powered off it still holds, and costs, its place
+            ("SHUTOFF", CloudState.RUNNING),  # a powered-off server still occupies its host and costs money
             ("SHELVED_OFFLOADED", CloudState.RUNNING),
             ("UNKNOWN", CloudState.RUNNING),
             ("DELETED", CloudState.TERMINATED),
@@ -416,10 +416,10 @@ class TestList:
             Reply(200, "{", {"Content-Type": "application/json"}),
             Reply(200, "<html>Welcome</html>", {"Content-Type": "text/html"}),
             Reply(204),
-            a_list({key: value for key, value in SERVER.items() if key != "tags"}),  # the filter was not known
+            a_list({key: value for key, value in SERVER.items() if key != "tags"}),  # the filter was ignored
             a_list(a_server(tags=["fnm-cluster-another"])),
             a_list(a_server(created="soon")),
-            # Its cell does not answer: https://docs.openstack.org/api-guide/compute/down_cells.html
+            # The server's cell is down: https://docs.openstack.org/api-guide/compute/down_cells.html
             a_list(a_server(), {"id": MADE, "status": "UNKNOWN", "links": [], "tags": ["fnm-cluster-ada"]}),
         ],
         ids=lambda reply: reply.body[:60],
@@ -462,7 +462,7 @@ class TestDestroy:
         cloud_at(nova).destroy(ProviderId(MADE))
 
     @pytest.mark.parametrize("reply", [REFUSED, LOST, said({"conflictingRequest": {"message": "busy"}}, 409)])
-    def test_that_was_not_accepted_is_left_to_whoever_ordered_it(self, nova: Service, reply: Reply) -> None:
+    def test_that_was_refused_is_not_retried(self, nova: Service, reply: Reply) -> None:
         nova.says("DELETE", f"/v2.1/servers/{MADE}", reply)
         assert failure_of(cloud_at(nova), "destroy").kind is FailureKind.TRANSIENT
         assert len(nova.asked("DELETE", f"/v2.1/servers/{MADE}")) == 1

@@ -1,4 +1,4 @@
-"""The journal on disk: whatever becomes of the file, the service goes on, and says so."""
+"""The history file: whatever happens to it, the service goes on and logs the fault."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FAILED = CloudCallFailed("create", None, FailureKind.QUOTA, "enough")
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every batch is written as it comes."""
+    """Write every batch at once."""
     monkeypatch.setattr(writer, "FLUSH_S", 0.0)
 
 
@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def a_story() -> list[HistoryUpdate]:
-    """A job waits, a node comes, the job runs on it and ends, the node goes."""
+    """A job waits, a node boots, the job runs on it and ends, and the node is terminated."""
     waiting = a_job(7, submitted_at=WALL_AT - 60, userid=0, queue="batch")
     runs = replace(waiting, state=JobState.RUN, allocations=(RankAllocation(Rank(1), 4, 0),))
     return told(
@@ -68,7 +68,7 @@ def a_story() -> list[HistoryUpdate]:
 
 
 def write(path: Path, *stories: list[HistoryUpdate], between: Callable[[], None] = lambda: None) -> HistoryWriter:
-    """Each story by the same journal, with something in between."""
+    """Write each story with the same writer, and do something in between."""
     journal = HistoryWriter(path)
     for number, story in enumerate(stories):
         if number:
@@ -79,7 +79,7 @@ def write(path: Path, *stories: list[HistoryUpdate], between: Callable[[], None]
     return journal
 
 
-# --- what it tells ----------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -134,13 +134,13 @@ def test_a_reason_stands_no_more_while_decisions_stand_still(
     assert (said["kind"], said["what"], said["code"]) == (kind, what, code)
 
 
-def test_of_what_nothing_is_said_after_a_standstill_no_reason_stands(path: Path) -> None:
-    """As of a job that is no more among the first of the queue, whose reasons are followed."""
+def test_after_a_standstill_an_unrecorded_reason_no_longer_applies(path: Path) -> None:
+    """The job moved out of the head of the queue, so its reasons are no longer recorded."""
     moments = [a_moment(jobs=[a_job(7)]), a_moment(10, claimed=False), a_moment(20)]
     happened = told(*moments)
     forgotten = replace(
         happened[1], events=tuple(it for it in happened[1].events if it.kind == "standstill")
-    )  # that it has ended was not heard of
+    )  # its end was not seen
     write(path, [happened[0], forgotten, happened[2]])
     said = HistoryReader(path).reason_at("7", WALL_AT + 25)
     assert said is not None
@@ -177,7 +177,7 @@ def test_spend_is_told_from_a_moment_on(reader: HistoryReader) -> None:
 
 
 def test_a_report_says_from_when_on_each_of_its_sums_is(reader: HistoryReader) -> None:
-    """Spend is kept by the hour; what happened, for fewer days than spend."""
+    """Costs are kept by the hour. Events are kept for fewer days than costs."""
     report = reader.report(WALL_AT + 30, WALL_AT + 60)
     assert report["cost_since_at"] == (WALL_AT + 30) // 3600 * 3600
     assert report["entries_since_at"] == WALL_AT + 30
@@ -206,7 +206,7 @@ def test_an_empty_span_has_a_report_too(reader: HistoryReader) -> None:
     assert reader.report(WALL_AT + 86_400, WALL_AT + 90_000)["cost"] == 0
 
 
-# --- what befalls the file --------------------------------------------------------------------------------
+# --- faults of the file -----------------------------------------------------------------------------------
 
 
 def test_the_file_is_its_owner_s_and_knows_its_version(path: Path) -> None:
@@ -274,7 +274,7 @@ def test_one_that_is_corrupt_is_moved_aside_with_a_message(path: Path, rubbish: 
 
 
 def test_one_that_is_begun_anew_says_when_it_begins_and_what_was_set_aside(path: Path) -> None:
-    """Else a report of it would pass for the whole."""
+    """Without that, a report would look complete."""
 
     def scribble() -> None:
         for file in path.parent.glob(f"{path.name}*"):
@@ -345,7 +345,7 @@ def test_one_of_a_later_program_is_moved_aside_unchanged(path: Path) -> None:
 
 
 class Fillable(HistoryWriter):
-    """Its disk may be full."""
+    """A writer whose disk can be full."""
 
     full = True
 
@@ -360,7 +360,7 @@ class Fillable(HistoryWriter):
 def written_once_there_is_room(
     path: Path, story: list[HistoryUpdate]
 ) -> tuple[Fillable, list[MutableMapping[str, Any]]]:
-    """The journal, and what it logged: the disk is full while the story is told."""
+    """Write the story while the disk is full. Returns the writer and its log."""
     journal = Fillable(path)
     with capture_logs() as logs:
         for happened in story:
@@ -394,7 +394,7 @@ def test_what_is_too_much_to_hold_is_left_out_the_oldest_first(path: Path, monke
 
 
 def test_what_no_file_takes_is_left_out_and_does_not_come_again(path: Path) -> None:
-    """A row that breaks one file would break each that is begun anew."""
+    """A row that breaks one file would break every new file too."""
     story = a_story()
     told = next(happened for happened in story if happened.events)
     bad = replace(told, events=(replace(told.events[0], what=object()),))  # type: ignore[arg-type]
@@ -425,7 +425,7 @@ def test_a_full_disk_that_is_freed_while_nothing_happens_is_written_to_by_the_th
 
 @pytest.fixture
 def file_size_limit() -> Iterator[Callable[[int], None]]:
-    """Sets how many bytes a file may have at the most: what a disk that is nearly full comes to, for SQLite."""
+    """Limits the size of a file in bytes: for SQLite that is like a nearly full disk."""
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -494,7 +494,7 @@ def test_what_is_old_is_let_go(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"rubbish" * 1000])
-def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None) -> None:
+def test_an_unreadable_history_is_reported(path: Path, content: bytes | None) -> None:
     if content is not None:
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
@@ -506,14 +506,14 @@ def test_a_journal_that_cannot_be_read_says_so(path: Path, content: bytes | None
 
 
 def _written(story: list[HistoryUpdate], journal: HistoryWriter) -> list[str]:
-    """Write a story; what was logged."""
+    """Write a story. Returns the log."""
     with capture_logs() as logs:
         for happened in story:
             journal.write([happened])
     return [log["event"] for log in logs]
 
 
-def test_an_observer_with_the_state_dir_of_one_that_acts_never_writes_its_journal(path: Path) -> None:
+def test_an_observer_never_writes_the_history_of_an_acting_manager(path: Path) -> None:
     acting, observer = HistoryWriter(path), HistoryWriter(path, succeeds=False)
     story = a_story()
     acting.write(story)
@@ -543,7 +543,7 @@ def test_one_that_waits_to_act_writes_from_when_it_does(path: Path) -> None:
     second.close()
 
 
-def test_one_that_acts_while_another_that_hangs_has_the_journal_writes_it_later(path: Path) -> None:
+def test_a_manager_that_took_over_writes_once_the_hung_one_releases_the_lock(path: Path) -> None:
     hangs, acts = HistoryWriter(path), HistoryWriter(path)
     hangs.write([])
     hangs.write(a_story()[:1])
@@ -720,7 +720,7 @@ def test_what_is_published_reaches_the_file_by_the_time_the_service_has_stopped(
     assert (chronicle.dropped, journal.lost) == (0, 0)
 
 
-def test_a_chronicle_that_cannot_keep_up_leaves_publications_out_and_never_waits() -> None:
+def test_a_slow_history_thread_drops_publications_and_never_blocks() -> None:
     chronicle = HistoryThread([])
     moment = a_moment()
     for _ in range(600):

@@ -29,7 +29,7 @@ AGES = st.floats(0, 10**7, allow_nan=False)
     [
         (HOURLY, 0, 3600),
         (HOURLY, 1, 3600),
-        (HOURLY, 3600, 3600),  # at its very end nothing more is owed yet
+        (HOURLY, 3600, 3600),  # at its exact end the next window is not billed yet
         (HOURLY, 3600.5, 7200),
         (PER_SECOND, 3, 60),
         (PER_SECOND, 60.5, 61),

@@ -1,4 +1,4 @@
-"""Budgets: what counts as spent, and the steps by which the fleet keeps within them."""
+"""Budgets: what counts as spent, and how the fleet stays within them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world(budgets: Mapping[tuple[str, str], str], **settings: Any) -> World:
 
 
 def spent(already: str, budgets: Mapping[tuple[str, str], str], account: str = "") -> World:
-    """So much was spent today on what is gone."""
+    """A fleet that has spent this amount today on nodes that are gone."""
     day, _ = periods(WALL_AT)
     return world(budgets).but(spend={("day", day.begins_at, account): Decimal(already)})
 
@@ -107,7 +107,7 @@ def test_a_job_that_ends_has_cost_its_share_of_the_cores_for_its_user_and_its_qu
 
 
 def test_a_node_whose_type_the_site_names_no_more_costs_what_it_was_bought_for() -> None:
-    """By the lease's word: 3.00 an hour, and no more than that is allowed now."""
+    """The lease says 3.00 an hour, which is the most that is allowed now."""
     fleet = world({DAY: "100"}, price_per_hour_max=Decimal("3.00")).busy_node("gpu1").job(tasks(1))
     fleet.policy = without_gpu(fleet.policy)
     made = fleet.plan()
@@ -172,7 +172,7 @@ def test_from_nine_tenths_on_only_the_cheapest_cores_are_bought() -> None:
 
 
 def test_what_running_jobs_may_still_take_is_counted_ahead() -> None:
-    """One node stands for 2 hours more at the most: 0.40 and 0.80 beside what is gone."""
+    """One node runs for at most 2 more hours: 0.40 and 0.80, in addition to past cost."""
     fleet = spent("99", {DAY: "100"}).busy_node("cloud1")
     job = running(began_s_ago=60, ends_in_s=7000)
     fleet.but(jobs={job.id: job}).job(tasks(3))
@@ -195,7 +195,7 @@ def test_once_it_is_spent_a_node_that_was_only_just_seen_idle_is_given_no_time_t
 
 
 def test_once_it_is_spent_what_runs_ends_in_its_time_and_nothing_begins() -> None:
-    """A node at work is drained as it is: it goes by the usual way once its jobs have ended."""
+    """A busy node is drained: its jobs finish, and then it is stopped as usual."""
     fleet = spent("100", {DAY: "100"}).busy_node("cloud1", cores_free=2).job(tasks(1))
     made = fleet.decide()
     assert orders(made) == ["cordon cloud1-1 flux-node-manager:cloud1-1"]
@@ -248,7 +248,7 @@ def test_what_somebody_else_drained_or_holds_is_his_whatever_is_spent() -> None:
 
 
 def goes(fleet: World, slot: str) -> World:
-    """A node is seen gone."""
+    """Observe that a node is gone."""
     fleet.wait(1).see_ranks(a_rank(slot))
     return fleet.see_cloud(a_cloud_node(fleet[slot].launch, state=CloudState.TERMINATED))
 
@@ -279,7 +279,7 @@ def test_what_could_not_be_put_on_record_is_tried_again() -> None:
 
 @pytest.mark.parametrize("on_record", [True, False])
 def test_a_node_counts_once_however_the_manager_is_killed(on_record: bool) -> None:
-    """Killed after it was gone and before its lease was ended, with its cost on record or not yet."""
+    """Killed after the node was gone and before its lease ended, with its cost on record or not yet."""
     fleet = goes(world({DAY: "100"}).stopping_node("cloud1", billed_from_s=NOW_S - 3700), "cloud1")
     (spend,) = keeps(fleet.decide())
     launch = fleet["cloud1"].launch
@@ -309,7 +309,7 @@ def test_nothing_is_added_or_kept_before_the_record_was_read() -> None:
 
 
 def test_when_the_claim_comes_back_the_larger_sum_counts() -> None:
-    """Ours was not kept yet; or another one acted meanwhile."""
+    """Ours was not written yet; or another manager acted meanwhile."""
     day, month = periods(WALL_AT)
     today, this_month = ("day", day.begins_at, ""), ("month", month.begins_at, "")
     fleet = world({DAY: "100"}).but(spend={today: Decimal(5), this_month: Decimal(50)})
@@ -333,7 +333,7 @@ def test_without_a_budget_nothing_is_kept() -> None:
 
 @pytest.mark.parametrize("jumps_s", [40 * 86_400, -40 * 86_400])
 def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_from_the_sum(jumps_s: float) -> None:
-    """A node ends meanwhile, and counts in the day that the clock showed; what was there stays, on record too."""
+    """A node ends meanwhile and counts in the day that the clock shows; earlier amounts stay, on record too."""
     day, month = periods(WALL_AT)
     before = {("day", day.begins_at, ""): Decimal(9), ("month", month.begins_at, ""): Decimal(49)}
     fleet = world({DAY: "10", ("", "month"): "50"}).stopping_node("cloud1").but(spend=before)
@@ -345,7 +345,7 @@ def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_from_the_sum(jumps_s: 
 
 
 def test_what_is_long_over_is_forgotten() -> None:
-    """A year of days in which a node ended leaves a few of them, and of the months."""
+    """After a year with a node ended every day, only a few days and months are kept."""
     fleet = world({DAY: "100"})
     for _ in range(365):
         fleet.stopping_node("cloud1", billed_from_s=fleet.snapshot.now_s - 600)
@@ -365,7 +365,7 @@ def test_no_more_is_bought_at_once_than_what_is_left_pays_for() -> None:
 
 
 def test_nothing_is_bought_whose_least_bill_is_more_than_what_is_left() -> None:
-    """Bought for an hour at 0.40 it would be paid for six, and the budget be spent at once."""
+    """Bought for an hour at 0.40, it would be billed for six, and the budget would be spent at once."""
     six_hours = replace(CLOUD, billing=Billing(60.0, 6 * 3600.0))
     day, _ = periods(WALL_AT)
 

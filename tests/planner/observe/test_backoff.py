@@ -1,4 +1,4 @@
-"""What a refused create, and a boot that failed, say of the next: blocks, learned quotas, the circuit breaker."""
+"""Refused creates and failed boots: blocks, learned quotas, the circuit breaker."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ SPOT = replace(a_type("spot", price="0.10"), market=Market.SPOT)
 
 
 class Provider:
-    """Answers every order at once, as it is told to, and lists what it made."""
+    """Answers every order at once as configured, and lists what it made."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.refuse: dict[TypeName, CloudCallFailed] = {}  # why creates of a type are refused
-        self.limit: dict[TypeName, int] = {}  # so many stand, and the next is refused for want of quota
-        self.boots_fail = ""  # how, if they do
+        self.limit: dict[TypeName, int] = {}  # with so many nodes, the next create is refused for lack of quota
+        self.boots_fail = ""  # the reason of the failure
         self.made: dict[LaunchId, CloudNode] = {}
 
     def standing(self, name: str) -> int:
         return sum(1 for id_ in self.made if self.world.snapshot.nodes[id_].launch.type_name == name)
 
     def turn(self, wait_s: float = 2.0) -> list[str]:
-        """Some time passes, what is ordered is done; gives the types of which a create was sent."""
+        """Let time pass and carry out the orders; return the types for which a create was sent."""
         world = self.world.wait(wait_s)
         self._fail_boots()
         world.see(QueueProbed(world.snapshot.now_s)).see_ranks().see_cloud(*self.made.values())
@@ -77,7 +77,7 @@ class Provider:
                     world.see(LeaseEnded(launch.id))
                     self.made.pop(launch.id, None)
                 case DrainNode(launch=id_):
-                    # How a node is stopped is another story: here it is gone.
+                    # Stopping a node is not the subject here: it is gone at once.
                     world.but(nodes={key: it for key, it in world.snapshot.nodes.items() if key != id_})
                     del self.made[id_]
                 case _:
@@ -146,7 +146,7 @@ def test_21_a_quota_is_learned_as_what_stood_and_kept_to() -> None:
     provider.turns(8)
     assert provider.standing("cloud") == 2
     assert provider.world.snapshot.quotas[Scope(CLOUD.name)].cap == 2
-    # What the quota leaves out is had of another type, and no create more is wasted on the first.
+    # Nodes beyond the quota are bought of another type, and no further create is wasted on the first.
     assert provider.standing("gpu") == 2
     assert provider.turns(5) == []
 
@@ -309,7 +309,7 @@ def test_18_a_new_image_closes_the_breaker() -> None:
 
 
 def test_18_a_boot_that_fails_counts_against_the_image_that_it_was_made_from() -> None:
-    """A new image was taken up, by a reload, while nodes of the one before were on their way."""
+    """A reload switched to a new image while nodes of the old one were booting."""
     provider = Provider(a_world(CLOUD).job(*[whole_nodes(1)] * 3))
     assert len(provider.turns(3)) == 3
     provider.world.policy = replace(provider.world.policy, node_types=(replace(CLOUD, image="image-2"),))
@@ -320,7 +320,7 @@ def test_18_a_boot_that_fails_counts_against_the_image_that_it_was_made_from() -
 
 
 def test_18_after_a_restart_boots_that_were_ordered_before_say_nothing_of_the_image_and_new_ones_do() -> None:
-    """Who mends an image restarts the service, and expects it to try."""
+    """After fixing an image, an administrator restarts the service and expects it to try again."""
     world = a_world(CLOUD).job(*[whole_nodes(1)] * 3)
     provider = Provider(world)
     launches = [a_launch(f"cloud{number}", world.policy) for number in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""What a node really has, against what its slot declares."""
+"""Compare a node's real hardware with what its slot declares."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def measured(world: World, slot: str = "cloud1", had: Hardware = SMALL) -> World
         (WHOLE, None),
         (replace(WHOLE, threads=8), None),  # counted by cores
         (replace(WHOLE, cores=2), None),  # counted by hardware threads
-        (replace(WHOLE, cores=64, threads=64, gpus=8, memory_bytes=2**40), None),  # more is of use as it is
+        (replace(WHOLE, cores=64, threads=64, gpus=8, memory_bytes=2**40), None),  # more than declared is fine
         (SMALL, ("cores",)),
-        (replace(WHOLE, memory_bytes=int(0.9 * 2**34)), None),  # what firmware and kernel keep back
+        (replace(WHOLE, memory_bytes=int(0.9 * 2**34)), None),  # what firmware and kernel reserve
         (replace(WHOLE, memory_bytes=2**33), ("memory_bytes",)),
         (replace(SMALL, memory_bytes=2**33), ("cores", "memory_bytes")),
     ],

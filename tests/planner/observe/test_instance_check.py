@@ -1,4 +1,4 @@
-"""An instance of another size or other slots than the site's is refused, with the difference."""
+"""An instance whose slots or resources differ from the site's is refused, with the difference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes that are up and get no more work; those that hang; and what is only an alarm."""
+"""Nodes that are up but get no more work, nodes that hang, and mere alarms."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _reclaimed(world: World, slot: str = "cloud1") -> World:
 
 
 def _cordoned(world: World, slot: str = "cloud1") -> World:
-    """The cordon that was ordered is answered: a job still runs there."""
+    """Answer the ordered cordon: a job still runs there."""
     node = world[slot]
     rank = drained(busy(world.rank_now(slot)), drain_text(node.id))
     return world.see(NodeCordoned(node.id, world.snapshot.now_s, rank)).see_ranks(rank)
@@ -258,7 +258,7 @@ def test_housekeeping_that_hangs_does_not_keep_a_node_that_an_operator_retires(
 
 
 def test_housekeeping_does_not_keep_the_slot_of_a_node_that_is_gone_for_ever() -> None:
-    """Another machine stands on its rank, by the same ticket, and its housekeeping hangs."""
+    """Another machine has its rank, by the same ticket, and its housekeeping hangs."""
     world = a_world().node("cloud1", NodeState.GONE)
     held = replace(busy(a_rank("cloud1")), housekeeping_since_at=world.snapshot.wall_at)
     gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
@@ -271,7 +271,7 @@ def test_housekeeping_does_not_keep_the_slot_of_a_node_that_is_gone_for_ever() -
 
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.STOPPING])
 def test_a_node_on_its_way_out_is_not_held_up_by_housekeeping_for_ever(state: NodeState) -> None:
-    """A job slipped in, and ended, and what runs after it hangs."""
+    """A job slipped in and ended, and its housekeeping hangs."""
     world = a_world().node("cloud1", state, reclaimed="to be taken back")
     since_at = world.snapshot.wall_at
     held = replace(drained(busy(a_rank("cloud1")), drain_text(world.id("cloud1"))), housekeeping_since_at=since_at)
@@ -299,7 +299,7 @@ def test_each_jobs_housekeeping_has_its_own_time() -> None:
 
 
 def test_a_job_beside_a_stuck_housekeeping_goes_on() -> None:
-    """The node is drained, its housekeeping killed, and it stays for what else runs there."""
+    """The node is drained and its housekeeping killed, but it stays for the other job."""
     world = _in_housekeeping(a_world().busy_node(), 10.0)
     world.wait(world.policy.housekeeping_max_s).all_is_fresh()
     world.decide()

@@ -1,4 +1,4 @@
-"""What is seen, and what becomes of what was believed."""
+"""How facts change the snapshot."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ ANSWERS: list[tuple[CallKind, Fact]] = [
 @pytest.mark.parametrize(("kind", "answer"), ANSWERS)
 @pytest.mark.parametrize("under_way", CallKind)
 def test_an_answer_ends_its_own_call_and_no_other(kind: CallKind, answer: Fact, under_way: CallKind) -> None:
-    """One that comes late must not free a node for which something else is under way by now."""
+    """A late answer must not end another call that is in flight by now."""
     world = a_world().node("cloud1", NodeState.DRAINING, call=a_call(under_way), drained_s=None).see(answer)
     assert (world["cloud1"].call is None) is (kind is under_way)
     if kind is not under_way:
@@ -234,7 +234,7 @@ def test_the_answer_to_an_earlier_drain_is_not_the_second_look_of_this_one() -> 
 def test_an_undrained_node_is_idle_again_and_a_look_is_due() -> None:
     world = a_world().draining_node("cloud1", call=a_call(CallKind.UNDRAIN)).wait(1)
     world.see(NodeUndrained(LAUNCH.id)).see_ranks(drained(UP, OURS), age_s=0.5)
-    assert world["cloud1"].state is NodeState.IDLE  # the look began before the answer, and is old news
+    assert world["cloud1"].state is NodeState.IDLE  # the look began before the answer, so it is ignored
     assert world.snapshot.look_due_since_s == NOW_S + 1
 
 
@@ -460,7 +460,7 @@ def test_idleness_survives_a_restart_by_what_flux_remembers() -> None:
 
 
 def test_an_earlier_life_of_the_slot_does_not_make_a_node_old() -> None:
-    """Nor does a clock of the provider that is behind: it was not there before it was asked for."""
+    """Nor does a provider's clock that is behind: no node is older than its order."""
     rank = a_rank("cloud1", online=True, last_job_ended_at=a_world().snapshot.wall_at - 7200)
     for created_before_s in (60, 10_000):
         cloud = a_cloud_node(LAUNCH, created_at=a_world().snapshot.wall_at - created_before_s)

@@ -1,4 +1,4 @@
-"""What operators set: a held node stays without work, a retired one goes when idle, a pause pauses."""
+"""Operators' commands: a held node gets no work, a retired one leaves when idle, a pause stops decisions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def retire(world: World, slot: str = "cloud1") -> World:
 
 
 def cordoned(world: World, text: str, slot: str = "cloud1") -> World:
-    """The order is given and answered: the rank carries the text."""
+    """Give the order and answer it: the rank carries the text."""
     world.decide()
     node = world[slot]
     looked = drained(node.rank or world.rank_now(slot), text)
@@ -92,7 +92,7 @@ def test_a_held_node_does_not_count_for_nodes_min() -> None:
 
 @pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.BUSY])
 def test_a_held_node_that_was_on_its_way_out_keeps_its_drain(state: NodeState) -> None:
-    """Were it undrained, to be drained as held, a job might begin there in between."""
+    """If it were undrained and drained again as held, a job might start in between."""
     up = a_rank("cloud1", online=True)
     rank = drained(busy(up) if state is NodeState.BUSY else up, drain_text(LaunchId("cloud1-1")))
     world = hold(a_world().node("cloud1", state, rank=rank))
@@ -127,7 +127,7 @@ def test_a_held_node_that_drains_is_released_after_a_restart_too() -> None:
 
 
 def test_a_held_node_that_drains_does_not_count_as_one_that_goes() -> None:
-    """Above ``nodes_max`` another one has to go instead."""
+    """Above ``nodes_max`` another node must be retired instead."""
     world = hold(a_world(nodes_max=1).draining_node().idle_node("cloud2"))
     assert world.why("cloud2") == "above_nodes_max"
 

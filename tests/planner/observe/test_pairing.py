@@ -27,7 +27,7 @@ LISTED = st.builds(
     identity=IDENTITIES,
     created_at=st.one_of(st.none(), st.floats(0, 100)),
 )
-# A provider id names one instance: what a list shows twice it shows twice alike.
+# A provider id names one machine, so repeated entries of a list are equal.
 LISTS = st.lists(LISTED, max_size=12).map(lambda nodes: list({node.provider_id: node for node in nodes}.values()))
 KNOWN = st.lists(st.integers(1, 4), unique=True).map(
     lambda numbers: {node.id: node for number in numbers for node in [a_node(f"cloud{number}")]}

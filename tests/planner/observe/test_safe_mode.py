@@ -1,4 +1,4 @@
-"""Safe mode: begun where too much is away at once, said with what ends it, and ended by itself."""
+"""Safe mode begins when too many nodes are away at once, says what ends it, and ends by itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _fleet(**settings: float) -> World:
 
 
 def _away(world: World, count: int) -> World:
-    """A look finds so many of them away, and the others at work."""
+    """A look finds some nodes away, and the others busy."""
     gone = [a_rank(slot, world.policy) for slot in SLOTS[:count]]
     there = [replace(world.rank_now(slot), online=True, allocated=True) for slot in SLOTS[count:]]
     return world.wait(1.0).see_ranks(*gone, *there)

@@ -15,7 +15,7 @@ from tests.planner.strategies import jobs
 
 
 def wants_nodes(wanted: Demand) -> list[int]:
-    """The jobs for which there are to be nodes, in the order in which Flux takes them."""
+    """The jobs that want nodes, in the order in which Flux starts them."""
     places = [
         (-key.priority, id_) for key, ids in wanted.batches.items() if key not in wanted.put_off for id_ in ids
     ]

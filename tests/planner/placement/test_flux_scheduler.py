@@ -1,4 +1,4 @@
-"""Jobs are seated as flux-core's simple scheduler seats them: held to the simulated one, step by step."""
+"""Jobs are seated as flux-core's sched-simple seats them: compared with the simulated one, step by step."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_node_with_the_most_free_cores_comes_first_then_the_most_gpus_then_t
 
 
 def test_small_jobs_spread_and_leave_no_node_free_for_a_large_one() -> None:
-    """Packed tightly the third would fit; the scheduler does not pack."""
+    """If packed tightly, the third would fit; but the scheduler does not pack."""
     jobs = [a_job(1, tasks(1)), a_job(2, tasks(1)), a_job(3, tasks(1, cores=4))]
     seating = seated(jobs, a_bin(1), a_bin(2))
     assert [where(seating, job) for job in (1, 2, 3)] == [["n1"], ["n2"], []]
@@ -83,7 +83,7 @@ SHAPES = st.builds(
 
 @st.composite
 def rooms(draw: st.DrawFn) -> list[RankResources]:
-    """Ranks with something on some of them."""
+    """Ranks, some of them partly in use."""
     made = []
     for number in range(1, draw(st.integers(1, 6)) + 1):
         gpus = draw(st.sampled_from([0, 0, 2, 4]))
@@ -100,7 +100,7 @@ def rooms(draw: st.DrawFn) -> list[RankResources]:
 def test_seats_are_those_that_the_scheduler_gives(
     given_rooms: list[RankResources], wanted: list[tuple[Shape, int]], draw: Random
 ) -> None:
-    """Up to the first that it keeps waiting: behind that one it starts nothing."""
+    """Compared up to the first job that must wait: the scheduler starts none behind it."""
     jobs = [a_job(number, shape, priority=priority) for number, (shape, priority) in enumerate(wanted, 1)]
     bins = [
         Bin(

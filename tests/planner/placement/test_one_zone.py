@@ -49,7 +49,7 @@ def in_zone(world: World, slot: str, state: NodeState, zone: str) -> World:
 
 
 def test_a_gang_is_bought_in_one_zone_though_nodes_stand_in_another() -> None:
-    """The one that is up in `b` would make up the gang of a job that does not mind."""
+    """A job without zone constraint would also use the node that is up in `b`."""
     up = in_zone(blocked(world(), "b"), "cloud1", NodeState.IDLE, "b")
     assert zones(up.job(gang(2)).plan()) == [("cloud2", "a"), ("cloud3", "a")]
     indifferent = in_zone(blocked(world(), "b"), "cloud1", NodeState.IDLE, "b").job(whole_nodes(2))
@@ -65,7 +65,7 @@ def test_the_zone_where_most_of_it_stands_is_chosen() -> None:
 
 
 def test_types_that_share_no_zone_are_not_mixed() -> None:
-    """Eight of `cloud` are too few for ten, and of its zones only `b` has `large` too."""
+    """The eight `cloud` nodes are too few for ten pieces, and only zone `b` of theirs has `large` too."""
     made = world(CLOUD, LARGE).job(gang(10)).plan()
     assert {zone for _, zone in zones(made)} == {"b"}
     assert len(zones(made)) == 10
@@ -76,7 +76,7 @@ def test_a_zone_that_lacks_a_type_is_passed_over_whole() -> None:
 
 
 def test_all_or_nothing_and_what_is_left_over_serves_the_next() -> None:
-    """`a` ran out after two: the gang is bought anew in `b`, and those serve a job that does not mind."""
+    """Zone `a` ran out after two nodes: all are bought again in `b`, and the two serve a job without constraint."""
     fleet = in_zone(in_zone(world(), "cloud1", NodeState.BOOTING, "a"), "cloud2", NodeState.BOOTING, "a")
     fleet = blocked(fleet, "a").job(gang(3), whole_nodes(2))
     made = fleet.plan()
@@ -126,7 +126,7 @@ def test_under_a_scheduler_that_fills_gaps_those_behind_get_theirs() -> None:
 
 
 def test_one_that_starts_across_zones_is_told_of() -> None:
-    """The scheduler knows no zones, and two nodes that fit are up."""
+    """The scheduler knows no zones, and two suitable nodes are up."""
     fleet = in_zone(in_zone(world(), "cloud1", NodeState.IDLE, "a"), "cloud2", NodeState.IDLE, "b").job(gang(2))
     made = fleet.plan()
     assert zones(made) == []
@@ -135,7 +135,7 @@ def test_one_that_starts_across_zones_is_told_of() -> None:
 
 
 def test_a_gang_whose_last_node_is_not_to_be_had_moves_whole() -> None:
-    """From the orders to the refusal and the next plan, as the manager would go through it."""
+    """From the orders to the refusal and the next plan, as in the manager."""
     fleet = world().job(gang(3))
     first = fleet.decide()
     assert {zone for _, zone in zones(first)} == {"a"}
@@ -171,7 +171,7 @@ def fleets(draw: st.DrawFn) -> World:
 @settings(deadline=None, max_examples=300)
 @given(fleets())
 def test_what_a_gang_waits_for_stands_in_one_zone(made: World) -> None:
-    """All nodes of such a job, unless it starts at once on what is up: told by the plan, and by where nodes are."""
+    """All nodes of such a job are in one zone, unless it starts at once on nodes that are up."""
     plan = made.plan()
     zone_of = {node.launch.slot: node.launch.zone for node in made.snapshot.nodes.values()}
     zone_of |= {boot.launch.slot: boot.launch.zone for boot in plan.actions if isinstance(boot, BootNode)}

@@ -1,4 +1,4 @@
-"""Packing by counts, held to what cannot be beaten: all ways on few pieces, and linear programs on many."""
+"""Packing, compared with bounds: exhaustive search for few pieces, linear programs for many."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_one_large_node_is_taken_where_it_costs_less_than_several_small() -> Non
 
 
 def test_work_that_needs_a_dear_node_takes_other_work_along() -> None:
-    """The GPU node has to be bought in any case, and its other cores are free."""
+    """The GPU node must be bought in any case, and its other cores cost nothing."""
     lots = [a_lot(4, 40), a_lot(8, 300, gpus=2)]
     assert nodes(packed([an_item(1, 2, gpus=1), an_item(6, 1)], lots)) == {1: 1}
 
@@ -187,7 +187,7 @@ def test_all_that_fits_somewhere_is_laid_where_there_are_no_limits(items: list[I
 
 
 def cheapest_of_all(items: Sequence[Item], lots: Sequence[Lot], limits: PackingLimits) -> int | None:
-    """The least cost, found by trying every number of nodes of each lot, and every way to fill them."""
+    """The least cost, by trying every number of nodes of each lot and every way to fill them."""
     pieces = [number for number, item in enumerate(items) for _ in range(item.pieces)]
     ranges = [range(min(lot.count, len(pieces)) + 1) for lot in lots]
     best: int | None = None
@@ -268,7 +268,7 @@ def test_few_pieces_cost_no_more_than_they_must(items: list[Item], lots: list[Lo
 
 
 def least_by_highs(items: Sequence[Item], lots: Sequence[Lot]) -> float:
-    """What no packing can undercut: pieces and nodes may be parted as one likes, and nothing is lost."""
+    """A lower bound for any packing: pieces and nodes may be split freely."""
     highspy = pytest.importorskip("highspy")
     highs = highspy.Highs()
     highs.silent()
@@ -293,9 +293,9 @@ def least_by_highs(items: Sequence[Item], lots: Sequence[Lot]) -> float:
 
 @st.composite
 def mixed(draw: st.DrawFn) -> tuple[list[Item], list[Lot]]:
-    """Middling work: some hundreds of pieces of several shapes, on nodes of several sizes.
+    """Mixed work: some hundreds of pieces of several shapes, on nodes of several sizes.
 
-    A piece is a tenth of a node at the most: of larger ones none may fill a node, whoever packs them.
+    A piece is at most a tenth of a node: larger pieces may leave gaps that no packing can fill.
     """
     sizes = draw(st.lists(st.tuples(st.sampled_from([1, 1, 2, 3, 4]), st.integers(1, 16)), min_size=4, max_size=12))
     items = [an_item(draw(st.integers(50, 400)), cores, memory_bytes=memory) for cores, memory in sizes]
@@ -311,7 +311,7 @@ def mixed(draw: st.DrawFn) -> tuple[list[Item], list[Lot]]:
 def test_many_pieces_cost_little_more_than_the_bound_of_the_linear_program(
     work: tuple[list[Item], list[Lot]],
 ) -> None:
-    """The bound knows parts of pieces: where a node has room for twelve and a half, it has so many there."""
+    """The bound splits pieces: if twelve and a half fit on a node, it counts twelve and a half."""
     items, lots = work
     made = packed(items, lots)
     assert not any(made.left)
@@ -329,7 +329,7 @@ def some_mix(draws: Random) -> tuple[list[Item], list[Lot]]:
 
 
 def test_mixed_work_costs_within_a_twentieth_of_the_bound_taken_together() -> None:
-    """A hundred mixes: what the bound cannot do either, a part of a node and of a piece, evens out."""
+    """Over a hundred mixes, the rounding of nodes and pieces averages out."""
     draws = Random(1)
     mixes = [some_mix(draws) for _ in range(100)]
     bound = sum(least_by_highs(items, lots) for items, lots in mixes)
@@ -342,7 +342,7 @@ def test_mixed_work_costs_within_a_twentieth_of_the_bound_taken_together() -> No
 @settings(deadline=None)
 @given(items_of(st.integers(5, 60)), lots_of(st.just(1000)))
 def test_what_was_bought_holds_what_it_was_bought_for(items: list[Item], lots: list[Lot]) -> None:
-    """The nodes come, and nothing else has changed: the same work fits them, so nothing more is bought."""
+    """The nodes boot and nothing else changes: the same work fits them, so nothing more is bought."""
     made = packed(items, lots)
     if sum(item.pieces for item in items) <= 10 or any(made.left):
         return
@@ -353,7 +353,7 @@ def test_what_was_bought_holds_what_it_was_bought_for(items: list[Item], lots: l
     ]
     again = fill(items, come, fits_of(items, come))
     laid = sum(sum(load.nodes * pieces for _, pieces in load.pieces) for load in again.loads)
-    assert sum(item.pieces for item in items) - laid <= 10  # few enough for every way to be tried
+    assert sum(item.pieces for item in items) - laid <= 10  # few enough for an exhaustive search
 
 
 def test_a_load_says_what_lies_on_each_of_its_nodes() -> None:

@@ -1,4 +1,4 @@
-"""Who would run where, and what stands in the way of the others."""
+"""Which jobs would run where, and why the others get no nodes."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from tests.builders import (
 from tests.planner.strategies import POLICIES, jobs, snapshots
 
 
-def laid_out(world: World) -> Placement:
+def placement_of(world: World) -> Placement:
     return place_within_budget(world.snapshot, world.policy, price_per_hour(world.snapshot, world.policy))
 
 
 def slots(world: World, job: int = 1) -> list[str]:
-    """Where a job would run."""
-    layout = laid_out(world)
+    """The slots on which a job would run."""
+    placement = placement_of(world)
     key = key_of(world.snapshot.jobs[JobId(job)])
-    index = list(layout.demand.batches[key]).index(JobId(job))
-    if index >= layout.served.get(key, 0):
+    index = list(placement.demand.batches[key]).index(JobId(job))
+    if index >= placement.served.get(key, 0):
         return []
-    seats = [bin_.slot for bin_, _ in layout.seating.seats.get(JobId(job), ())]
-    return sorted([*seats, *(place[0] for place, _ in layout.assignment.nodes_of(key, index))])
+    seats = [bin_.slot for bin_, _ in placement.seating.seats.get(JobId(job), ())]
+    return sorted([*seats, *(place[0] for place, _ in placement.assignment.nodes_of(key, index))])
 
 
 def why_not(shape: Shape, *ahead: Shape, world: World | None = None) -> Reason:
@@ -77,7 +77,7 @@ def test_the_emptiest_node_is_filled_first_as_the_scheduler_will() -> None:
 
 
 def test_a_small_job_that_takes_the_gpu_node_makes_the_next_one_buy_another() -> None:
-    """The scheduler gives it the node with the most free cores; so the GPU job would find too few there."""
+    """The scheduler gives it the node with the most free cores, so the GPU job would find too few there."""
     world = (
         a_world().idle_node("gpu1").idle_node("cloud1").job(tasks(1), tasks(8, gpus=0), tasks(2, cores=4, gpus=1))
     )
@@ -90,13 +90,13 @@ def test_an_exclusive_job_takes_whole_nodes_only() -> None:
     world.job(whole_nodes(1), tasks(1), tasks(4))
     assert slots(world, 1) == ["cloud2"]
     assert slots(world, 2) == ["cloud1"]
-    assert slots(world, 3) == ["cloud1", "cloud3"]  # what is left there, and a new one
+    assert slots(world, 3) == ["cloud1", "cloud3"]  # the rest of that node, and a new one
 
 
 def test_the_cheapest_nodes_that_fit_are_bought() -> None:
     world = a_world().job(tasks(1), tasks(1, gpus=1), tasks(1, cores=8))
     assert sorted(boots(world.plan())) == ["gpu1", "gpu2"]
-    assert slots(world, 1) == slots(world, 2) != slots(world, 3)  # the first goes along with the second
+    assert slots(world, 1) == slots(world, 2) != slots(world, 3)  # the first shares a node with the second
     assert boots(a_world().job(tasks(1)).plan()) == ["cloud1"]
 
 
@@ -133,7 +133,7 @@ def test_memory_chooses_what_is_bought() -> None:
 
 
 def test_a_job_waits_for_the_memory_that_one_type_has_rather_than_start_where_there_is_too_little() -> None:
-    """The scheduler does not look at memory: on a smaller node the job would start, and run out of it."""
+    """The scheduler ignores memory: the job would start on a smaller node and run out of memory."""
     large = replace(a_type("large", slots=1, price="0.50"), memory_bytes=2**36)
     shape = Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**35)
     world = a_world(CLOUD, large).busy_node("large1").job(shape)
@@ -150,7 +150,7 @@ def test_a_whole_node_is_bought_with_the_memory_that_the_job_asks_for() -> None:
 
 
 def test_memory_that_too_few_slots_have_keeps_nobody_waiting() -> None:
-    """A gang of three, and two slots with so much: Flux, which does not look at memory, would start it."""
+    """The job wants three nodes, but only two slots have so much memory: Flux ignores memory and would start it."""
     large = replace(a_type("large", slots=2, price="0.50"), memory_bytes=2**36)
     shape = Shape(slots=1, cores_per_slot=1, nodes=3, memory_bytes_per_slot=2**35)
     assert boots(a_world(CLOUD, large).job(shape).plan()) == ["cloud1", "cloud2", "cloud3"]
@@ -163,7 +163,7 @@ def test_memory_that_no_type_has_keeps_nobody_waiting() -> None:
 
 
 def test_what_is_free_on_nodes_of_one_kind_may_be_filled_in_two_ways() -> None:
-    """What the jobs before leave on the large nodes is filled in two loads, each on some of them."""
+    """The room that earlier jobs leave on the large nodes is filled by two loads, each on some of the nodes."""
     large = a_type("large", cores=16, price="1.00")
     world = a_world(a_type("cloud", slots=8), large, nodes_max=12, price_per_hour_max=Decimal(100))
     for slot in ("cloud1", "cloud2", "large1"):
@@ -183,7 +183,7 @@ def test_a_gang_that_cannot_be_had_whole_leaves_all_to_the_next_job() -> None:
 
 
 def test_the_seat_of_a_gang_that_cannot_be_had_whole_goes_to_the_next_job() -> None:
-    """Of three nodes one is busy and one is idle: two are too few for the first job, enough for the second."""
+    """Of three nodes one is busy: the other two are too few for the first job, but enough for the second."""
     world = a_world(nodes_max=3, queue_policy=QueuePolicy.BACKFILL).busy_node("cloud1").idle_node("cloud2")
     world.job(whole_nodes(3), whole_nodes(2))
     assert world.why_job(1).code == "nodes_max"
@@ -192,7 +192,7 @@ def test_the_seat_of_a_gang_that_cannot_be_had_whole_goes_to_the_next_job() -> N
 
 @pytest.mark.parametrize("users", [(1, 2, 1, 2), (1, 2, 3, 2), (2, 1, 1, 1), (1, 1, 1, 1)])
 def test_behind_a_stuck_job_those_of_a_kind_are_served_in_the_order_of_the_queue(users: tuple[int, ...]) -> None:
-    """Whoever submitted them: beside the busy one two nodes may stand, so the first two of the four get them."""
+    """No matter who submitted them: two more nodes are allowed, so the first two of the four jobs get them."""
     world = a_world(nodes_max=3, queue_policy=QueuePolicy.BACKFILL).busy_node("cloud1").job(whole_nodes(3))
     for user in users:
         world.job(whole_nodes(1), userid=user)
@@ -241,7 +241,7 @@ def test_more_nodes_than_there_are_slots_is_said_as_such() -> None:
 
 
 def test_a_job_for_whole_nodes_gets_one_that_is_too_small_only_where_there_is_no_larger() -> None:
-    """The scheduler would start it on either (`flux submit -N1 -n8 -x` starts on four cores)."""
+    """The scheduler would start it on either type (`flux submit -N1 -n8 -x` starts on four cores)."""
     eight_tasks = Shape(slots=8, cores_per_slot=1, nodes=1, exclusive=True)
     assert boots(a_world(CLOUD, GPU).job(eight_tasks).plan()) == ["gpu1"]
     assert boots(a_world(CLOUD).job(eight_tasks).plan()) == ["cloud1"]
@@ -259,12 +259,12 @@ def worlds(draw: st.DrawFn) -> World:
 @settings(deadline=None)
 @given(worlds())
 def test_a_job_gets_all_that_it_asks_for_or_none(world: World) -> None:
-    layout = laid_out(world)
-    for key, served in layout.served.items():
-        for index, id_ in enumerate(layout.demand.batches[key][:served]):
-            seats = layout.seating.seats.get(id_, ())
+    placement = placement_of(world)
+    for key, served in placement.served.items():
+        for index, id_ in enumerate(placement.demand.batches[key][:served]):
+            seats = placement.seating.seats.get(id_, ())
             there = [bin_.slot for bin_, _ in seats]
-            more = [place[0] for place, _ in layout.assignment.nodes_of(key, index)]
+            more = [place[0] for place, _ in placement.assignment.nodes_of(key, index)]
             if key.shape.nodes is not None:
                 assert len(set(there) | set(more)) == len(there) + len(more) == key.shape.nodes
             else:
@@ -275,14 +275,14 @@ def test_a_job_gets_all_that_it_asks_for_or_none(world: World) -> None:
 @given(worlds())
 def test_what_is_laid_on_a_new_node_fits_it(world: World) -> None:
     """Counted again from the jobs, slot by slot."""
-    layout = laid_out(world)
+    placement = placement_of(world)
     cores: Counter[str] = Counter()
-    for key, served in layout.served.items():
+    for key, served in placement.served.items():
         shape = key.shape
         if shape.nodes is None or shape.exclusive:
             continue
         for index in range(served):
-            for place, offer in layout.assignment.nodes_of(key, index):
+            for place, offer in placement.assignment.nodes_of(key, index):
                 cores[place[0]] += shape.slots * shape.cores_per_slot
                 assert cores[place[0]] <= offer.node_type.cores
 
@@ -290,26 +290,26 @@ def test_what_is_laid_on_a_new_node_fits_it(world: World) -> None:
 @settings(deadline=None)
 @given(worlds())
 def test_a_free_node_more_never_raises_the_price_for_the_same_jobs(world: World) -> None:
-    """Some slot that nothing is known of is up, and idle, and nobody's: it is used before another is bought."""
+    """A slot without a node of ours is up and idle: it is used before a node is bought."""
     world.but(blocks={})
     taken = {node.launch.slot for node in world.snapshot.nodes.values()}
     free = [slot for slot in ("gpu1", "gpu2", "cloud3") if slot not in taken and not world.snapshot.strays]
     if not free:
         return
-    before = laid_out(world)
+    before = placement_of(world)
     price_before = sum((offer_price(before)), Decimal(0))
     world.rank(free[0], online=True)
-    after = laid_out(world)
+    after = placement_of(world)
     if dict(after.served) == dict(before.served):
         assert sum(offer_price(after), Decimal(0)) <= price_before
 
 
-def offer_price(layout: Placement) -> list[Decimal]:
-    shelf = layout.allocation
+def offer_price(placement: Placement) -> list[Decimal]:
+    allocation = placement.allocation
     return [
-        shelf.offers[stack.offer].node_type.price_per_hour * stack.nodes
-        for stack in shelf.groups
-        if not shelf.offers[stack.offer].is_ordered
+        allocation.offers[group.offer].node_type.price_per_hour * group.nodes
+        for group in allocation.groups
+        if not allocation.offers[group.offer].is_ordered
     ]
 
 
@@ -326,7 +326,7 @@ def test_a_line_that_was_kept_is_the_one_that_would_be_read(before: list[Job], a
 
 
 def test_nodes_that_come_are_laid_out_as_when_they_were_bought() -> None:
-    """A hundred jobs of three kinds: the next plan finds them all served."""
+    """A hundred jobs of three kinds: the next plan finds all of them served."""
     world = a_world(a_type("cloud", slots=200), nodes_max=200)
     world.job(*([tasks(1), tasks(1, cores=3), nodes(2, cores=2)] * 34))
     first = world.decide()
@@ -357,7 +357,7 @@ def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
 
 
 def test_a_gpu_node_that_a_small_job_took_is_bought_again_and_the_site_is_told() -> None:
-    """A large node and a GPU node are bought; the GPU node is up first, and is given to the first job."""
+    """A large node and a GPU node are bought; the GPU node joins first, and the first job gets it."""
     large = a_type("large", cores=8, price="0.80")
     asked = tasks(1, cores=8), tasks(1, cores=4, gpus=1)
     first = a_world(large, GPU, nodes_max=6).job(*asked).plan()
@@ -426,7 +426,7 @@ def test_what_is_plainly_out_of_reach_is_decided_as_by_the_long_way(world: World
 def test_behind_those_that_lack_more_than_can_come_all_is_as_by_the_long_way(
     wanted: list[Shape], idle: int, left: int
 ) -> None:
-    """They give back what they would have sat on, at once or one after the other."""
+    """They give back their seats, at once or one after the other."""
     world = a_world(a_type("cloud", slots=8), nodes_max=idle + left + 1, queue_policy=QueuePolicy.BACKFILL)
     world.busy_node("cloud1")
     for number in range(idle):

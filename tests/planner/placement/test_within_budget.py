@@ -1,4 +1,4 @@
-"""What is bought is paid for, with all that was promised: on nodes that boot, on those that are up, to users."""
+"""Purchases stay within the budget, with all that was promised: on booting nodes, on existing nodes, to users."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LAID = ("fits_on_a_node_that_is_up", "node_coming", "node_ordered")
 
 
 def world(budgets: Mapping[tuple[str, str], Any], *types: Any, **settings: Any) -> World:
-    """A node costs 1.00 an hour, and only the budget holds purchases down."""
+    """A node costs 1.00 an hour, and only the budget limits purchases."""
     limits = {whose: Decimal(limit) for whose, limit in budgets.items()}
     wide: dict[str, Any] = {
         "nodes_max": 60,
@@ -55,7 +55,7 @@ def submits(fleet: World, count: int, hours: float, shape: Shape | None = None, 
 
 
 def carried_out(fleet: World) -> Iterator[Plan]:
-    """Each plan until nothing more is ordered: leases go on record, nodes are made, and begin to boot."""
+    """Carry out plans until nothing more is ordered: leases are recorded, and nodes are created and boot."""
     for _ in range(10):
         made = fleet.decide()
         yield made
@@ -79,7 +79,7 @@ def bought(fleet: World) -> int:
 
 
 def test_nodes_that_boot_count_for_as_long_as_the_jobs_that_are_laid_on_them_may_run() -> None:
-    """Ten jobs of ten hours again and again, while what was bought before still boots: 1.00 an hour, of 100."""
+    """Ten jobs of ten hours again and again, while earlier purchases still boot: 1.00 an hour, of 100."""
     fleet = world({MONTH: 100})
     nodes = sum(bought(submits(fleet, 10, 10)) for _ in range(8))
     assert 5 <= nodes <= 10
@@ -87,14 +87,14 @@ def test_nodes_that_boot_count_for_as_long_as_the_jobs_that_are_laid_on_them_may
 
 
 def test_a_job_without_a_limit_counts_nothing_ahead() -> None:
-    """Else none would be bought beside it: what it counts is the hour that is paid."""
+    """It counts only the hour that is billed; if it counted more, nothing else could be bought."""
     fleet = world({MONTH: 500})
     assert bought(submits(fleet, 1, 0)) == 1
     assert bought(submits(fleet, 1, 0)) == 1
 
 
 def test_what_begins_on_a_node_that_is_up_counts_too() -> None:
-    """A day on the idle one, of which half an hour is paid for; and a day on another."""
+    """A day on the idle node, half an hour of which is paid; and a day on another."""
 
     def buys(budget: int) -> int:
         return bought(submits(world({MONTH: budget}).idle_node("cloud1"), 2, 24))
@@ -104,7 +104,7 @@ def test_what_begins_on_a_node_that_is_up_counts_too() -> None:
 
 
 def test_what_is_left_is_said_with_what_was_promised() -> None:
-    """Four nodes that boot, for four hours each and what is begun of the fifth: 20 of 23.50."""
+    """Four booting nodes for four hours each, plus the started fifth hour: 20 of 23.50."""
     fleet = world({MONTH: "23.50"})
     assert bought(submits(fleet, 4, 4)) == 4
     submits(fleet, 1, 4)
@@ -113,7 +113,7 @@ def test_what_is_left_is_said_with_what_was_promised() -> None:
 
 
 def test_for_how_long_a_node_is_paid_has_its_boot_and_its_whole_windows_in_it() -> None:
-    """A job of an hour on a node that boots for two minutes is paid for two hours."""
+    """A job of an hour on a node that boots for two minutes is billed for two hours."""
 
     def buys(budget: str) -> int:
         fleet = world({MONTH: budget}).but(boots_s={TypeName("cloud"): (120.0,) * 5})
@@ -159,7 +159,7 @@ def test_what_runs_counts_beside_what_waits() -> None:
 
 
 def test_a_scheduler_that_fills_gaps_serves_the_others() -> None:
-    """As many of the user's jobs as the budget pays for, and all of another's behind them."""
+    """It serves as many of the user's jobs as the budget allows, and all jobs of another user behind them."""
     fleet = world({USER_DAY: 10}, queue_policy=QueuePolicy.BACKFILL)
     submits(fleet, 50, 4, userid=1000)
     submits(fleet, 2, 4, userid=1001)
@@ -181,7 +181,7 @@ def test_a_queue_counts_what_all_of_its_users_take() -> None:
 
 @pytest.mark.parametrize("queue_policy", list(QueuePolicy))
 def test_a_job_that_only_a_dearer_type_is_left_for_counts_at_its_price(queue_policy: QueuePolicy) -> None:
-    """The cheap one's only slot is for the first; a whole GPU node is 3.00 an hour, of 10 a day."""
+    """The cheap type's only slot goes to the first; a whole GPU node costs 3.00 an hour, of 10 a day."""
     few = replace(BIG, slots=BIG.slots[:1])
     fleet = world({USER_DAY: 10}, few, GPU, queue_policy=queue_policy)
     assert bought(submits(fleet, 3, 4, userid=1000)) == 1
@@ -203,7 +203,7 @@ BATCHES = st.lists(
 
 
 def laid(made: Plan, jobs: Mapping[JobId, Job]) -> dict[str, list[Job]]:
-    """The waiting jobs on each slot, as the plan itself says it of each. Every job takes a node for itself."""
+    """The waiting jobs on each slot, from the plan's own reasons. Every job takes a whole node."""
     found: dict[str, list[Job]] = {}
     for id_, why in made.jobs.items():
         if why.code in LAID:
@@ -225,7 +225,7 @@ def _costs(age_s: float, runs_s: float) -> Decimal:
 def test_nothing_is_bought_that_the_budget_does_not_pay_for(
     batches: list[tuple[int, float, int]], limit: int, queue_policy: QueuePolicy
 ) -> None:
-    """What nodes have cost, and will by the limits of the jobs on them, is within the budget when one is bought."""
+    """When a node is bought, past cost and cost up to the jobs' time limits are within the budget."""
     fleet = world({MONTH: limit}, queue_policy=queue_policy)
     for count, hours, userid in batches:
         submits(fleet, count, hours, userid=userid)
@@ -249,7 +249,7 @@ def test_nothing_is_bought_that_the_budget_does_not_pay_for(
 def test_nothing_is_bought_that_a_users_budget_does_not_pay_for(
     batches: list[tuple[int, float, int]], limit: int, queue_policy: QueuePolicy, few: bool
 ) -> None:
-    """By the same measure, of each user's jobs; with dear nodes where the cheap ones are few."""
+    """The same for each user's jobs, with dear nodes if there are few cheap ones."""
     types = (replace(BIG, slots=BIG.slots[:3]), replace(GPU, price_per_hour=Decimal("2.5"))) if few else (BIG,)
     fleet = world({("user", "month"): limit}, *types, queue_policy=queue_policy)
     left_h = (periods(WALL_AT)[1].ends_at - WALL_AT) / HOUR_S

@@ -1,4 +1,4 @@
-"""A value with some fields otherwise is the value that the constructor would make."""
+"""``replace`` makes the same value as the constructor would."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated cloud does beyond the contract of its port: its knobs, its bill, its determinism."""
+"""The simulated cloud beyond the contract of its port: its faults, its bill, its determinism."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.simulation.fleets import CLOUD, GPU
 
 
 class Account:
-    """A provider with round figures, and what its nodes did."""
+    """A provider with round durations, and the events of its nodes."""
 
     def __init__(self, seed: int = 1, **faults: Any) -> None:
         self.world = World(seed)
@@ -228,7 +228,7 @@ def test_a_failed_destroy_or_list_changed_nothing() -> None:
 
 
 def a_busy_day(seed: int) -> list[object]:
-    """Everything that can be seen of an hour with many faults."""
+    """Return everything observable in an hour with many faults."""
     account = Account(
         seed,
         boot_delay_s=(5.0, 50.0),

@@ -1,4 +1,4 @@
-"""What the simulated Flux does where the recording is silent, as it was seen of a real flux-core 0.88."""
+"""The simulated Flux in cases that the recording does not contain, compared with observations of flux-core 0.88."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_constraints_choose_among_ranks(constraint: HasProperty, ranks: list[int
 
 
 def test_what_no_rank_could_ever_serve_is_refused_once_it_is_at_the_head() -> None:
-    # The scheduler looks at the head of its queue only: behind a job that waits for nodes nothing is refused.
+    # The scheduler looks only at the head of its queue: behind a job that waits for nodes, no job is rejected.
     instance = Instance()
     waits = instance.submit()
     never = instance.submit(Shape(1, 9))
@@ -200,7 +200,7 @@ def test_a_node_that_dies_takes_its_jobs_with_it_and_they_do_not_come_back() -> 
 def test_a_job_sent_to_a_node_that_has_just_gone_dies_there() -> None:
     instance = Instance("cloud1")
     instance.flux.broker_down(SlotName("cloud1"))
-    job_id = instance.flux.submit(CORE)  # the scheduler hears of the loss 0.1 s later
+    job_id = instance.flux.submit(CORE)  # the scheduler learns of the loss 0.1 s later
     instance.world.advance_by(1.0)
     assert instance.names(job_id)[-6:] == ["start", "exception", *ENDS]
 
@@ -439,7 +439,9 @@ def test_a_job_that_asked_for_it_runs_once_more_when_its_node_is_lost() -> None:
     again = instance.flux.requeue(job)
     instance.world.advance_by(1.0)
     assert instance.flux.job_state(again) is JobState.DEPEND
-    instance.flux.drain(Rank(1), "taken back")  # else it would be given that node in the moment of its loss
+    instance.flux.drain(
+        Rank(1), "taken back"
+    )  # without the drain, the job would get that node at the moment of its loss
     instance.world.advance_by(1.0)
     instance.flux.broker_down(SlotName("cloud1"))
     instance.world.advance_by(1.0)

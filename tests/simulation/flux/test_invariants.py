@@ -1,4 +1,4 @@
-"""Random sequences of everything that may happen to the simulated Flux: what must hold, holds after each step."""
+"""Random sequences of everything that may happen to the simulated Flux: its invariants hold after each step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.world import World
 from tests.simulation.fleets import CLOUD, GPU, small_instance
 
-# Which event may follow which in the life of one job (RFC 21); None is the beginning.
+# The events that may follow each event of one job (RFC 21); None is the start.
 FOLLOWS: Mapping[str | None, frozenset[str]] = {
     None: frozenset({"submit"}),
     "submit": frozenset({"dependency-add", "validate"}),
@@ -52,7 +52,7 @@ slots = st.sampled_from(SLOTS)
 ranks = st.integers(1, len(SLOTS)).map(Rank)
 shapes = st.builds(
     Shape,
-    # Mostly what fits: a job at the head that waits lets nothing else happen.
+    # Mostly jobs that fit: a waiting job at the head blocks everything else.
     slots=st.sampled_from([1, 1, 1, 2, 3]),
     cores_per_slot=st.sampled_from([1, 1, 2, 4, 5]),
     gpus_per_slot=st.sampled_from([0, 0, 0, 1]),
@@ -180,7 +180,7 @@ class FluxLife(RuleBasedStateMachine):
         with pytest.raises(FluxError):
             self._follow()
         self.world.advance_by(2.0)
-        # The journal is read anew, so the order of events is checked from where each job stands now.
+        # The journal is read again, so the order of events is checked from each job's current state on.
         self.last_event = {event.job_id: event.name for event in self.flux.active_events()}
         self._follow()
 
@@ -216,7 +216,7 @@ class FluxLife(RuleBasedStateMachine):
     @invariant()
     def the_listener_knows_the_queue(self) -> None:
         before = None
-        while before != (before := self.flux.active_jobs()):  # changes are handed over in pieces of 10 ms
+        while before != (before := self.flux.active_jobs()):  # changes are delivered in batches of 10 ms
             self.world.advance_by(0.02)
         if self.heard_of_it:
             assert sorted(self.queue) == sorted(self.flux.active_jobs())

@@ -1,4 +1,4 @@
-"""The simulated Flux, taken through the steps of a recording, says what the real one said.
+"""The simulated Flux, taken through the steps of a recording, gives the answers of the real one.
 
 The recording's instance has 4 cores on cloud1-4 and 8 cores with 2 GPUs on gpu1-2. Its last steps, which re-type a
 rank while the instance runs, are left out: the simulated one cannot do that.
@@ -90,7 +90,7 @@ class Replay:
         self.world.advance_to(RETYPED_AT)
 
     def steps(self) -> list[tuple[float, Callable[[], None]]]:
-        """What was done from outside, when it took effect in the recording."""
+        """The actions from outside, with the times at which they took effect in the recording."""
         flux = self.flux
         return [
             *((0.31, lambda index=index: self.submit(index)) for index in range(5)),
@@ -168,7 +168,7 @@ def test_submit_and_nothing_else_carries_the_jobspec(replay: Replay) -> None:
 
 def test_the_resource_journal_says_the_same(replay: Replay) -> None:
     real = [(event["name"], event["context"]) for event in of_kind("resource-event")]
-    # The first three were posted before anybody could follow.
+    # The first three events were posted before anyone could follow the journal.
     assert [name for name, _ in real[:3]] == ["restart", "resource-define", "online"]
     assert [(event.name, event.context) for event in replay.resources] == real[3:]
 
@@ -177,7 +177,7 @@ def test_a_start_is_told_as_the_real_one_told_its_own() -> None:
     world = World(seed=1)
     flux = small_instance(world)
     events: list[ResourceEvent] = []
-    flux._brokers.listeners.append(events.append)  # nobody can follow while rank 0 is away
+    flux._brokers.listeners.append(events.append)  # nobody can follow the journal while rank 0 is down
     flux.restart()
     world.advance_by(10)
     real = list(of_kind("resource-event"))[:3]
@@ -196,7 +196,7 @@ def test_the_replies_are_the_same_at_every_moment(replay: Replay, topic: str) ->
 
 
 def timeless(reply: Any) -> Any:
-    """The reply without its moments and durations, of which only the kind is kept."""
+    """Return the reply with each time and duration replaced by its kind."""
     if isinstance(reply, Mapping):
         return {
             key: type(value).__name__ if key in ("timestamp", "duration") else timeless(value)

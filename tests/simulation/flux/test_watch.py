@@ -1,4 +1,4 @@
-"""What a listener hears of the simulated Flux, by way of the production parser; and the port's faults."""
+"""The watch of the simulated Flux, with the production parser, and the faults of its port."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Heard = QueueSeen | QueueProbed | RanksChanged
 
 
 class Listener:
-    """Notes what is pushed, and when; keeps the queue as a node manager would."""
+    """Notes each message and its time, and keeps the queue as a node manager does."""
 
     def __init__(self) -> None:
         self.world = World(seed=1)

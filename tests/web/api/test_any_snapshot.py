@@ -1,4 +1,4 @@
-"""Whatever the fleet looks like, and whatever is asked: never a server error, and JSON that any reader takes."""
+"""For any fleet and any request: never a server error, and always valid JSON."""
 
 from __future__ import annotations
 

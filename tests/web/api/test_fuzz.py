@@ -1,4 +1,4 @@
-"""The interface under whatever its own description allows, and does not: it never answers 500."""
+"""Requests inside and outside of the API's own description never get a 500."""
 
 from __future__ import annotations
 

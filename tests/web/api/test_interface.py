@@ -1,4 +1,4 @@
-"""The HTTP interface as a client meets it."""
+"""The HTTP API, as a client sees it."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ def test_before_anything_is_known_it_says_so() -> None:
         assert client.get("/metrics").status_code == 200
 
 
-def test_the_past_needs_a_journal(client: TestClient) -> None:
+def test_the_past_needs_the_history_file(client: TestClient) -> None:
     response = client.get("/explain/node/cpu1?at=1800000000")
-    assert (response.status_code, "journal" in response.json()["error"]) == (503, True)
+    assert (response.status_code, "the history cannot be read" in response.json()["error"]) == (503, True)
 
 
 def test_recent_events_are_numbered_and_bounded(client: TestClient) -> None:
@@ -144,7 +144,7 @@ def test_recent_events_are_numbered_and_bounded(client: TestClient) -> None:
     assert asked(client, "/events/recent?limit=0")["events"] == []
 
 
-# --- who may what -----------------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -349,7 +349,7 @@ def test_a_stale_source_is_no_health(stand: Stand, client: TestClient) -> None:
     assert (response.status_code, response.json()["stale"]) == (503, ["cloud"])
 
 
-def test_a_brain_that_is_silent_is_no_health() -> None:
+def test_a_silent_manager_is_unhealthy() -> None:
     stand = a_stand(clock_s=[0.0, 1.0, 1.0, *[500.0] * 9])
     stand.post(a_fleet(3))
     with TestClient(stand.application, base_url=f"http://{HOST}") as client:
@@ -357,7 +357,7 @@ def test_a_brain_that_is_silent_is_no_health() -> None:
         assert (response.status_code, response.json()["late"]) == (503, True)
 
 
-# --- others' metrics --------------------------------------------------------------------------------------
+# --- custom metrics ---------------------------------------------------------------------------------------
 
 
 def custom(client: TestClient, name: str) -> str:

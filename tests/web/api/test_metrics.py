@@ -24,7 +24,7 @@ NAMED = {  # what others rely on
 
 
 def scraped(stand: Stand) -> dict[tuple[str, ...], float]:
-    """Every sample, by its name and its labels' values in the order of their names."""
+    """Return every sample by its name and its label values, in the order of the labels' names."""
     page = stand.served.metrics.render().decode()
     return {
         (sample.name, *(sample.labels[name] for name in sorted(sample.labels))): sample.value

@@ -27,7 +27,7 @@ STOP_S = 10.0
 
 @pytest.fixture
 def journal(tmp_path: Path) -> HistoryWriter:
-    """A job waited, was bought a node, ran there; both are gone."""
+    """A job waited, got a node and ran there. Both are gone."""
     waiting = a_job(1, whole_nodes(1), submitted_at=WALL_AT)
     runs = replace(waiting, state=JobState.RUN)
     story = [
@@ -58,7 +58,7 @@ def client(journal: HistoryWriter) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("name", ["1", "f2", "type cloud", "type%20cloud", ""])
-def test_by_the_path_of_nodes_nothing_is_told_of_jobs_without_the_token(journal: HistoryWriter, name: str) -> None:
+def test_the_path_of_nodes_shows_no_jobs_without_the_token(journal: HistoryWriter, name: str) -> None:
     with a_client(journal, jobs_for_everybody=False) as client:
         assert client.get(f"/explain/job/1?at={WALL_AT + 30}").status_code == 401
         assert client.get(f"/explain/node/{name}?at={WALL_AT + 30}").status_code == 404
@@ -91,7 +91,7 @@ def test_what_was_so_then_is_told_with_its_reason(
     assert explained["history"]
 
 
-@pytest.mark.parametrize(("after_s", "what", "shown"), [(150, "began", "ran"), (200, "ended", "had ended")])
+@pytest.mark.parametrize(("after_s", "what", "shown"), [(150, "began", "was running"), (200, "ended", "had ended")])
 def test_a_job_that_had_begun_or_ended_was_kept_by_nothing(
     client: TestClient, after_s: float, what: str, shown: str
 ) -> None:
@@ -128,11 +128,12 @@ def test_a_report_says_where_the_history_begins_later_than_it_was_asked_for(clie
 def test_a_report_of_a_minute_says_that_its_cost_is_of_an_hour(client: TestClient) -> None:
     report = client.get("/report?since_s=60").json()
     assert clock(WALL_AT // 3600 * 3600) in as_text(tables.report(report))
-    assert "not kept for longer" not in as_text(tables.report(report))
-    assert "not kept for longer" in as_text(tables.report(client.get(f"/report?since_s={90 * 86_400}").json()))
+    assert "older ones have been deleted" not in as_text(tables.report(report))
+    quarter = client.get(f"/report?since_s={90 * 86_400}").json()
+    assert "older ones have been deleted" in as_text(tables.report(quarter))
 
 
-def test_where_the_journal_says_nothing_it_says_since_when_it_does_and_what_was_set_aside(
+def test_a_question_before_the_history_names_its_beginning_and_files_moved_aside(
     client: TestClient, tmp_path: Path
 ) -> None:
     aside = tmp_path / "journal.sqlite.unusable-1800000000"
@@ -144,6 +145,6 @@ def test_where_the_journal_says_nothing_it_says_since_when_it_does_and_what_was_
 
 
 @pytest.mark.parametrize("path", ["/explain/job/f2", "/explain/node/cloud1", "/explain/type/cloud"])
-def test_of_before_it_began_the_journal_says_nothing(client: TestClient, path: str) -> None:
+def test_before_its_beginning_the_history_has_nothing(client: TestClient, path: str) -> None:
     response = client.get(f"{path}?at={WALL_AT - 1}")
     assert (response.status_code, "has nothing on" in response.json()["error"]) == (404, True)

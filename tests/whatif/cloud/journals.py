@@ -1,4 +1,4 @@
-"""Journals of a service, as files, with the lives that a test wants."""
+"""History files of a service, with the node lives that a test needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_life(
     node_type: str = "thin",
     found: bool = False,
 ) -> NodeLife:
-    """A node that joined so long after its order and was up so long; ``boot_s`` None: it never joined.
+    """A node that joined ``boot_s`` after its order and was up for ``up_s``; ``boot_s`` None: it never joined.
 
     One that never joined ends ``up_s`` after its order. ``up_s`` None: it stands.
     """
@@ -46,7 +46,7 @@ def a_life(
 
 
 def a_journal(path: Path, lives: Iterable[NodeLife], stops: Iterable[tuple[str, float]] = ()) -> Path:
-    """``stops``: by type, how long an end took from the order to its being seen."""
+    """Write a history file. ``stops``: (type, seconds from the order to the observed end)."""
     connection = sqlite3.connect(path)
     migrate(connection)
     with connection:

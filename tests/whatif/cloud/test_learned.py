@@ -1,4 +1,4 @@
-"""What a journal tells of the cloud, and what the simulated one then does."""
+"""What is learned of the cloud from a history, and what the simulated cloud then does."""
 
 from __future__ import annotations
 
@@ -132,9 +132,9 @@ def test_what_the_site_says_comes_before_what_was_learned_and_that_before_the_de
     assert habit.p_boot_failure == 0.25
     assert habit.stop_s.quantile(0.5) == pytest.approx(20.0)
     sources = {figure.what: figure.source for figure in figures}
-    assert sources["a boot"] == "10 boots in journal.sqlite"
+    assert sources["boot time"] == "10 boots in journal.sqlite"
     assert sources["boots that fail"] == "[Simulation] boot_failures"
-    assert "default" in sources["an end"]
+    assert "default" in sources["stop time"]
 
 
 def test_a_key_that_is_swept_leaves_the_others_learned(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_run_goes_by_the_journal_and_says_so(tmp_path: Path, capsys: pytest.Ca
     assert learned != other
     said = {figure["what"]: (figure["value"], figure["source"]) for figure in learned["cloud"]}  # type: ignore[attr-defined]
     assert said["boots that fail"] == ("25.00%, given up after 120 s", "100 of 400 boots in journal.sqlite")
-    assert said["an end"] == ("40 s", "20 ends in journal.sqlite")
+    assert said["stop time"] == ("40 s", "20 stops in journal.sqlite")
     assert learned["main"]["boot_failures"] > 0 == plain["main"]["boot_failures"]  # type: ignore[index]
     assert learned["main"]["wait_mean_s"] > plain["main"]["wait_mean_s"] + 100  # type: ignore[index]
 
@@ -248,8 +248,8 @@ def test_a_run_goes_by_the_journal_and_says_so(tmp_path: Path, capsys: pytest.Ca
     ("arguments", "why"),
     [
         (["--learn-from", "nowhere.sqlite"], "--learn-from: nowhere.sqlite: unable to open database file"),
-        (["--learn-from", "{empty}"], "no node's life stands in it"),
-        (["--learn-from", "{empty}", "--actors"], "--learn-from is not for --actors"),
+        (["--learn-from", "{empty}"], "contains no nodes, so nothing can be learned"),
+        (["--learn-from", "{empty}", "--actors"], "leave out --learn-from"),
     ],
 )
 def test_what_nothing_can_be_learned_from_is_said(
@@ -271,7 +271,7 @@ def test_the_latest_hundred_days_are_learned_from(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal_is_said_to_be_none(tmp_path: Path) -> None:
     path = tmp_path / "text.sqlite"
     path.write_text("no database")
-    with pytest.raises(WorkloadError, match=r"text\.sqlite: .*no journal of a service"):
+    with pytest.raises(WorkloadError, match=r"text\.sqlite: .*not a journal of the service"):
         learn_from(path)
 
 

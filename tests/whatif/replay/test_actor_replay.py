@@ -1,4 +1,4 @@
-"""The short stage is held to the production actors on the whole simulated Flux."""
+"""The fast replay engine, compared with the production actors on the full simulated Flux."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def _cover(demand: list[int]) -> WindowCover:
 
 
 def _least(demand: list[int]) -> int:
-    """By trying every set of windows that begin at full minutes, the smallest first."""
+    """Try every set of windows that start at full minutes, the smallest sets first."""
     for count in range(sum(demand) + 1):
         for begins in combinations_with_replacement(range(-2, len(demand)), count):
             there = [sum(begin <= minute < begin + 3 for begin in begins) for minute in range(len(demand))]

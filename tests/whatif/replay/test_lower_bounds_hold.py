@@ -1,4 +1,4 @@
-"""Whatever is run on whatever site: nothing costs less than the lower bounds say."""
+"""No run on any site costs less than the lower bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nodemanager.whatif.workload.workload import Processors, TraceJob, shape_for
 from tests.builders import a_type
 from tests.whatif.sites import SITE, a_workload, unseen
 
-PENCE = 1e-6  # sums of thousands of roundings
+PENCE = 1e-6  # the error of sums of thousands of rounded terms
 CORES = (1, 2, 4, 16)
 SHARES = ("0.5", "1", "1.5")  # of a core's price
 NODE = """
@@ -110,13 +110,13 @@ def test_no_run_that_serves_every_job_costs_less_than_the_bounds(
 
 @dataclass
 class _Box:
-    """A node of some fleet, and what runs there."""
+    """A node of some fleet, and the jobs on it."""
 
     node_type: NodeType
     spans: list[tuple[float, float, int]] = field(default_factory=list)  # from, to, cores
 
     def takes(self, from_s: float, to_s: float, cores: int) -> bool:
-        """Whether so many cores are free all that time; by the moments at which something begins."""
+        """Whether so many cores are free for the whole span, checked at each start of a job."""
         moments = [from_s, *(begin_s for begin_s, _, _ in self.spans if from_s <= begin_s < to_s)]
         return all(
             sum(held for begin_s, end_s, held in self.spans if begin_s <= at_s < end_s) + cores
@@ -125,7 +125,7 @@ class _Box:
         )
 
     def cost(self) -> Decimal:
-        """Up while something runs; gone in between wherever a window's end lets it."""
+        """The node is up while jobs run, and is terminated in between at the end of a billing window."""
         cost, until_s, since_s = Decimal(0), -1.0, 0.0
         for begin_s, end_s, _ in sorted(self.spans):
             if until_s >= 0 and begin_s > since_s + billing.paid_s(self.node_type.billing, until_s - since_s):
@@ -138,7 +138,7 @@ class _Box:
 
 
 def _fleet(node_types: Sequence[NodeType], jobs: Sequence[TraceJob], draw: Random) -> list[_Box] | None:
-    """Each job on nodes picked at random, on new ones where those are full; None where one fits nowhere."""
+    """Place each job on random nodes, or on new ones if they are full; None if a job fits nowhere."""
     boxes: list[_Box] = []
     for job in jobs:
         begin_s, end_s, shape = job.submit_s, job.submit_s + job.run_s, job.shape

@@ -1,4 +1,4 @@
-"""The short scheduler is held to the simulated Flux's, which is held to the real one."""
+"""The fast scheduler, compared with the simulated Flux's, which is compared with the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The replay wakes when a node's time is up, by its reason alone."""
+"""The replay plans again when a node's time is up, according to the node's reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a study says in words, and its page."""
+"""The sentences of a study, and its HTML page."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def _outcome(folder: Path) -> Outcome:
 def test_a_policy_is_compared_by_its_cost_and_its_wait(tmp_path: Path) -> None:
     mine = replace(_outcome(tmp_path), cost=88.0, wait_p95_s=300.0)
     assert compare(mine, replace(mine, cost=100.0, wait_p95_s=120.0)) == "12 % cheaper, p95 wait 3 minutes longer"
-    assert compare(mine, replace(mine, cost=80.0)) == "10 % dearer, p95 wait the same"
+    assert compare(mine, replace(mine, cost=80.0)) == "10 % more expensive, p95 wait the same"
     assert compare(mine, replace(mine, cost=88.1)) == "costs the same, p95 wait the same"
 
 
 def test_a_policy_that_leaves_jobs_unserved_is_said_to_before_what_it_costs(tmp_path: Path) -> None:
     mine = _outcome(tmp_path)
     other = replace(mine, cost=1.0, jobs_served=2)
-    assert compare(replace(mine, cost=2.0), other) == "serves 1 job more, for 2.00 and not 1.00"
-    assert compare(other, replace(mine, cost=2.0)) == "serves 1 job fewer, for 1.00 and not 2.00"
+    assert compare(replace(mine, cost=2.0), other) == "serves 1 job more, for 2.00 instead of 1.00"
+    assert compare(other, replace(mine, cost=2.0)) == "serves 1 job fewer, for 1.00 instead of 2.00"
     none = replace(mine, cost=0.0, jobs_served=0)
     assert compare(none, replace(none, cost=2.0)) == "neither serves a job, for 0.00 and 2.00"
 
@@ -66,7 +66,7 @@ def test_what_the_site_leaves_unserved_is_told_first(tmp_path: Path) -> None:
     assert headline(study).startswith("mine leaves 2 of 3 jobs unserved. 1.00 for 1 jobs")
     study.baselines["fixed"] = replace(mine, policy="fixed", jobs_served=3, jobs_unserved={}, cost=2.0)
     assert headline(study) == (
-        "mine leaves 2 of 3 jobs unserved. mine beside fixed: serves 2 jobs fewer, for 1.00 and not 2.00."
+        "mine leaves 2 of 3 jobs unserved. mine compared with fixed: serves 2 jobs fewer, for 1.00 instead of 2.00."
     )
 
 
@@ -85,10 +85,10 @@ def test_only_runs_that_serve_as_many_jobs_are_on_the_front_and_in_ratios(tmp_pa
     assert "<td>0.500</td>" in page
     assert "<td>10.000</td>" not in page
     assert "At the mean wait of idler" not in page
-    assert "this site is at 1.250 of it" in page
+    assert "this site costs 1.250 times as much" in page
     page = render_report(replace(study, main=none))
     assert "No fleet that serves the 3 jobs of the fixed cluster costs less than 8.00" in page
-    assert "of it. " not in page
+    assert "times as much" not in page
 
 
 def test_a_sweep_of_which_no_step_serves_a_job_offers_nothing(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_the_sentence_on_top_is_of_the_first_to_compare_with_and_the_others_foll
     study.baselines["fixed"] = replace(mine, policy="fixed", cost=mine.cost * 2)
     study.swept["idle_timeout=1m"] = replace(mine, policy="idle_timeout=1m", cost=mine.cost * 0.9)
     study.swept["idle_timeout=9m"] = replace(mine, policy="idle_timeout=9m", cost=mine.cost * 1.2)
-    assert headline(study) == "mine beside fixed: 50 % cheaper, p95 wait the same."
+    assert headline(study) == "mine compared with fixed: 50 % cheaper, p95 wait the same."
     assert sentences(study)[1:] == [
-        "idle_timeout=1m, the cheapest of the sweep, beside mine: 10 % cheaper, p95 wait the same."
+        "idle_timeout=1m, the cheapest of the sweep, compared with mine: 10 % cheaper, p95 wait the same."
     ]
 
 
@@ -127,7 +127,7 @@ def test_the_page_says_what_a_type_cost_and_names_cannot_break_it(tmp_path: Path
 
 
 def test_each_bound_is_said_with_what_it_holds_for(tmp_path: Path) -> None:
-    """Fleets that start some jobs sooner than the fixed cluster may cost less than the higher of the two."""
+    """Fleets that start some jobs earlier than the fixed cluster may cost less than the higher bound."""
     mine = replace(_outcome(tmp_path), cost=12.0)
     study = Study(a_site(tmp_path), a_workload([]), mine, bounds=CostBounds(same_starts=11.0, work=10.0))
     study.baselines["fixed"] = replace(mine, policy="fixed", cost=20.0)
@@ -135,12 +135,12 @@ def test_each_bound_is_said_with_what_it_holds_for(tmp_path: Path) -> None:
     print_summary(study, console)
     for said, higher in (
         (page, "with every job starting as on fixed<"),
-        (console.export_text(), "nor than 11.00 "),
+        (console.export_text(), "or less than 11.00 "),
     ):
         assert "with every job starting when it did on the fixed cluster" in said
         assert higher in said
         assert "longer than the fixed cluster" not in said
-    assert "No fleet costs less than 10.00, however long jobs wait: this site is at 1.200 of it" in page
+    assert "No fleet costs less than 10.00, however long jobs wait: this site costs 1.200 times as much" in page
 
 
 def test_marks_are_round_and_carry_their_units() -> None:

@@ -1,4 +1,4 @@
-"""What the terminal shows: every figure whole, every name as it stands."""
+"""The terminal output: no figure is cut, and every name is printed literally."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_is_no_terminal_shows_names_whole(tmp_path: Path) -> None:
 
 def test_names_are_no_markup(tmp_path: Path) -> None:
     said = " ".join("\n".join(_shown(_study(tmp_path), 200, terminal=True)).split())
-    assert f"{NAMED} beside {OTHER}: costs the same" in said
+    assert f"{NAMED} compared with {OTHER}: costs the same" in said
     assert "jobs[nov].json, " in said
     assert "1 x left out: odd (job [red]7)" in said
 

@@ -1,4 +1,4 @@
-"""What a study is written to: found out before the runs, never at the cost of what was read or already known."""
+"""The outputs of a study are checked before the runs, and never destroy inputs or older results."""
 
 from __future__ import annotations
 

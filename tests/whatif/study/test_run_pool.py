@@ -1,4 +1,4 @@
-"""Several runs at once: what each comes to is what it comes to alone."""
+"""Several runs at once: each has the same result as alone."""
 
 from __future__ import annotations
 

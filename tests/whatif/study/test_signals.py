@@ -1,4 +1,4 @@
-"""A study that is ended from without leaves nothing behind, and says by its exit status what ended it."""
+"""A study ended by a signal leaves nothing behind, and its exit status names the signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests.whatif.sites import a_site
 
-WITHIN_S = 60.0  # under load; alone it takes less than one
+WITHIN_S = 60.0  # on a busy machine; usually it takes less than one second
 
 
 def _lives(process: psutil.Process) -> bool:
@@ -28,7 +28,7 @@ def _lives(process: psutil.Process) -> bool:
     ("number", "status", "to_all"),
     [
         (signal.SIGINT, 130, False),
-        (signal.SIGINT, 130, True),  # as a terminal has it
+        (signal.SIGINT, 130, True),  # a terminal sends it to the whole process group
         (signal.SIGTERM, 143, False),
         (signal.SIGKILL, -9, False),
     ],

@@ -1,4 +1,4 @@
-"""Files that no run wrote and no Flux printed: said to be such, with the place, and never a traceback."""
+"""Files that neither a run nor Flux wrote: the error names the place, and there is never a traceback."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _journal(path: Path, *lines: dict[str, Any]) -> Path:
 )
 def test_a_line_that_no_run_wrote_is_an_error_that_names_it(tmp_path: Path, odd: dict[str, Any]) -> None:
     workload = open_event_log(_journal(tmp_path / "run.jsonl", SUBMIT, {**SUBMIT, **odd}))
-    with pytest.raises(WorkloadError, match=r"run\.jsonl: line 3: no run of simulate wrote this"):
+    with pytest.raises(WorkloadError, match=r"run\.jsonl: line 3: not written by simulate"):
         list(workload.read(Oddities()))
 
 
@@ -78,14 +78,14 @@ def test_bytes_that_are_no_line_are_an_error_that_names_it(
     run.write_bytes(run.read_bytes() + odd)
     arguments = ["--config", str(a_site(tmp_path).path), "--baselines", "none"]
     assert main(["simulate", str(run), *arguments]) == 1
-    assert "run.jsonl: line 3: no run of simulate wrote this" in capsys.readouterr().err
+    assert "run.jsonl: line 3: not written by simulate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("start_at", [NONE, -1.0, "soon", None])
 def test_a_journal_that_begins_at_no_time_is_none(tmp_path: Path, start_at: object) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(json.dumps({**RUN, "start_at": start_at}) + "\n")
-    with pytest.raises(WorkloadError, match="not a journal of simulate"):
+    with pytest.raises(WorkloadError, match="not a journal written by simulate"):
         open_event_log(path)
 
 

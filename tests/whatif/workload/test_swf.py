@@ -101,7 +101,7 @@ def test_a_file_that_is_not_there_or_cut_is_said_to_be_so(tmp_path: Path) -> Non
         _read(cut)
     many = tmp_path / "many.swf.gz"
     many.write_bytes(gzip.compress("".join(_line(number) for number in range(20_000)).encode())[:-2000])
-    with pytest.raises(WorkloadError, match=r"cannot be read beyond line [\d,]+: Compressed file ended"):
+    with pytest.raises(WorkloadError, match=r"cannot be read after line [\d,]+: Compressed file ended"):
         _read(many)
     spoilt = bytearray(gzip.compress(HEADER.encode()))
     spoilt[len(spoilt) // 2] ^= 0xFF

@@ -16,7 +16,7 @@ from nodemanager.whatif.workload.workload import Oddities, Processors, WorkloadE
 from tests.whatif.cloud.journals import BEGUN_AT, a_journal
 from tests.whatif.sites import a_site
 
-# As flux-core 0.88 prints them, the newest first; what is not read here is left out.
+# As flux-core 0.88 prints jobs, the newest first; unused attributes are left out.
 FLUX_JOBS = {
     "jobs": [
         {"id": 4, "t_submit": 1300.0, "ntasks": 1, "ncores": 1, "duration": 0.0, "state": "SCHED"},
@@ -50,7 +50,7 @@ def test_a_history_is_read_oldest_first(tmp_path: Path) -> None:
 
 
 def test_a_history_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
-    """What was cancelled a month before, or says not when it came, is no part of the time that is paid for."""
+    """A job cancelled a month before, or without a submit time, must not extend the time that is paid for."""
     path = tmp_path / "jobs.json"
     cancelled = {"id": 5, "t_submit": 10.0, "t_inactive": 11.0, "ntasks": 1, "ncores": -1, "duration": 0.0}
     unsaid = {"id": 6, "t_run": 1500.0, "t_cleanup": 1501.0, "ntasks": 1, "ncores": 1, "duration": 0.0}
@@ -63,7 +63,7 @@ def test_a_history_begins_with_the_first_job_that_ran(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("tasks", "cores"), [(3, 8), (5, 2)])
 def test_cores_that_tasks_do_not_share_evenly_are_all_counted(tmp_path: Path, tasks: int, cores: int) -> None:
-    """As of three tasks on a node of eight cores that they had whole."""
+    """For example three tasks that had a whole node of eight cores."""
     path = tmp_path / "jobs.json"
     job = {"id": 1, "t_submit": 1.0, "t_run": 2.0, "t_cleanup": 3.0, "ntasks": tasks, "ncores": cores}
     path.write_text(json.dumps({"jobs": [{**job, "duration": 60.0}]}))
@@ -106,7 +106,7 @@ def test_a_row_that_is_spoilt_where_sqlite_takes_no_notice_is_left_out_and_named
 
 
 def test_a_single_job_is_a_history_too(tmp_path: Path) -> None:
-    """Asked for one job by its id, ``flux jobs --json`` prints the job alone."""
+    """For a single job id, ``flux jobs --json`` prints the job without a list."""
     path = tmp_path / "job.json"
     path.write_text(json.dumps(FLUX_JOBS["jobs"][2]))
     assert [job.name for job in open_flux_jobs(path).read(Oddities())] == ["2"]
@@ -143,9 +143,9 @@ def test_lublin_has_the_shares_and_the_day_of_its_model() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("lublin:jobs=many", '"many" is no value for jobs'),
-        ("lublin:size=3", 'no such key "size"'),
-        ("pareto:jobs=3", "no such workload"),
+        ("lublin:jobs=many", '"many" is not a valid value for jobs'),
+        ("lublin:size=3", 'unknown key "size"'),
+        ("pareto:jobs=3", "unknown workload"),
         ("poisson:every=0s", "every must be above 0"),
     ],
 )

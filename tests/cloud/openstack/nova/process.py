@@ -1,4 +1,4 @@
-"""The real Nova that tests share: started once, when the first test asks for it, ended with the tests' process."""
+"""The real Nova that tests share. It starts with the first test that needs it, and ends with the tests' process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FLAVOR = {
 
 
 def nova_python() -> Path:
-    """The Python of an environment with Nova; the test is skipped where there is none."""
+    """Return the Python of an environment with Nova. Skip the test if there is none."""
     python = Path(os.environ.get("FNM_NOVA_VENV", ROOT / ".venv-nova")) / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no Nova in {python.parent.parent}: bin/test --openstack installs it")
@@ -47,7 +47,7 @@ def nova_python() -> Path:
 
 
 class Nova:
-    """A running Nova. ``url`` is also its identity service's."""
+    """A running Nova. ``url`` is also the address of its identity service."""
 
     def __init__(self, python: Path, page: int = 1_000) -> None:
         self._process = subprocess.Popen(
@@ -73,30 +73,30 @@ class Nova:
         self._call("POST", "/control", knobs)
 
     def calls(self) -> list[tuple[str, str, str]]:
-        """Method, path and query of what clients called since this was asked last."""
+        """Return the method, path and query of clients' calls since the last call of this method."""
         return [(method, path, query) for method, path, query in self._call("GET", "/control")["calls"]]
 
     def administer(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
-        """A call of Nova's own API that a tenant may not make."""
+        """Make a call of Nova's API as its administrator."""
         return self._call(method, f"/v2.1{path}", body)
 
     def empty(self) -> None:
-        """Delete every server there is, and undo what was turned."""
+        """Delete every server and reset all faults."""
         self.turn(lose=0, throttle=0, times=0)
         self.until(self._deleted, "the end of all servers")
 
     def allow(self, instances: int) -> None:
-        """The quota of the project in which tenants call; -1 is none."""
+        """Set the tenants' quota; -1 means none."""
         quota = {"instances": instances, "cores": -1, "ram": -1}
         self.administer("PUT", f"/os-quota-sets/{self.project_id}", {"quota_set": quota})
 
     def hosts(self, change: str) -> None:
-        """Let the scheduler use all hosts ("enable") or none ("disable")."""
+        """Allow the scheduler all hosts ("enable") or none ("disable")."""
         for service in self.administer("GET", "/os-services?binary=nova-compute")["services"]:
             self.administer("PUT", f"/os-services/{change}", {"host": service["host"], "binary": "nova-compute"})
 
     def add_untagged(self) -> ProviderId:
-        """Somebody else's server in the same project."""
+        """Create somebody else's server in the same project."""
         image = self._call("GET", "/image/v2/images")["images"][0]["id"]
         network = self._call("GET", "/network/v2.0/networks")["networks"][0]["id"]
         server = {"name": "x", "flavorRef": FLAVOR["id"], "imageRef": image, "networks": [{"uuid": network}]}
@@ -112,7 +112,7 @@ class Nova:
     def _deleted(self) -> bool:
         servers = self.administer("GET", "/servers?all_tenants=1")["servers"]
         for server in servers:
-            with contextlib.suppress(requests.HTTPError):  # gone already, or not yet to be touched
+            with contextlib.suppress(requests.HTTPError):  # already deleted, or not deletable yet
                 self.administer("DELETE", f"/servers/{server['id']}")
         return not servers
 
@@ -126,7 +126,7 @@ class Nova:
 def openstack_cloud(
     nova: Nova, cluster: str, cluster_uuid: str, user_data: UserDataSource, **changes: str | bool
 ) -> OpenStackCloud:
-    """A port on it, for node types whatever they are called."""
+    """Return a port of this Nova that accepts node types of any name."""
     account = OpenStackAccount(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne")
     return OpenStackCloud(
         replace(account, **changes),  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Record what a real Nova says into ``tests/data/openstack``: ``python -m tests.cloud.openstack.nova.record``.
+"""Record a real Nova's replies into ``tests/data/openstack``: ``python -m tests.cloud.openstack.nova.record``.
 
-One file a reply: its status, its body, and of its headers those that mean something. The port that was meant to be
-asked is asked, past it only what it would not be told.
+Each reply is one file with its status, its body and its relevant headers. The calls go through the port where
+possible, and past it only for replies that the port never receives.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, a_launch, a_scr
 from tests.paths import DATA
 
 FOLDER = DATA / "openstack"
-SERVICE = "http://openstack.test"  # stands for the address it had
+SERVICE = "http://openstack.test"  # replaces the real address
 KEPT_HEADERS = {"content-type", "x-subject-token", "location"}
 PAGE = 2
 
@@ -81,7 +81,7 @@ def record(nova: Nova, port: CloudPort) -> None:
 
 
 def keep(name: str, reply: requests.Response, nova: Nova) -> Any:
-    """Write a reply down; give its body, or the token that a login got."""
+    """Write a reply to a file. Return its body, or a login's token."""
     body = reply.json() if reply.content else None
     text = json.dumps(
         {
@@ -97,7 +97,7 @@ def keep(name: str, reply: requests.Response, nova: Nova) -> Any:
 
 
 def scrubbed(value: Any, change: Callable[[str], str]) -> Any:
-    """The value without what only an administrator's host or a password would show; long words are cut."""
+    """Return the value without passwords and administrators' details, and with long words truncated."""
     if isinstance(value, dict):
         return {key: scrubbed(item, change) for key, item in value.items() if key not in ("adminPass", "details")}
     if isinstance(value, list):

@@ -1,15 +1,14 @@
 """A real Nova on loopback, in one process: API, conductor, scheduler, placement, a host without a hypervisor.
 
-``server.py PORT PAGE`` is run by the Python of an environment that has Nova in it (``bin/test --openstack`` makes
-one), never imported. It prints ``READY PORT``. PAGE is how many servers or flavors a list has at once. Nova's own
-functional fixtures start it, and stand for the other services as far as Nova calls them; here is only what a client
-sees of those: tokens and a catalog, images and networks by name. A tenant calls with the roles ``reader`` and
-``member``; ``X-Control`` makes a call an administrator's.
+``server.py PORT PAGE`` is never imported. It runs in the Python of an environment with Nova, which
+``bin/test --openstack`` makes. It prints ``READY PORT``. PAGE is the number of servers or flavors on a page. Nova's
+own functional fixtures start Nova and replace the other services that Nova calls. This module adds the parts of
+those services that a client sees: tokens and a catalog, images and networks by name. A tenant has the roles
+``reader`` and ``member``. The header ``X-Control`` makes a call as administrator.
 
-``POST /control`` turns what a test may turn: ``{"expire": true}`` ends all tokens, ``{"lose": n}`` carries out the
-next n creates and never answers, ``{"throttle": n}`` refuses the next n calls, ``{"status": s, "times": n}`` fails
-them.
-``GET /control`` gives every call since the last one.
+``POST /control`` sets faults: ``{"expire": true}`` expires all tokens, ``{"lose": n}`` lets the next n creates
+succeed without an answer, ``{"throttle": n}`` refuses the next n calls, ``{"status": s, "times": n}`` fails them.
+``GET /control`` returns every call since the previous one.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Reply = Callable[..., Any]
 
 
 class Cloud:
-    """What a tenant meets, and what a test has turned."""
+    """The middleware in front of Nova, and the faults that a test has set."""
 
     def __init__(
         self, nova_app: Any, project_id: str, images: list[dict[str, Any]], networks: list[dict[str, Any]]
@@ -187,11 +186,11 @@ class Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """A connection that was closed, by the client or by us."""
+        """Ignore a connection that the client or the server closed."""
 
 
 class Serve(integrated_helpers._IntegratedTestBase):  # type: ignore[misc]
-    """Nova's fixtures run inside one of Nova's test cases; this one serves until its process ends."""
+    """Nova's fixtures need one of Nova's test cases. This one serves until its process ends."""
 
     compute_driver = "fake.MediumFakeDriver"
 
@@ -216,7 +215,7 @@ class Serve(integrated_helpers._IntegratedTestBase):  # type: ignore[misc]
 
 
 def main() -> None:
-    # The wheel puts Nova's api-paste.ini under the environment's own etc, and Nova looks beside its packages.
+    # The wheel installs Nova's api-paste.ini in the environment's etc, and Nova searches next to its packages.
     etc = Path(nova.__file__).parent.parent / "etc"
     if not etc.exists():
         etc.symlink_to(Path(sys.prefix) / "etc")
