@@ -67,8 +67,8 @@ def status(context: WebContext, request: Request, body: bytes) -> Response:
             **document,
             "spent": _cost_document(context, document["at"]),
             "journal": {
-                "size_bytes": context.journal.size_bytes(),
-                "size_max_bytes": context.journal.size_max_bytes,
+                "size_bytes": context.reader.size_bytes(),
+                "size_max_bytes": context.reader.size_max_bytes,
             },
             "silent_s": context.board.silent_s,
         }
