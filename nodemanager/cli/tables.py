@@ -25,6 +25,7 @@ STYLES: Mapping[str, str] = {
     "gone": "dim",
 }
 MIB = 1 << 20
+SILENT_MAX_S = 15.0  # as in /healthz
 JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
 
 
@@ -111,6 +112,9 @@ def _mode(document: Mapping[str, Any]) -> str:
 def _decides(document: Mapping[str, Any]) -> Text:
     if document["stands_still"]:
         return Text(why(document["stands_still"]), style="bold red")
+    if document["silent_s"] > SILENT_MAX_S:
+        silent = span(document["silent_s"])
+        return Text(f"no: the manager has hung for {silent}; restart the service", style="bold red")
     if document["safe_mode"]["on"]:
         return Text("in safe mode: a list lacked a large part of the fleet", style="bold yellow")
     return Text(

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 BACKLOG = 64
+SOCKET_NAME = "web.sock"  # in the site's state_dir
 UNIX_PATH_MAX = 107  # bytes, unix(7)
 
 
@@ -45,6 +46,21 @@ def parse_listen(listen: str) -> ListenAddress | None:
         return UnixSocket(Path(listen.removeprefix("unix:")))
     parts = urlsplit(f"//{listen}")
     return TcpAddress(parts.hostname or "", parts.port or 0)
+
+
+def listen_addresses(listen: str, state_dir: Path) -> tuple[ListenAddress, ...]:
+    """Every address that the service listens on, the best for its owner first.
+
+    Beside a TCP address there is always the Unix socket, which no other user can block. It is left out if its path
+    would be too long.
+    """
+    place = parse_listen(listen)
+    if place is None:
+        return ()
+    own = UnixSocket(state_dir / SOCKET_NAME)
+    if isinstance(place, TcpAddress) and len(os.fsencode(own.path)) <= UNIX_PATH_MAX:
+        return own, place
+    return (place,)
 
 
 class CannotListen(Exception):
