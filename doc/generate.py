@@ -181,7 +181,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Web": {
         "listen": "Where to serve status, control and the dashboard. `unix`: on the socket `web.sock` in "
         "`state_dir`, which only its owner can use. `unix:PATH`: on another socket, relative to the site file's "
-        "folder. `HOST:PORT`: on TCP, for everybody who can reach it, and on `web.sock` for the owner. `off`: nowhere; the verbs that query or "
+        "folder. `HOST:PORT`: on TCP, for everybody who can reach it, and on `web.sock` for the owner. `off`: "
+        "nowhere; the verbs that query or "
         "steer the service then do not work.",
         "token_file": "The file with the token that steering requires. If it is missing, the service creates it, "
         "readable only by its owner. Relative to the site file's folder. Default: `token` in `state_dir`.",
