@@ -58,7 +58,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Node NAME": NodeSettings,
 }
 
-PROVIDER_ONLY = "The local and the simulated cloud ignore it."
+PROVIDER_ONLY = "The local and the simulated cloud ignore this key."
 FROM_CLOUD = "Default: the value in `[Cloud]`."
 
 # What each key means, as far as its name and its allowed values do not say.
@@ -118,7 +118,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "project": "For `gce`: the project's id.",
         "resource_group": "For `azure`: the resource group for new nodes.",
         "ssh_public_key": "For `azure`: the key for logging in to a node as `azureuser`.",
-        "calls_in_flight_max": "How many creates and destroys may be in flight at once. Each has its own thread.",
+        "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
+        "thread.",
         "creates_per_s": "The long-term rate of create calls.",
         "creates_burst": "How many create calls may be sent together.",
         "boot_delay": "For `local`: how long a node stays pending before it runs its user-data.",
@@ -138,15 +139,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "settle_max": "Do not delay buying for longer than this, even if new jobs keep arriving.",
         "probe": "Ask Flux for news at least this often. Ask the cloud this often while a node boots or leaves.",
         "relist": "Read the whole queue and the whole cloud list at least this often. Also the interval at which a "
-        "destroy is repeated until the node is gone.",
-        "sweep": "How often to search the provider for leftovers of nodes: volumes, interfaces, addresses. What "
-        "two sweeps in a row find is deleted, in mode `act` only.",
-        "boot_timeout": "A node whose rank is not online this long after its order is given up.",
-        "rejoin_timeout": "A node whose broker has been disconnected for this long is given up.",
+        "termination is repeated until the node is gone.",
+        "sweep": "How often to search the provider for leftovers of nodes: volumes, interfaces, addresses. A "
+        "leftover that two sweeps in a row find is deleted, in mode `act` only.",
+        "boot_timeout": "Give a node up if its rank is not online this long after its order.",
+        "rejoin_timeout": "Give a node up if its broker has been disconnected for this long.",
         "stale_after": "Decide nothing on a source that has not answered for this long. Must be longer than "
         "`probe` and `relist`.",
-        "orphan_grace": "How long to leave a node of ours alone that no launch owns and whose slot is taken. Then "
-        "it is terminated.",
+        "orphan_grace": "A node of ours that no launch owns and whose slot is taken is terminated after this long.",
         "create_grace": "How long a node must be missing, in addition to `absences`, before the manager concludes "
         "that its create never happened.",
         "absences": "How many lists in a row must lack a node before it counts as absent.",
@@ -174,6 +174,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "misfit": "What to do with a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
         "gets no work and leaves, and its type is not bought for a while. `accept`: nothing. `retype`: like "
         "`drain`, and the instance then declares the type as it really is. For `local` the default is `accept`.",
+        "foreign_drain": "What to do with a node that Flux itself has drained, for example because a prolog failed "
+        "there or a job was `terminated before first barrier`. `retire`: terminate it once no job runs there and "
+        "`foreign_drain_after` has passed. `hold`: keep it until somebody undrains it. A node that a person has "
+        "drained is always kept ([flux.md](flux.md#drains)).",
+        "foreign_drain_after": "With `foreign_drain = retire`: how long a node that Flux itself has drained is "
+        "kept for somebody to look at.",
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
@@ -188,8 +194,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "readable only by its owner. Relative to the site file's folder. Default: `token` in `state_dir`.",
         "hosts": "Additional names by which clients may call the service over TCP. `localhost` and the address it "
         "listens on are always allowed. Requests for other hosts are refused.",
-        "jobs_shown_to": "Who sees the list of jobs and why each waits. `owner`: users of the socket and holders "
-        "of the token; others see counts. `everybody`: everybody.",
+        "jobs_shown_to": "Who sees the list of jobs and the reason why each waits. `owner`: users of the socket "
+        "and holders of the token; others see counts. `everybody`: everybody.",
     },
     "Journal": {
         "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
@@ -205,7 +211,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "flux_version": "The exact version of flux-core that nodes must have. Default: that of the `flux` on the "
         "join service's PATH.",
         "check_source": "Accept a ticket only from an address that the provider shows for its node. Does not work "
-        "with NAT in between.",
+        "through NAT.",
         "destroy_on_replay": "If two clients presented a node's ticket, drain the node and terminate it once idle. "
         "The log shows an error in any case.",
         "renew": "How often a node asks whether it still owns its slot. It also learns new addresses this often.",
@@ -221,7 +227,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "hosts_file": "The file in which a node lists slot names and their addresses. For `local` the default is "
         "`hosts` in the node's own folder.",
         "poweroff": "The command by which a node ends itself. For `local` the default kills the node's own init.",
-        "systemd": "Whether systemd on the node, if it runs there, restarts the client, also after a reboot. For "
+        "systemd": "Whether the node's systemd, if it has one, restarts the client, also after a reboot. For "
         "`local` the default is no.",
     },
     "Budget": {
@@ -254,7 +260,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "size": "The provider's name for this type. Default: NAME.",
         "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
         "right.",
-        "gpus": "The number of GPUs that each slot declares to Flux. It must be right, too.",
+        "gpus": "The number of GPUs that each slot declares to Flux. Flux does not check it either.",
         "memory": "The memory of a node, for jobs that request memory ([how-it-decides.md](how-it-decides.md)). "
         "Flux's R contains no memory, and its simple scheduler ignores it.",
         "price_per_hour": "The price, in the same currency for all types. 0 is allowed. All costs are estimates "

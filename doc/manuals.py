@@ -119,7 +119,7 @@ COMMAND_FOOT = (
     "The Flux instance, if the site names none.",
     ".TP",
     r"\fBPATH\fR, \fBPYTHONPATH\fR",
-    r"Where to find flux\-core's Python bindings: those of the \fBflux\fR on PATH, or on PYTHONPATH.",
+    r"Where the service finds flux\-core's Python bindings: those of the \fBflux\fR on PATH, or on PYTHONPATH.",
     ".TP",
     r"\fBNOTIFY_SOCKET\fR, \fBWATCHDOG_USEC\fR, \fBJOURNAL_STREAM\fR",
     r"Set by systemd, see \fBsd_notify\fR(3).",

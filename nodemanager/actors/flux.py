@@ -9,6 +9,7 @@ from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.messages import Mailbox
+from nodemanager.actors.user_names import user_name
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import (
     BrokerStopped,
@@ -58,6 +59,7 @@ from nodemanager.core.orders import (
     WithDeadline,
 )
 from nodemanager.core.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
+from nodemanager.core.reason_text import with_user_names
 from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 
 
@@ -143,8 +145,9 @@ class FluxWorker(CrashOnlyActor):
 
     def _show_on_jobs(self, order: ShowOnJobs) -> None:
         """Set the memos of jobs. A failure is ignored and not retried: nothing depends on memos."""
+        texts = {job: text and with_user_names(text, user_name) for job, text in order.texts.items()}
         with suppress(FluxError):
-            self._port.show_on_jobs(order.texts)
+            self._port.show_on_jobs(texts)
 
     def _carry_out(self, order: FluxEffect, start_before_s: float) -> None:
         started_s = self._clock.monotonic_s()
@@ -166,8 +169,9 @@ class FluxWorker(CrashOnlyActor):
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
                 return LaunchesRecorded(launches)
-            case DrainNode(launch=launch, rank=rank, note=note):
-                return NodeDrained(launch, *self._drain(rank, f"{drain_text(launch)} {note}".rstrip()))
+            case DrainNode(launch=launch, rank=rank, note=note, replaces=replaces):
+                text = f"{drain_text(launch)} {note}".rstrip()
+                return NodeDrained(launch, *self._drain(rank, text, replaces))
             case CordonNode(launch=launch, rank=rank, text=text):
                 return NodeCordoned(launch, *self._drain(rank, text))
             case UndrainNode(launch=launch, rank=rank):
@@ -209,9 +213,9 @@ class FluxWorker(CrashOnlyActor):
         started_s = self._clock.monotonic_s()
         return SlotsChanged(wish.id, started_s, self._port.ranks())
 
-    def _drain(self, rank: Rank, text: str) -> tuple[float, FluxRank]:
+    def _drain(self, rank: Rank, text: str, replaces: str | None = None) -> tuple[float, FluxRank]:
         """Drain a rank, then read it again: a job may have started before the drain took effect."""
-        self._port.drain(rank, text)
+        self._port.drain(rank, text, replaces)
         started_s = self._clock.monotonic_s()
         looked = {seen.rank: seen for seen in self._port.ranks()}
         if rank not in looked:

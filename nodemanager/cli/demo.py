@@ -28,6 +28,7 @@ from nodemanager.cli.demo_real import real_setup
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
+from nodemanager.core.reason_text import format_money
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost import billing
 from nodemanager.service import logs
@@ -190,7 +191,7 @@ def _live_view(tally: Tally) -> Group:
     for node in sorted(snapshot.nodes.values(), key=lambda node: node.launch.rank):
         because = plan.nodes.get(node.id, "")
         nodes.add_row(node.launch.slot, node.launch.type_name, str(node.state), str(because)[:70])
-    money = f"{plan.price_per_hour:.2f} an hour now, {tally.cost:.2f} so far (an estimate)"
+    money = f"{format_money(plan.price_per_hour)} an hour now, {format_money(tally.cost)} so far (an estimate)"
     return Group(queue, nodes, money)
 
 
@@ -205,7 +206,7 @@ def _summary(tally: Tally, left: int, leaked: int, took_s: float) -> Table:
         ("nodes lost", str(len(tally.lives_s) - len(tally.retired))),
         ("nodes leaked", str(leaked)),
         ("node-hours", f"{tally.node_hours:.2f}"),
-        ("cost (an estimate)", f"{tally.cost:.2f}"),
+        ("cost (an estimate)", format_money(tally.cost)),
     ]
     for name, figure in rows:
         table.add_row(name, figure)

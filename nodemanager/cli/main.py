@@ -112,15 +112,12 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
-    from nodemanager.join.checks import POWEROFF_EFFECTS, multi_user_refusal
+    from nodemanager.join.checks import POWEROFF_EFFECTS
 
     del chosen
     _print_warnings(site)
-    if site.flux.join is JoinMethod.SERVICE and (why := multi_user_refusal(site)):
-        print(f"{site.path}: {why}", file=sys.stderr)
-        return EXIT_CONFIG
     if not site.flux.simulated:
-        print(f"{site.path}: {POWEROFF_EFFECTS[site.cloud.provider]}")
+        print(f"{site.path}: note: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
@@ -185,7 +182,7 @@ def rotate_cert(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
-    """Test the provider with one node: create it, find it, repeat the create, destroy it."""
+    """Test the provider with one node: create it, find it, repeat the create, terminate it."""
     from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
     from nodemanager.cloud.providers import cloud_factory
     from nodemanager.core.ports import CloudError
@@ -336,7 +333,7 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def expand(site: Site, chosen: argparse.Namespace) -> int:
-    """Add nodes of the enclosing Flux to an instance that is a job there, as a second job."""
+    """Add nodes of the outer Flux to an instance that runs there as a job."""
     from nodemanager.core.ports import FluxError
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.flux.setup import expand as expand_verb
@@ -345,7 +342,7 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
 
     if not chosen.subject or not chosen.nodes:
         print(
-            "expand needs JOBID, the job that is the instance, and -N COUNT, the number of nodes to add",
+            "expand needs JOBID, the outer job that runs the instance, and -N COUNT, the number of nodes to add",
             file=sys.stderr,
         )
         return EXIT_USAGE
@@ -367,8 +364,9 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
 
 def _print_warnings(site: Site) -> None:
     from nodemanager.cloud.providers import provider_warnings
+    from nodemanager.flux.setup.bootstrap import guest_warnings
 
-    for warning in (*site_warnings(site), *provider_warnings(site)):
+    for warning in (*site_warnings(site), *provider_warnings(site), *guest_warnings(site)):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
 
 
@@ -380,7 +378,7 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
 
 
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
-    """Run simulated worlds full of faults, one per seed, and report broken rules (no --config)."""
+    """Run the service among simulated faults, once per seed, and report broken rules (no --config)."""
     from nodemanager.chaos import command as chaos_verb
 
     del site
@@ -426,7 +424,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
 }
 SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
     "simulate": "WORKLOAD, a trace, a history or a model (doc/what-if.md)",
-    "expand": "JOBID, the job that is the instance",
+    "expand": "JOBID, the outer job that runs the instance",
     "explain": "job ID, node NAME or type NAME",
     "hold": "NODE, named by its slot or its launch",
     "release": "NODE",
@@ -471,11 +469,11 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="for verbs that print tables: print JSON instead")
     parser.add_argument("--at", metavar="TIME", help='for explain: explain a past time ("2h" is two hours ago)')
     parser.add_argument("--since", metavar="SPAN", help="for report: how far to look back (default 7d)")
-    parser.add_argument("--follow", action="store_true", help="for events: go on with new events")
+    parser.add_argument("--follow", action="store_true", help="for events: also show new events as they happen")
     parser.add_argument("--config", metavar="SITE.INI", help="the site file, which every verb except chaos needs")
     parser.add_argument("--keep", action="store_true", help="for cloud-test: keep the node")
     parser.add_argument(
-        "--table", metavar="TOML", help='for prices: your own price list, [REGION] and "SIZE" = price'
+        "--table", metavar="TOML", help='for prices: your own price list, with "SIZE" = price under each [REGION]'
     )
     parser.add_argument(
         "--region", metavar="NAME", help="for prices: the region in the price list, if the site does not name it"
@@ -494,7 +492,7 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         metavar="TYPE=N",
         help="for slots, resize: the new number of slots of each node type",
     )
-    parser.add_argument("--force", action="store_true", help="for resize: go ahead while jobs run; they are lost")
+    parser.add_argument("--force", action="store_true", help="for resize: resize even if jobs run; they are lost")
     if simulates:
         _add_simulating(parser)
     return parser

@@ -23,7 +23,7 @@ from nodemanager.cli.service_client import (
     make_client,
     quote_segment,
 )
-from nodemanager.cli.terminal import escape_document, make_console
+from nodemanager.cli.terminal import escape_document, make_console, shows_unicode_ids, unicode_id, with_unicode_ids
 from nodemanager.config.site import Site
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
 from nodemanager.planner.state.policy import Policy
@@ -79,7 +79,13 @@ def _show(document: Any, chosen: Namespace, console: Console, shown: Callable[[A
     if chosen.json:
         print(json.dumps(document, indent=2))
     else:
-        console.print(shown(escape_document(document)))
+        console.print(shown(_readable(document)))
+
+
+def _readable(document: Any) -> Any:
+    """Return a document as the terminal may show it."""
+    document = escape_document(document)
+    return with_unicode_ids(document) if shows_unicode_ids() else document
 
 
 # --- asking -----------------------------------------------------------------------------------------------
@@ -111,7 +117,10 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
     kind, name = chosen.subjects
     # "2h ago" is by the service's clock, because a simulated service has its own.
     at = parse_moment(chosen.at, lambda: client.status()["at"]) if chosen.at is not None else None
-    _show(client.get(f"/explain/{kind}/{quote_segment(name)}", at=at), chosen, console, tables.explanation)
+    document = client.get(f"/explain/{kind}/{quote_segment(name)}", at=at)
+    if kind == "job" and not chosen.json and shows_unicode_ids():
+        document = {**document, "subject": unicode_id(document["subject"])}
+    _show(document, chosen, console, tables.explanation)
 
 
 def plan(
@@ -139,11 +148,11 @@ def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -
     if chosen.json:
         print(json.dumps(event), flush=True)
     else:
-        console.print(tables.event(escape_document(event)))
+        console.print(tables.event(_readable(event)))
 
 
 def report(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Report cost by type, user and queue, and waits, boots and failures, of the time --since (default 7d)."""
+    """Report cost by type, user and queue, and waits, boots and failures, over the span --since (default 7d)."""
     del site
     try:
         since_s = parse_fsd(chosen.since or DEFAULT_SINCE)

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nodemanager.core.reason_text import format_duration
+from nodemanager.core.reason_text import format_duration, format_money
 
 STATES = ("requested", "booting", "idle", "busy", "lost", "draining", "stopping", "gone")
 STYLES: Mapping[str, str] = {
@@ -26,6 +26,7 @@ STYLES: Mapping[str, str] = {
 }
 MIB = 1 << 20
 SILENT_MAX_S = 15.0  # as in /healthz
+STARTED_JOB_STATES = ("run", "cleanup")
 JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
 
 
@@ -36,7 +37,7 @@ def clock(at: float | None) -> str:
 
 def money(amount: float | None) -> str:
     """Format an amount of money."""
-    return f"{amount:.2f}" if amount is not None else "-"
+    return format_money(amount) if amount is not None else "-"
 
 
 def span(span_s: float | None) -> str:
@@ -125,7 +126,12 @@ def _decides(document: Mapping[str, Any]) -> Text:
 
 def _extras(nodes: Mapping[str, Any]) -> str:
     named = (("held", "held"), ("to_retire", "to retire"), ("orphans", "orphans"), ("intruders", "INTRUDERS"))
-    return "".join(f", {nodes[key]} {word}" for key, word in named if nodes[key])
+    drained = "".join(
+        f", {it['count']} drained by {who} ({it['price_per_hour']:g} an hour)"
+        for who, it in (("Flux itself", nodes["drained"]["flux"]), ("a person", nodes["drained"]["person"]))
+        if it["count"]
+    )
+    return "".join(f", {nodes[key]} {word}" for key, word in named if nodes[key]) + drained
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -218,7 +224,7 @@ def explanation(document: Mapping[str, Any]) -> Group:
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
-        ("because", why(reason) or NO_REASON_TEXTS.get(document.get("what", ""), "no reason is known")),
+        ("because", why(reason) or _without_reason(document)),
     ]
     if reason:
         rows.append(("reason", reason["code"]))
@@ -234,6 +240,16 @@ def explanation(document: Mapping[str, Any]) -> Group:
     if document.get("history"):
         parts.append(_history(document["history"]))
     return Group(*parts)
+
+
+def _without_reason(document: Mapping[str, Any]) -> str:
+    """What to show if there is no reason: a started job needs none, and a new node or job has none yet."""
+    if (past := NO_REASON_TEXTS.get(document.get("what", ""))) is not None:
+        return past
+    job = document.get("job")
+    if job and job["state"] in STARTED_JOB_STATES:
+        return f"it runs on {', '.join(job['on'])}" if job["on"] else "it has started"
+    return "nothing has been decided about it yet"
 
 
 def _figure(name: str, value: Any) -> str:
@@ -268,8 +284,18 @@ def _node_pairs(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableTyp
         ("jobs", ", ".join(node["jobs"]) or "none"),
         ("cost", f"{money(node['cost'])}, {money(node['price_per_hour'])} an hour (an estimate)"),
         ("paid until", f"{clock(window['paid_until_at'])}, {span(window['left_s'])} left" if window else "-"),
-        ("held by", f"{node['held']['by']} since {clock(node['held']['at'])}" if node["held"] else "nobody"),
+        ("held by", _holder(node)),
     ]
+
+
+def _holder(node: Mapping[str, Any]) -> str:
+    """Who keeps the node from jobs. Flux does not record who drained it, only the reason."""
+    if node["held"]:
+        return f"{node['held']['by']} since {clock(node['held']['at'])}"
+    drain_reason = node.get("drained_by_others")
+    if drain_reason is None:
+        return "nobody"
+    return f"somebody who drained it ({drain_reason or 'without a reason'})"
 
 
 def _type_pairs(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]:

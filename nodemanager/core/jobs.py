@@ -23,16 +23,16 @@ class HasProperty:
 
 @dataclass(frozen=True, slots=True)
 class OnHosts:
-    """Holds on these hosts."""
+    """Holds on the hosts of these host lists (RFC 29). They stay text, because a short text can name many hosts."""
 
-    hosts: frozenset[str]
+    hostlists: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OnRanks:
-    """Holds on these ranks."""
+    """Holds on the ranks of these id sets (RFC 22). They stay text, because a short text can name many ranks."""
 
-    ranks: frozenset[int]
+    idsets: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,13 @@ class All:
     """Holds where every part holds. Without parts it holds everywhere."""
 
     parts: tuple[Constraint, ...]
+    _hash: int = field(init=False, repr=False, compare=False)  # computed once: there may be 256 parts
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(("all", self.parts)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,13 @@ class AnyOf:
     """Holds where at least one part holds. Without parts it holds everywhere, as in Flux (RFC 31)."""
 
     parts: tuple[Constraint, ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(("any", self.parts)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ class CloudNode:
     died_because: str = ""  # the provider's words; "" while it lives
     market: Market | None = None  # how it is paid for; None if the provider does not say
     impaired: str = ""  # the provider's words for a fault of a running node; "" if it is healthy
+    queued: bool = False  # it has not been created yet: it waits in the provider's own queue
     died_of: FailureKind | None = None  # what its end means for further creates; None: nothing, or unknown
 
 
@@ -96,7 +97,7 @@ class FluxRank:
     """A rank of the instance, as one look showed it.
 
     ``allocated`` covers jobs and housekeeping: a rank is idle only if no allocated R names it.
-    ``drain_reason`` is None if the rank is not drained.
+    ``drain_reason`` is None if the rank is not drained. ``drained_at``: when others drained it, by Flux's clock.
     """
 
     rank: Rank
@@ -109,6 +110,7 @@ class FluxRank:
     allocated: bool = False
     schedulable: bool = False  # not in the scheduler's own ``down`` set, which may lag behind a drain
     drain_reason: str | None = None
+    drained_at: float | None = None
     torpid: bool = False
     excluded: bool = False
     type_name: TypeName | None = None  # from the instance's configuration; None if that does not say
@@ -177,7 +179,7 @@ class NodeState(StrEnum):
     BUSY = "busy"
     LOST = "lost"  # its rank was online and is offline now; the provider still shows it
     DRAINING = "draining"  # takes no more jobs; the manager looks once more before it stops anything
-    STOPPING = "stopping"  # being destroyed; the call is repeated until the provider shows the node gone
+    STOPPING = "stopping"  # being terminated; the call is repeated until the provider shows the node gone
     GONE = "gone"  # the provider shows it gone, or never created it; the lease is being ended
 
 

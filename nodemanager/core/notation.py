@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 # A typo such as cloud[1-1000000000] must not use up the memory. Flux itself also refuses longer lists.
 HOSTS_MAX = 100_000
 IDS_MAX = 1_000_000
 
-_DIGITS_MAX = 15
+DIGITS_MAX = 15  # of a number in a notation
 
 # Largest first, as in a compound duration.
 _DURATION_UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -25,12 +25,12 @@ _DURATION_PART = re.compile(rf"({_NUMBER})(ms|[smhd])?", re.ASCII)
 _INFINITE = frozenset({"inf", "infinity"})
 
 _BYTE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_BYTES = re.compile(rf"([0-9]{{1,{_DIGITS_MAX}}}(?:\.[0-9]{{1,{_DIGITS_MAX}}})?)[ ]?([A-Za-z]*)", re.ASCII)
+_BYTES = re.compile(rf"([0-9]{{1,{DIGITS_MAX}}}(?:\.[0-9]{{1,{DIGITS_MAX}}})?)[ ]?([A-Za-z]*)", re.ASCII)
 
 _SEPARATORS = re.compile(r"[,\s]+")
 _HOST_CHARACTERS = re.compile(r"[^,\s\[\]]*")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?", re.ASCII)
-_NUMBERED_HOST = re.compile(rf"(.*?)([0-9]{{1,{_DIGITS_MAX}}})", re.ASCII | re.DOTALL)
+_NUMBERED_HOST = re.compile(rf"(.*?)([0-9]{{1,{DIGITS_MAX}}})", re.ASCII | re.DOTALL)
 
 
 class NotationError(ValueError):
@@ -121,45 +121,70 @@ def parse_bytes(text: str) -> int:
 # --- host lists -------------------------------------------------------------------------------------------
 
 
-def expand_hostlist(text: str) -> tuple[str, ...]:
-    """List the hosts of "cloud[1-4],gpu[01-02]" in order, with zero padding and repeats kept.
+class HostGroup(NamedTuple):
+    """One entry of a host list: the host ``prefix``, or ``prefix[low-high,...]suffix``.
+
+    ``ranges``: lowest and highest number, and how many digits numbers have at least; empty for a single host.
+    """
+
+    prefix: str
+    ranges: tuple[tuple[int, int, int], ...] = ()
+    suffix: str = ""
+
+    @property
+    def host_count(self) -> int:
+        return sum(high - low + 1 for low, high, _ in self.ranges) if self.ranges else 1
+
+    def hosts(self) -> Iterator[str]:
+        """The hosts in order."""
+        if not self.ranges:
+            yield self.prefix
+        for low, high, width in self.ranges:
+            for number in range(low, high + 1):
+                yield f"{self.prefix}{number:0{width}d}{self.suffix}"
+
+
+def parse_hostlist(text: str) -> list[HostGroup]:
+    """Read "cloud[1-4],gpu[01-02]" without listing its hosts. The effort depends on the text's length alone.
 
     As in Flux, commas and white space both separate. A name may hold only one pair of brackets; Flux would treat
     a second pair as plain characters.
     """
+    return [group for group, _ in _host_groups(text)]
+
+
+def expand_hostlist(text: str) -> tuple[str, ...]:
+    """List the hosts of "cloud[1-4],gpu[01-02]" in order, with zero padding and repeats kept."""
     hosts: list[str] = []
+    for group, position in _host_groups(text):
+        if len(hosts) + group.host_count > HOSTS_MAX:
+            _fail(text, position, f"more than {HOSTS_MAX} hosts")
+        hosts.extend(group.hosts())
+    return tuple(hosts)
+
+
+def _host_groups(text: str) -> Iterator[tuple[HostGroup, int]]:
+    """Read each entry of a host list, with the position of its first number or its last character."""
     position = 0
     while position < len(text):
         if gap := _SEPARATORS.match(text, position):
             position = gap.end()
             continue
-        position = _read_host(text, position, hosts)
-        if len(hosts) > HOSTS_MAX:
-            _fail(text, position - 1, f"more than {HOSTS_MAX} hosts")
-    return tuple(hosts)
-
-
-def _read_host(text: str, start: int, hosts: list[str]) -> int:
-    """Append the host or hosts that begin at ``start``; return the position after them."""
-    prefix, position = _host_characters(text, start)
-    if not text.startswith("[", position):
-        if text.startswith("]", position):
-            _fail(text, position, 'this "]" has no "["')
-        hosts.append(prefix)
-        return position
-    closing = text.find("]", position)
-    if closing < 0:
-        _fail(text, position, 'this "[" has no "]"')
-    numbers: list[str] = []
-    for low, high, width in _ranges(text, position + 1, closing):
-        if len(numbers) + high - low >= HOSTS_MAX:
-            _fail(text, position, f"more than {HOSTS_MAX} hosts")
-        numbers.extend(f"{number:0{width}d}" for number in range(low, high + 1))
-    suffix, position = _host_characters(text, closing + 1)
-    if text.startswith(("[", "]"), position):
-        _fail(text, position, "a host name may hold only one pair of brackets")
-    hosts.extend(f"{prefix}{number}{suffix}" for number in numbers)
-    return position
+        prefix, bracket = _host_characters(text, position)
+        if not text.startswith("[", bracket):
+            if text.startswith("]", bracket):
+                _fail(text, bracket, 'this "]" has no "["')
+            position = bracket
+            yield HostGroup(prefix), position - 1
+            continue
+        closing = text.find("]", bracket)
+        if closing < 0:
+            _fail(text, bracket, 'this "[" has no "]"')
+        ranges = tuple(_ranges(text, bracket + 1, closing))
+        suffix, position = _host_characters(text, closing + 1)
+        if text.startswith(("[", "]"), position):
+            _fail(text, position, "a host name may hold only one pair of brackets")
+        yield HostGroup(prefix, ranges, suffix), bracket
 
 
 def _host_characters(text: str, start: int) -> tuple[str, int]:
@@ -204,17 +229,25 @@ def parse_idset(text: str) -> tuple[int, ...]:
 
     Extra commas are ignored, as in flux-core's ``idset_decode``: a job with ``--requires=rank:1,`` runs.
     """
-    start, end = (1, len(text) - 1) if text.startswith("[") and text.endswith("]") else (0, len(text))
-    if start >= end:
-        return ()
     ids: list[int] = []
-    for low, high, _ in _ranges(text, start, end, of_ids=True):
-        if ids and low <= ids[-1]:
-            _fail(text, start, f"{low} follows {ids[-1]}: the ids of a set must ascend")
+    for low, high in parse_idset_ranges(text):
         if len(ids) + high - low >= IDS_MAX:
-            _fail(text, start, f"more than {IDS_MAX} ids")
+            _fail(text, 0, f"more than {IDS_MAX} ids")
         ids.extend(range(low, high + 1))
     return tuple(ids)
+
+
+def parse_idset_ranges(text: str) -> list[tuple[int, int]]:
+    """Read a set such as "0-2,5" as ranges (lowest, highest), without listing its ids."""
+    start, end = (1, len(text) - 1) if text.startswith("[") and text.endswith("]") else (0, len(text))
+    if start >= end:
+        return []
+    ranges: list[tuple[int, int]] = []
+    for low, high, _ in _ranges(text, start, end, of_ids=True):
+        if ranges and low <= ranges[-1][1]:
+            _fail(text, start, f"{low} follows {ranges[-1][1]}: the ids of a set must ascend")
+        ranges.append((low, high))
+    return ranges
 
 
 def format_idset(ids: Iterable[int]) -> str:
@@ -240,8 +273,8 @@ def _ranges(text: str, start: int, end: int, *, of_ids: bool = False) -> list[tu
         if bounds is None:
             _fail(text, start, 'a number or a range such as "0-3" is needed')
         low, high = bounds.group(1), bounds.group(2) or bounds.group(1)
-        if max(len(low), len(high)) > _DIGITS_MAX:
-            _fail(text, start, f"a number has at most {_DIGITS_MAX} digits")
+        if max(len(low), len(high)) > DIGITS_MAX:
+            _fail(text, start, f"a number has at most {DIGITS_MAX} digits")
         if of_ids and any(len(bound) > 1 and bound.startswith("0") for bound in (low, high)):
             _fail(text, start, "an id has no leading zero")
         if int(high) < int(low) or (of_ids and bounds.group(2) and low == high):

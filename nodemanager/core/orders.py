@@ -30,19 +30,23 @@ class LookAtRanks:
 
 @dataclass(frozen=True, slots=True)
 class RecordLaunches:
-    """Record the leases, and clear drains of ours that their slots still carry."""
+    """Record the leases, and clear the drains of ours and of Flux's own that their slots still carry."""
 
     launches: tuple[Launch, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """Drain the rank so that it takes no more jobs, then look at it again. Flux shows ``note`` after our mark."""
+    """Drain the rank so that it takes no more jobs, then look at it again. Flux shows ``note`` after our mark.
+
+    ``replaces``: the reason of Flux's own drain that ours replaces, if the rank still has it.
+    """
 
     launch: LaunchId
     rank: Rank
     reason: Reason
     note: str = ""
+    replaces: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,8 +185,10 @@ class FluxPort(Protocol):
         """
         ...
 
-    def drain(self, rank: Rank, reason: str) -> None:
+    def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
         """Drain a rank, online or not. A rank that is already drained, by us or others, keeps its reason.
+
+        The exception is a rank that is drained for exactly the reason ``replaces``: it gets the new reason.
 
         Looks show only the first word of a reason that begins with our mark.
         """

@@ -6,8 +6,9 @@ missing. ``doc/reasons.md`` says what to do about each reason.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -24,6 +25,7 @@ MOMENT_FIGURES: Mapping[str, str] = {
     "since_s": "since_at",
 }
 JOB_FIGURES = frozenset({"job", "jobs"})  # if they hold ids; ``jobs`` may also be a count
+_USER = re.compile(r"\buser ([0-9]{1,10})\b")  # an account, as ``planner.cost.budget`` names it
 _TRAILING_MOMENT = re.compile(r" at (-?[0-9]+\.[0-9]+)$")
 
 
@@ -54,6 +56,11 @@ class ClockReading:
         return _TRAILING_MOMENT.sub(lambda found: f" at {format_wall_time(self.to_wall(float(found[1])))}", line)
 
 
+def with_user_names(text: str, name_of: Callable[[int], str]) -> str:
+    """Replace the ids of users in a sentence ("user 1000") by their names."""
+    return _USER.sub(lambda found: f"user {name_of(int(found[1]))}", text)
+
+
 def _job_id(text: str) -> str:
     return format_job_id(int(text)) if text.isascii() and text.isdecimal() else text
 
@@ -69,7 +76,7 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
     template = SENTENCES.get(code)
     if template is not None:
         try:
-            return template.format_map(shown)
+            return template.format_map(shown).removesuffix(": ")  # a drain may have no reason
         except KeyError:
             pass
     elif code.startswith("blocked_"):
@@ -94,8 +101,18 @@ def _format_figure(name: str, value: Figure) -> str:
     if name.endswith("_s"):
         return format_duration(float(value))
     if isinstance(value, Decimal):
-        return f"{value:.2f}"
+        return format_money(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def format_money(amount: Decimal | float) -> str:
+    """Write an amount to four digits, with 2 to 6 decimals: "12.50", "0.0116", "0.000234"."""
+    value = float(amount)
+    if not math.isfinite(value):
+        return str(value)
+    digits = 3 - math.floor(math.log10(abs(value))) if value else 0
+    whole, _, decimals = f"{value:.{max(2, min(6, digits))}f}".partition(".")
+    return f"{whole}.{decimals.rstrip('0'):0<2}"
 
 
 def format_duration(span_s: float) -> str:
@@ -121,9 +138,14 @@ SENTENCES: Mapping[str, str] = {
     "node_kept_for_it": "{nodes} kept for it",
     "node_free_soon": "waits for {nodes}: free in {free_in_s} at the latest",
     "node_coming": "booting {nodes}",
+    "node_create_failed": "{nodes} ordered, but the provider failed to create it (tried again): {detail}",
+    "node_queued_outside": "{nodes} waits in the queue of the outer instance",
     "node_ordered": "{nodes} ordered",
     "behind_a_stuck_job": "behind job {job}, which cannot get its nodes",
-    "beyond_limits": "beyond the site's limits: it needs {nodes} nodes at {price_per_hour} an hour",
+    "beyond_limits": (
+        "can never run: it needs {node_count} nodes at {price_per_hour} an hour, and the site allows {nodes_max}"
+        " nodes at {price_per_hour_max} an hour"
+    ),
     "too_few_slots": "too few slots: the site has only {slots} that fit, {short} more needed",
     "budget_spent": "the {period}'s budget of {budget} is spent ({spent}): nothing new starts",
     "spend_to_record": "gone: its cost is recorded first",
@@ -131,6 +153,7 @@ SENTENCES: Mapping[str, str] = {
     "dependency": "waits for its dependency",
     "not_yet_scheduled": "Flux has not handed it to the scheduler yet",
     "queue_stopped": "queue {queue} is stopped",
+    "too_many_shapes": "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
     "unreadable": "its jobspec cannot be read: {why}",
     "no_type_fits": "no node type fits: the nearest, {nearest}, lacks {lacks}",
     "only_observed": "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
@@ -138,7 +161,7 @@ SENTENCES: Mapping[str, str] = {
     "no_free_slot": "all slots of {node_type} that fit are taken, {short} more needed",
     "nodes_max": "the fleet has reached nodes_max, {short} more needed",
     "price_per_hour_max": "a {node_type} node costs more an hour than the {left} left under price_per_hour_max",
-    "at_quota": "the provider allows {nodes} ({scope}), next try at {until_at}: {detail}",
+    "at_quota": "the provider allows {node_count} nodes ({scope}), next try at {until_at}: {detail}",
     "breaker_open": "{failures} boots of {node_type} failed in a row ({why}), next try at {retry_at}",
     "breaker_trying": "{failures} boots of {node_type} failed in a row, one more is on trial",
     "budget_cheapest_only": "the {period}'s budget is nearly spent: only the cheapest types are bought",
@@ -146,7 +169,7 @@ SENTENCES: Mapping[str, str] = {
     "budget_left": "the rest of the {period}'s budget of {budget} does not pay for its nodes",
     "budget_of_account": "with this job, {account} would exceed the {period}'s budget of {budget}",
     # a type is bought, or not
-    "bought": "{nodes} bought now",
+    "bought": "{node_count} bought now",
     "nothing_is_short": "running and booting nodes serve every waiting job",
     "job_held_up": "nothing is bought: job {job} holds up the queue ({why})",
     "fits_no_job_that_is_short": "no job that needs nodes fits on it",
@@ -154,19 +177,23 @@ SENTENCES: Mapping[str, str] = {
     "one_zone_short": "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
     "gpu_node_taken": "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
     "job_across_zones": "job {job} wants one zone, but will start across {zones}",
+    "drained_yet_paid": (
+        "somebody drained {nodes}: no job starts there, at a cost of {price_per_hour} an hour;"
+        " flux resource undrain ends this"
+    ),
     "gpu_node_unguarded": "job {job} wants no GPU, but may start on {node_type}",
     "requeued": "job {job} is submitted again: the provider takes back its node {node}",
     "unfit": "{node} gets no more work ({why})",
     "hangs_at_work": "{node} is busy, and its broker has not answered for {hangs_s}",
     "gone_at_provider_yet_up": "{absences} lists of the provider lack {node}, but it is still up",
     # a node is bought, recorded, created
-    "demand": "bought for {jobs} jobs",
+    "demand": "bought for {job_count} jobs",
     "nodes_min": "kept: nodes_min",
     "spare": "one of {spares} spares",
     "lease_to_record": "its lease is recorded first",
     "lease_not_wanted": "not created yet, and no longer needed: its slot is given back",
     "lease_above_limits": (
-        "not created yet, and the fleet has {nodes} nodes (limit {nodes_max}) at {price_per_hour} an hour"
+        "not created yet, and the fleet has {node_count} nodes (limit {nodes_max}) at {price_per_hour} an hour"
         " (limit {price_per_hour_max}): its slot is given back"
     ),
     "creating": "being created",
@@ -177,6 +204,7 @@ SENTENCES: Mapping[str, str] = {
     "looked_for": "may exist: searched for in the provider's lists since {since_at}",
     "unknown_type": "the site no longer has type {node_type}",
     "booting": "booting for {waited_s} (given up after {boot_timeout_s})",
+    "queued_outside": "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})",
     # a node stays
     "busy": "busy",
     "wanted": "needed by {jobs}",
@@ -188,6 +216,8 @@ SENTENCES: Mapping[str, str] = {
         " so the next window is billed anyway (leaves in {goes_in_s})"
     ),
     "held_by_drain": "drained by somebody else: {drain_reason}",
+    "drained_by_flux": "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
+    "{foreign_drain_after_s}",
     "held_by_operator": "held by {by} since {since_at}",
     "may_rejoin": "its broker disconnected {away_s} ago and may come back",
     "wanted_again": "needed again by {jobs}: kept",
@@ -197,7 +227,7 @@ SENTENCES: Mapping[str, str] = {
     # a node leaves
     "window_closes": "idle for {idle_s}, paid for only {window_left_s} more",
     "makes_room": "makes room for job {job}",
-    "above_nodes_max": "the fleet has {nodes} nodes, and nodes_max is {nodes_max}",
+    "above_nodes_max": "the fleet has {node_count} nodes, and nodes_max is {nodes_max}",
     "retired_by_operator": "retired by {by}",
     "never_joined": "did not join within {boot_timeout_s}",
     "failed_at_provider": "failed at the provider: {detail}",

@@ -94,6 +94,13 @@ class Misfit(StrEnum):
     RETYPE = "retype"  # as drain; and declare the type as measured once none of its slots is in use
 
 
+class ForeignDrain(StrEnum):
+    """How the manager treats a node that Flux itself has drained."""
+
+    RETIRE = "retire"  # terminate it once no job runs there and a while has passed
+    HOLD = "hold"  # keep it, as if a person had drained it
+
+
 @dataclass(frozen=True, slots=True)
 class Promise:
     """The resources that the slots of a type declare, overriding the site."""

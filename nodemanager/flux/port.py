@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import structlog
 
 from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, read_slot_types
-from nodemanager.core.drains import is_our_drain
+from nodemanager.core.drains import is_drain_by_flux, is_our_drain
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import format_job_id, parse_idset
@@ -188,7 +188,7 @@ class RealFluxPort:
         if not new:
             return
         # Undrain first: if the process dies in between, an unleased slot that takes jobs does no harm.
-        self._undrain_ours(launch.rank for launch in new)
+        self._undrain([launch.rank for launch in new], lambda it: is_our_drain(it) or is_drain_by_flux(it))
         self._commit({lease_record.key_of(launch.slot): lease_record.encode(launch) for launch in new})
 
     def _not_yet_on_record(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
@@ -351,34 +351,34 @@ class RealFluxPort:
         ended = [job["t_inactive"] for job in reply["jobs"] if job.get("t_inactive")]
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
 
-    def drain(self, rank: Rank, reason: str) -> None:
+    def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
         self.ensure_actor()
         # Ask first: Flux would give our reason to a rank that was drained without a reason.
-        if rank in self._drain_reasons():
+        present = self._drain_reasons().get(rank)
+        if present is not None and present != replaces:
             return
+        mode = {"mode": "overwrite"} if present is not None else {}
         try:
-            self._ask("resource.drain", {"targets": str(rank), "reason": reason})
+            self._ask("resource.drain", {"targets": str(rank), "reason": reason, **mode})
         except CallFailed as failure:
             if failure.errno != errno.EEXIST:
                 raise
 
     def undrain(self, rank: Rank) -> None:
         self.ensure_actor()
-        self._undrain_ours([rank])
+        self._undrain([rank], is_our_drain)
 
-    def _undrain(self, rank: Rank) -> None:
-        try:
-            self._ask("resource.undrain", {"targets": str(rank)})
-        except CallFailed as failure:
-            if failure.errno != errno.EEXIST:
-                raise
-
-    def _undrain_ours(self, ranks: Iterable[Rank]) -> None:
-        """Undrain the ranks that we drained. Check right before, because Flux would undrain any drain."""
+    def _undrain(self, ranks: Iterable[Rank], may_undo: Callable[[str | None], bool]) -> None:
+        """Undrain the ranks whose drain may be undone. Check right before, because Flux would undo any drain."""
         reasons = self._drain_reasons()
         for rank in ranks:
-            if is_our_drain(reasons.get(rank)):
-                self._undrain(rank)
+            if not may_undo(reasons.get(rank)):
+                continue
+            try:
+                self._ask("resource.undrain", {"targets": str(rank)})
+            except CallFailed as failure:
+                if failure.errno != errno.EEXIST:
+                    raise
 
     def _drain_reasons(self) -> dict[Rank, str]:
         drains = self._ask("resource.status")["drain"]

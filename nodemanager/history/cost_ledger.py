@@ -1,8 +1,9 @@
 """The cost of the nodes by hour, node type, user, queue and use.
 
 All amounts are estimates from the site's prices. A node's time is charged as it passes: to the jobs on the node,
-each by its share of the cores, and the rest to one of the uses ``boot``, ``idle`` and ``stop``. Billing windows are
-paid as a whole, so part of the last one may be left when a node ends: that is the use ``unused``.
+each by its share of the cores or of the GPUs, whichever is larger, and the rest to one of the uses ``boot``,
+``idle`` and ``stop``. Billing windows are paid as a whole, so part of the last one may be left when a node ends:
+that is the use ``unused``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from nodemanager.actors.manager import Publication
-from nodemanager.core.jobs import Job
+from nodemanager.core.jobs import Job, RankAllocation
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.slots import NodeType, Rank, Tariff
 from nodemanager.planner.cost import billing
@@ -103,36 +104,41 @@ class CostLedger:
         return costs
 
 
-def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, int]]]:
-    """Return the running jobs of each rank, each with the cores that it holds there."""
-    found: defaultdict[Rank, list[tuple[Job, int]]] = defaultdict(list)
+def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, RankAllocation]]]:
+    """Return the running jobs of each rank, each with what it holds there."""
+    found: defaultdict[Rank, list[tuple[Job, RankAllocation]]] = defaultdict(list)
     for job in snapshot.jobs.values():
         for held in job.allocations:
-            found[held.rank].append((job, held.cores))
+            found[held.rank].append((job, held))
     return found
 
 
 def _shares(
-    node: Node, policy: Policy, hour: int, jobs: list[tuple[Job, int]] | tuple[()]
+    node: Node, policy: Policy, hour: int, jobs: list[tuple[Job, RankAllocation]] | tuple[()]
 ) -> Iterator[tuple[CostKey, float]]:
-    """Divide a node's time among its jobs by cores, and the rest to its use without a job. The shares sum to 1."""
-    name, left = node.launch.type_name, 1.0
+    """Divide a node's time among its jobs, and the rest to its use without a job. The shares sum to 1.
+
+    A job's share is the larger of its shares of the cores and of the GPUs: a node whose GPUs all work is not idle.
+    If these shares exceed the node, each is reduced in proportion.
+    """
+    name, taken = node.launch.type_name, 0.0
     if jobs:
-        whole = _cores(node, policy) or sum(cores for _, cores in jobs)
-        for job, cores in jobs:
-            share = min(left, cores / whole)
-            left -= share
-            yield CostKey(hour, name, job.userid, job.queue, JOB_USE), share
-    if left > 0:
-        yield CostKey(hour, name, NOBODY, "", USE_WITHOUT_JOB[node.state]), left
+        cores, gpus = _size(node, policy)
+        cores = cores or sum(held.cores for _, held in jobs)
+        shares = [max(held.cores / cores if cores else 0.0, held.gpus / gpus if gpus else 0.0) for _, held in jobs]
+        taken = sum(shares)
+        for (job, _), share in zip(jobs, shares, strict=True):
+            yield CostKey(hour, name, job.userid, job.queue, JOB_USE), share / max(1.0, taken)
+    if taken < 1.0:
+        yield CostKey(hour, name, NOBODY, "", USE_WITHOUT_JOB[node.state]), 1.0 - taken
 
 
-def _cores(node: Node, policy: Policy) -> int:
-    """A node's cores by the site; by its rank if the site no longer has its type; 0 if neither is known."""
+def _size(node: Node, policy: Policy) -> tuple[int, int]:
+    """A node's cores and GPUs by the site, or by its rank if the site no longer has its type; 0 if unknown."""
     node_type = policy.types.get(node.launch.type_name)
     if node_type is not None:
-        return node_type.cores
-    return node.rank.cores if node.rank is not None else 0
+        return node_type.cores, node_type.gpus
+    return (node.rank.cores, node.rank.gpus) if node.rank is not None else (0, 0)
 
 
 def _nodes_billed_to_the_end(

@@ -19,6 +19,7 @@ from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, DrainNode
+from nodemanager.core.reason_text import format_money
 from nodemanager.core.slots import Rank, TypeName
 from nodemanager.history.cost_ledger import HOUR_S, STEP_MAX_S
 from nodemanager.planner.cost import billing, timings
@@ -202,7 +203,7 @@ def format_savings(
 
 def _format_cost_change(cost: float, cost_advised: float) -> str:
     if cost <= 0:
-        return f"{cost_advised:.2f} instead of 0"
+        return f"{format_money(cost_advised)} instead of 0"
     percent = round(100 * (cost_advised - cost) / cost)
     if percent == 0:
         return "same cost"

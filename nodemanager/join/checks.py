@@ -1,12 +1,9 @@
-"""The part of the verb ``check`` that concerns joining: unsupported instances, and the effect of powering off."""
+"""The part of the verb ``check`` that concerns joining: the effect of powering off."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-
-from nodemanager.config.site import Site
-from nodemanager.join.key_material import MaterialError, why_multi_user
 
 # By the provider's name. At some providers a node that powers itself off still costs money.
 POWEROFF_EFFECTS: Mapping[str, str] = MappingProxyType(
@@ -20,14 +17,3 @@ POWEROFF_EFFECTS: Mapping[str, str] = MappingProxyType(
         "azure": "a node that powers itself off still costs money until a manager destroys it",
     }
 )
-
-
-def multi_user_refusal(site: Site) -> str:
-    """Return why the join service cannot serve this instance; "" if it can, or if there is no instance yet."""
-    if not (site.flux.bootstrap_dir / "conf.d").is_dir():
-        return ""
-    try:
-        why = why_multi_user(site.flux.bootstrap_dir)
-    except MaterialError as error:
-        return str(error)
-    return f"join = service serves only single-user instances; {why}" if why else ""

@@ -24,6 +24,7 @@ import secrets
 import shutil
 import signal
 import ssl
+import stat
 import subprocess
 import sys
 import tempfile
@@ -86,6 +87,7 @@ class ClientSettings:
         self.flux = values.get("FLUX") or "flux"
         self.user = values.get("USER") or ""
         self.systemd = values.get("SYSTEMD") == "yes"
+        self.imp = values.get("IMP") or ""  # starts guests' jobs; "": the instance admits no guests
         self.notice = values.get("NOTICE") or ""  # the provider whose metadata service announces a reclaim, or ""
         self.metadata = values.get("METADATA") or METADATA_SERVICE
         self.machine = parse_marks(values.get("MACHINE") or "")  # the machine that saved the settings; {}: unknown
@@ -528,6 +530,24 @@ class LocalMachine:
                 "the owner of the instance, with the same uid here".format(given["owner_uid"], name, uid)
             )
 
+        if self.settings.imp:
+            self.check_imp(self.settings.imp)
+
+    def check_imp(self, imp: str) -> None:
+        """Check whether this machine can start guests' jobs. Raises :class:`CannotJoin`."""
+        try:
+            found = os.stat(imp)
+        except OSError as error:
+            raise CannotJoin(
+                "the instance admits guests, and {} cannot be found here: {}; install flux-security in the image, "
+                "with the path that [exec] imp of the instance names".format(imp, error.strerror)
+            ) from error
+        if found.st_uid != 0 or not found.st_mode & stat.S_ISUID:
+            raise CannotJoin(
+                "the instance admits guests, and {} is not setuid root here: run chown root, then chmod u+s on it "
+                "in the image".format(imp)
+            )
+
     def flux_version(self) -> str:
         """Return the version of the installed flux-core. Raises :class:`CannotJoin`."""
         try:
@@ -575,6 +595,8 @@ class LocalMachine:
             own_folder(os.path.realpath(str(self.settings.folder)), 0o711)
             own_folder(str(conf), 0o755)
             os.chown(self.rundir, uid, -1)
+        if self.settings.imp:
+            self.open_rundir()
         write_private(certificate, str(given["curve_cert"]), uid)
         write_private(conf / "flux.toml", flux_toml(given["bootstrap"], str(certificate)), uid)
         values = {"flux": self.settings.flux, "conf": str(conf), "rundir": self.rundir}
@@ -595,6 +617,14 @@ class LocalMachine:
                 )
             except OSError as error:
                 raise CannotJoin("{} cannot be run: {}".format(command[0], error)) from error
+
+    def open_rundir(self) -> None:
+        """Let guests' jobs reach the broker's socket. A local node has its own folder for temporary files above."""
+        above = os.path.dirname(self.rundir)
+        mode = os.stat(above).st_mode
+        if os.stat(above).st_uid == os.getuid() and not mode & stat.S_IWOTH:
+            os.chmod(above, stat.S_IMODE(mode) | 0o011)
+        os.chmod(self.rundir, 0o755)
 
     def broker_environment(self, uid: int) -> Dict[str, str]:
         """Return the environment for a broker that runs as this uid."""

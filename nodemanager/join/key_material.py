@@ -20,7 +20,6 @@ import re
 import ssl
 import subprocess
 import tempfile
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +31,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from nodemanager.config.site import JoinMethod, Site
+from nodemanager.config.text.flux_toml import FluxConfigError, read_conf_d
 from nodemanager.flux.setup.bootstrap import BootstrapError, find_flux, make_certificate
 from nodemanager.join.tickets import is_open_to_others, make_site_key
 
 _TLS_YEARS = 20
 _VERSION_TIMEOUT_S = 20
-_MULTI_USER = (
-    "a multi-user instance needs munge keys and flux-imp on its nodes, and joining by ticket does not supply them"
-)
 
 
 class MaterialError(Exception):
@@ -86,7 +83,6 @@ def make_material(site: Site, bootstrap_dir: Path) -> str:
     both are replaced. Raises :class:`MaterialError`.
     """
     paths = MaterialPaths(site.join.material_dir)
-    _refuse_multi_user(bootstrap_dir)
     try:
         site.join.material_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not paths.site_key.exists():
@@ -115,7 +111,6 @@ def rotate_curve_certificate(site: Site, flux_command: str = "flux") -> None:
     certificate = bootstrap_dir / "curve.cert"
     if not certificate.is_file():
         raise MaterialError(f"{certificate} does not exist: run flux-node-manager init")
-    _refuse_multi_user(bootstrap_dir)
     try:
         with tempfile.TemporaryDirectory(prefix="flux-node-manager.") as folder:
             made = Path(folder) / "curve.cert"
@@ -275,38 +270,11 @@ def installed_flux_version(flux_command: str = "flux") -> str:
 
 
 def _bootstrap_table(bootstrap_dir: Path) -> dict[str, Any]:
-    table = dict(_read_conf_d(bootstrap_dir).get("bootstrap", {}))
+    try:
+        table = dict(read_conf_d(bootstrap_dir).get("bootstrap", {}))
+    except FluxConfigError as error:
+        raise MaterialError(str(error)) from error
     table.pop("curve_cert", None)
     if not table.get("hosts"):
         raise MaterialError(f"{bootstrap_dir / 'conf.d'} has no [bootstrap] hosts: run flux-node-manager init")
     return table
-
-
-def _read_conf_d(bootstrap_dir: Path) -> dict[str, Any]:
-    """Read all tables of ``conf.d`` like Flux: file by file, and a later table replaces an earlier one."""
-    tables: dict[str, Any] = {}
-    for file in sorted((bootstrap_dir / "conf.d").glob("*.toml")):
-        try:
-            tables |= tomllib.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise MaterialError(f"{file} cannot be read: {error}") from error
-    return tables
-
-
-# --- multi-user instances ---------------------------------------------------------------------------------
-
-
-def why_multi_user(bootstrap_dir: Path) -> str:
-    """Return why the instance is multi-user, "" if it is not. Raises :class:`MaterialError`."""
-    tables = _read_conf_d(bootstrap_dir)
-    for table, key in (("access", "allow-guest-user"), ("exec", "imp")):
-        if tables.get(table, {}).get(key):
-            return f"[{table}] {key} in {bootstrap_dir / 'conf.d'}: {_MULTI_USER}"
-    return ""
-
-
-def _refuse_multi_user(bootstrap_dir: Path) -> None:
-    if why := why_multi_user(bootstrap_dir):
-        raise MaterialError(
-            f"join = service serves only single-user instances; {why}. Use join = directory or join = image"
-        )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodemanager.config.site import Provider, Site
+from nodemanager.config.text.flux_toml import FluxConfigError, admits_guests, imp_path, read_conf_d
 from nodemanager.core.nodes import LaunchId
 from nodemanager.flux.setup.bootstrap import BootstrapError, find_flux
 from nodemanager.join.key_material import MaterialError, MaterialPaths, fingerprint
@@ -78,8 +79,25 @@ def _script_values(site: Site, pin: str) -> dict[str, str]:
         "FLUX": flux,
         "USER": site.join.node_user,
         "SYSTEMD": "yes" if site.join.systemd else "no",
+        "IMP": _imp_of_guests(site),
         "NOTICE": NOTICE_SERVICES.get(site.cloud.provider, ""),
     }
+
+
+def _imp_of_guests(site: Site) -> str:
+    """Return the path of flux-imp if the instance admits guests, or else "". Raises :class:`UserDataError`."""
+    try:
+        config = read_conf_d(site.flux.bootstrap_dir)
+    except FluxConfigError as error:
+        raise UserDataError(str(error)) from error
+    if not admits_guests(config):
+        return ""
+    if not (imp := imp_path(config)):
+        raise UserDataError(
+            f"{site.flux.bootstrap_dir / 'conf.d'} sets [access] allow-guest-user, but no [exec] imp: without"
+            " flux-imp no guest's job can start"
+        )
+    return imp
 
 
 _SCRIPT_HEAD = """\

@@ -21,7 +21,7 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.core.slots import ForeignDrain, SlotName, TypeName
 from nodemanager.planner import retirement
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import waits_for_record
@@ -165,7 +165,14 @@ def _step_booting(node: Node, context: StepContext) -> Step:
     if context.overspent is not None:
         return _drain(node, context.overspent)
     waited_s = context.now_s - node.requested_s
-    return Step(because("booting", waited_s=waited_s, boot_timeout_s=context.policy.boot_timeout_s))
+    queued = node.cloud is not None and node.cloud.queued
+    return Step(
+        because(
+            "queued_outside" if queued else "booting",
+            waited_s=waited_s,
+            boot_timeout_s=context.policy.boot_timeout_s,
+        )
+    )
 
 
 def _step_lost(node: Node, context: StepContext) -> Step:
@@ -190,7 +197,7 @@ def _step_idle(node: Node, context: StepContext) -> Step:
         return _retire(node, context.overspent, context)
     if context.count_live > policy.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
         return _retire(
-            node, because("above_nodes_max", nodes=context.count_live, nodes_max=policy.nodes_max), context
+            node, because("above_nodes_max", node_count=context.count_live, nodes_max=policy.nodes_max), context
         )
     job, retiring = context.makes_room if context.makes_room is not None else (None, ())
     if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
@@ -223,9 +230,29 @@ def _mend_idle(node: Node, context: StepContext) -> Step | None:
         reason = because("drained_for_another")
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     if _is_drained(node):
-        return None
+        return _replace_drain_by_flux(node, context)
     why = why_give_up(node, context.policy, context.now_s) or why_unfit(node, context.policy, context.now_s)
     return _retire(node, why, context) if why is not None else None
+
+
+def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
+    """Retire an idle node that Flux itself drained, after a while; None if a person drained it or it is held."""
+    since_s, policy = node.drained_by_flux_s, context.policy
+    drain_reason = node.rank.drain_reason if node.rank is not None else None
+    if since_s is None or drain_reason is None or policy.foreign_drain is ForeignDrain.HOLD:
+        return None
+    lasts_s = context.now_s - since_s
+    reason = because(
+        "drained_by_flux",
+        drain_reason=drain_reason,
+        lasts_s=lasts_s,
+        foreign_drain_after_s=policy.foreign_drain_after_s,
+    )
+    if lasts_s < policy.foreign_drain_after_s or node.idle_looks < policy.idle_confirmations:
+        return Step(reason)
+    step = _retire(node, reason, context)
+    drain = DrainNode(node.id, node.launch.rank, reason, note=drain_reason, replaces=drain_reason)
+    return Step(step.reason, drain)
 
 
 def _has_drain_of_previous_node(node: Node) -> bool:

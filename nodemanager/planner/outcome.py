@@ -10,7 +10,7 @@ from heapq import merge
 from types import MappingProxyType
 
 from nodemanager.core.jobs import Job, JobId
-from nodemanager.core.nodes import LaunchId
+from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.placement.flux_scheduler import Availability
@@ -44,10 +44,18 @@ class Purchase:
 class JobReasons(Mapping[JobId, Reason]):
     """Why each waiting job waits. A reason is computed on access, because there may be very many jobs."""
 
-    def __init__(self, jobs: Mapping[JobId, Job], placement: Placement, settling: Reason | None) -> None:
+    def __init__(
+        self,
+        jobs: Mapping[JobId, Job],
+        placement: Placement,
+        settling: Reason | None,
+        delays: Mapping[SlotName, Reason] = MappingProxyType({}),
+    ) -> None:
+        """``delays``: of nodes to come, from :func:`boot_delays`."""
         self._jobs = jobs
         self._placement = placement
         self._settling = settling
+        self._delays = delays
 
     def __getitem__(self, id_: JobId) -> Reason:
         demand = self._placement.demand
@@ -129,11 +137,25 @@ class JobReasons(Mapping[JobId, Reason]):
         if latest is Availability.NEW and self._settling is not None:
             return self._settling
         nodes = tuple(slot for slot, when in availability.items() if when is latest)
+        if latest is Availability.COMING and (delayed := next(filter(None, map(self._delays.get, nodes)), None)):
+            return delayed
         unheeded = {"unheeded": placement.demand.unheeded[id_]} if id_ in placement.demand.unheeded else {}
         soon = {"free_in_s": free_in_s} if latest is Availability.SOON else {}
         in_one_zone = latest is not Availability.UP and key.shape in placement.zones
         zone = {"zone": placement.zones[key.shape]} if in_one_zone else {}
         return because(REASON_BY_AVAILABILITY[latest], nodes=nodes, **soon, **zone, **unheeded)
+
+
+def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:
+    """Why nodes to come are not booting yet, as their jobs' users should see it."""
+    delays: dict[SlotName, Reason] = {}
+    for node in nodes:
+        slot = node.launch.slot
+        if node.state is NodeState.REQUESTED and node.create_failure:
+            delays[slot] = because("node_create_failed", nodes=(slot,), detail=node.create_failure)
+        elif node.state is NodeState.BOOTING and node.cloud is not None and node.cloud.queued:
+            delays[slot] = because("node_queued_outside", nodes=(slot,))
+    return delays
 
 
 class _JobReasonsItems(ItemsView[JobId, Reason]):

@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from nodemanager.core.drains import drain_text
+from nodemanager.core.drains import drain_text, is_drain_by_flux
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LEAVING, CallKind, FluxRank, Identity, Launch, LaunchId, NodeState
 from nodemanager.core.orders import (
@@ -38,7 +38,7 @@ from nodemanager.core.orders import (
     SweepCloud,
 )
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import SlotName, Tariff, TypeName
+from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.cost import budget
 from nodemanager.planner.make_room import make_room
@@ -46,7 +46,7 @@ from nodemanager.planner.node_steps import BUSY, STATE_RANKING, NodeAction, Step
 from nodemanager.planner.observe.backoff import Allowance
 from nodemanager.planner.observe.operator import count_held, steered_nodes
 from nodemanager.planner.observe.safe_mode import why_safe_mode
-from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, fleet_needs
+from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
@@ -168,7 +168,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(*steps, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
-        jobs=JobReasons(snapshot.jobs, placement, settling),
+        jobs=JobReasons(snapshot.jobs, placement, settling, boot_delays(node_index_of(snapshot).to_check.values())),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
         ),
@@ -349,7 +349,7 @@ def _boot_order(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy
     return BootNode(
         launch,
         purchase.serves,
-        because(WHY_BOUGHT[why], node_type=purchase.node_type.name, jobs=purchase.job_count),
+        because(WHY_BOUGHT[why], node_type=purchase.node_type.name, job_count=purchase.job_count),
     )
 
 
@@ -388,7 +388,8 @@ def _online_rank(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] 
 def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot, policy: Policy) -> bool:
     """Whether a stray may be destroyed.
 
-    It must have been ownerless long enough, and no job may run on its rank. An operator's drain protects it too.
+    It must have been ownerless long enough, and no job may run on its rank. An operator's drain protects it too,
+    and a drain of Flux's own if the site holds such nodes.
     """
     identity = stray.node.identity
     if identity is not None and identity.type_name in policy.observed:
@@ -396,7 +397,8 @@ def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot,
     if (online := _online_rank(stray, snapshot)) is not None:
         known, rank = online
         ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
-        if rank.allocated or not ours:
+        retired = policy.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
+        if rank.allocated or not (ours or retired):
             return False
     waited_s = snapshot.now_s - stray.since_s
     return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s

@@ -6,7 +6,7 @@ more. The copy starts only if the original fails. Each of the two names the othe
 
 from __future__ import annotations
 
-from nodemanager.core.jobs import JobState
+from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.orders import RequeueJob
 from nodemanager.core.reasons import because
 from nodemanager.planner.state.node_index import node_index_of
@@ -23,7 +23,7 @@ def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]
     }
     if not taken_back or _is_unconfirmed(snapshot):
         return ()
-    again = {job.requeued_from for job in snapshot.jobs.values() if job.requeued_from is not None}
+    again = _already_requeued(snapshot)
     orders = []
     for job in snapshot.jobs.values():
         if not job.requeue or job.state is not JobState.RUN or job.id in again or job.id in snapshot.requeued:
@@ -32,6 +32,16 @@ def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]
         if node is not None:
             orders.append(RequeueJob(job.id, node.id, because("requeued", job=str(job.id), node=node.launch.slot)))
     return tuple(orders)
+
+
+def _already_requeued(snapshot: Snapshot) -> set[JobId]:
+    """The jobs that a copy replaces. A copy belongs to the same user: anybody can name any job as the original."""
+    found: set[JobId] = set()
+    for copy in snapshot.jobs.values():
+        original = snapshot.jobs.get(copy.requeued_from) if copy.requeued_from is not None else None
+        if original is not None and original.userid == copy.userid:
+            found.add(original.id)
+    return found
 
 
 def _is_unconfirmed(snapshot: Snapshot) -> bool:

@@ -1,18 +1,21 @@
 """Explain why each node type is bought or not, and warn if the scheduler may act against the site's intent.
 
-It may give a node with GPUs to jobs that want none, or start a job across zones that wants a single one.
+It may give a node with GPUs to jobs that want none, or start a job across zones that wants a single one. Also warn
+of idle nodes that cost money because somebody drained them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
+from nodemanager.core.drains import drained_by_others
 from nodemanager.core.jobs import JobId, Shape
-from nodemanager.core.nodes import FluxRank
+from nodemanager.core.nodes import FluxRank, NodeState
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
+from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.node_health import alarms
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.flux_scheduler import slots_per_piece
@@ -20,7 +23,7 @@ from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.state.snapshot import Node, Snapshot
 
 
 def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Mapping[TypeName, Reason]:
@@ -30,7 +33,7 @@ def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Map
     price = sum(prices, Decimal(0))
     instead = because("another_mix_is_cheaper", node_types=tuple(sorted(bought)), price_per_hour=price)
     return {
-        node_type.name: because("bought", nodes=bought[node_type.name])
+        node_type.name: because("bought", node_count=bought[node_type.name])
         if bought[node_type.name]
         else _why_not(node_type, placement, instead if bought else None)
         for node_type in policy.node_types
@@ -71,6 +74,7 @@ def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: Fl
         *_unguarded_gpu_nodes(snapshot, policy, placement, needs),
         *_gpu_nodes_taken(snapshot, policy, placement),
         *_jobs_across_zones(placement),
+        *_drained_nodes(snapshot, policy),
     )
 
 
@@ -161,3 +165,19 @@ def _jobs_across_zones(placement: Placement) -> tuple[Reason, ...]:
                     reasons.append(because("job_across_zones", job=str(id_), zones=tuple(sorted(zones))))
                     break
     return tuple(reasons)
+
+
+def _drained_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
+    """Warn of idle nodes that somebody else drained: no job starts there, and the manager leaves them alone."""
+    drained: defaultdict[TypeName, list[Node]] = defaultdict(list)
+    for node in node_index_of(snapshot).to_check.values():
+        if node.state is NodeState.IDLE and node.rank is not None and drained_by_others(node.rank):
+            drained[node.launch.type_name].append(node)
+    for name, nodes in sorted(drained.items()):
+        tariffs = (billing.tariff_of(node.launch, policy) for node in nodes)
+        price = sum((tariff.price_per_hour for tariff in tariffs if tariff is not None), Decimal(0))
+        if price > 0:
+            slots = tuple(sorted(node.launch.slot for node in nodes)[:NAMES_MAX])
+            yield because(
+                "drained_yet_paid", node_type=name, nodes=slots, node_count=len(nodes), price_per_hour=price
+            )

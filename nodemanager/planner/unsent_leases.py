@@ -121,7 +121,7 @@ def _above_limits(
         return reviewed
     reason = because(
         "lease_above_limits",
-        nodes=nodes,
+        node_count=nodes,
         nodes_max=policy.nodes_max,
         price_per_hour=price,
         price_per_hour_max=policy.price_per_hour_max,

@@ -149,6 +149,8 @@ def policy_of(site: Site) -> Policy:
         patience_s=site.policy.patience_s,
         packing=site.policy.packing,
         misfit=site.policy.misfit,
+        foreign_drain=site.policy.foreign_drain,
+        foreign_drain_after_s=site.policy.foreign_drain_after_s,
         budgets=site.budget.limits,
         boot_failures_max=site.policy.boot_failures_max,
         boot_retry_s=site.timing.boot_retry_s,
@@ -212,6 +214,7 @@ def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
     # imported only where it is needed.
     from nodemanager.flux.instance import RealFlux  # noqa: PLC0415
 
+    _open_run_folder(site)
     clock = SystemClock()
     flux = RealFlux(
         site.flux.uri,
@@ -254,6 +257,15 @@ def _user_data(site: Site) -> UserDataSource:
             raise NodesCannotJoin(str(error)) from error
         return lambda launch, _: scripts(launch.id)
     return lambda launch, _: _bootstrap_script(site, launch)
+
+
+def _open_run_folder(site: Site) -> None:
+    from nodemanager.flux.setup import bootstrap  # noqa: PLC0415
+
+    try:
+        bootstrap.open_run_folder(site)
+    except bootstrap.BootstrapError as error:
+        raise NodesCannotJoin(str(error)) from error
 
 
 def _bootstrap_script(site: Site, launch: Launch) -> str:

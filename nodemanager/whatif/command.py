@@ -64,8 +64,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--learn-from",
         metavar="JOURNAL",
-        help="learn from this journal of the service how the site's nodes behave, for keys that [Simulation] does "
-        "not set (journal: the site's own; none: do not learn); default: the journal given as WORKLOAD, if it is "
+        help="learn from this history of the service how the site's nodes behave, for keys that [Simulation] does "
+        "not set (journal: the site's own; none: do not learn); default: the history given as WORKLOAD, if it is "
         "one",
     )
     group.add_argument(
@@ -79,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="replay N policies at once; default: the number of processors",
     )
-    group.add_argument("--actors", action="store_true", help="replay through the production actors: exact and slow")
+    group.add_argument("--actors", action="store_true", help="replay with the production actors: exact but slow")
     group.add_argument("--report", metavar="OUT.HTML", help="write a report as an HTML page")
     group.add_argument("--journal", metavar="OUT.JSONL", help="write the jobs, nodes and decisions of the run")
 

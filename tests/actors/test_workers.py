@@ -1,5 +1,6 @@
 """The workers turn orders into calls, and results into facts. No expected failure escapes as an exception."""
 
+import pwd
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -138,6 +139,7 @@ class Flux:
     fails_at: str = ""
     error: FluxError = field(default_factory=lambda: FluxError("no answer"))
     calls: list[str] = field(default_factory=list)
+    shown: dict[JobId, str | None] = field(default_factory=dict)
 
     def _call(self, name: str) -> None:
         self.calls.append(name)
@@ -164,8 +166,8 @@ class Flux:
         self._call("ranks")
         return (RANK,)
 
-    def drain(self, rank: Rank, reason: str) -> None:
-        self._call(f"drain {reason}")
+    def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
+        self._call(f"drain {reason}" + (f", which replaces {replaces}" if replaces is not None else ""))
 
     def undrain(self, rank: Rank) -> None:
         self._call("undrain")
@@ -194,6 +196,7 @@ class Flux:
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
         self._call("show_on_jobs")
+        self.shown = dict(texts)
 
     def stop_broker(self, rank: Rank) -> None:
         self._call("stop_broker")
@@ -447,6 +450,14 @@ def test_the_second_look_is_asked_after_the_drain() -> None:
     assert told == [NodeDrained(LAUNCH.id, 7.0, RANK)]
 
 
+def test_a_drain_names_the_drain_of_flux_that_it_replaces() -> None:
+    port = Flux()
+    worker, _ = flux_worker(port)
+    order = DrainNode(LAUNCH.id, Rank(1), because("drained_by_flux"), note="its fan", replaces="prolog failed")
+    worker.on_receive(WithDeadline(order, NOW_S))
+    assert port.calls == ["drain flux-node-manager:cloud1-1 its fan, which replaces prolog failed", "ranks"]
+
+
 def test_without_a_second_look_no_drain_counts() -> None:
     worker, told = flux_worker(Flux(fails_at="ranks"))
     worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
@@ -512,6 +523,13 @@ def test_what_could_not_be_put_on_record_is_said(error: FluxError, more: list[ob
     worker, told = flux_worker(Flux(fails_at="keep_spend", error=error))
     worker.on_receive(KeepSpend(SPEND))
     assert told == [SpendNotKept("away"), *more]
+
+
+def test_memos_name_users_by_name() -> None:
+    port = Flux()
+    worker, _ = flux_worker(port)
+    worker.on_receive(ShowOnJobs({JobId(1): "user 0 would exceed the budget", JobId(2): None}))
+    assert port.shown == {JobId(1): f"user {pwd.getpwuid(0).pw_name} would exceed the budget", JobId(2): None}
 
 
 def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:

@@ -31,6 +31,7 @@ def test_seeds(first: int) -> None:
 
 @pytest.mark.parametrize("once", FAILED_ONCE, ids=[once["what"] for once in FAILED_ONCE])
 def test_what_failed_once(once: dict[str, Any]) -> None:
+    # It must not raise.
     build_scenario(Script.from_data(once["script"])).run()
 
 

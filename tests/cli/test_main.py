@@ -36,6 +36,15 @@ def test_the_config_stands_before_or_after_the_verb(
     assert "good; 3 node types, 10 slots, mode act" in capsys.readouterr().out
 
 
+def test_check_marks_its_warnings_and_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("price_per_hour_max = 10.00", "price_per_hour_max = 0.50"))
+    assert main.main(["check", "--config", str(site)]) == 0
+    said = capsys.readouterr()
+    marks = [line.removeprefix(f"{site}: ").partition(":")[0] for line in (said.out + said.err).splitlines()]
+    assert set(marks) == {"warning", "note", "good; 2 node types, 6 slots, mode act"}, said
+
+
 def test_every_fault_of_a_site_is_said_and_the_status_is_78(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,56 @@ def test_what_a_node_reports_has_no_power_over_the_terminal(
     assert all(character.isprintable() for line in shown.split("\n") for character in line)
 
 
+# --- job ids ----------------------------------------------------------------------------------------------
+
+NEEDED = {"code": "wanted", "text": "needed by f6KVnbAAK, fast1", "figures": {"jobs": ["f6KVnbAAK"]}}
+
+
+@pytest.fixture
+def locale(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name in ("LC_ALL", "LC_CTYPE", "FLUX_F58_FORCE_ASCII"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "de_DE.UTF-8")
+    return monkeypatch
+
+
+def explained_job(capsys: pytest.CaptureFixture[str]) -> str:
+    document = {"subject": "f6KVnbAAK", "at": 1.0, "reason": NEEDED, "nodes": [{**a_node("x"), "slot": "fast1"}]}
+    return printed(service_verbs.explain, document, capsys, "job", "f6KVnbAAK")
+
+
+def test_job_ids_are_written_as_flux_writes_them(
+    locale: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del locale
+    shown = explained_job(capsys)
+    assert shown.count("ƒ6KVnbAAK") == 3  # the subject, the sentence, the figure
+    assert "f6KVnbAAK" not in shown
+    assert shown.count("fast1") == 2, "no job, although it has the form of an id"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("LC_ALL", "C"), ("LANG", "de_DE.ISO-8859-1"), ("FLUX_F58_FORCE_ASCII", "1")]
+)
+def test_job_ids_are_ascii_where_the_terminal_has_no_other(
+    locale: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    locale.setenv(name, value)
+    shown = explained_job(capsys)
+    assert shown.count("f6KVnbAAK") == 3
+    assert "ƒ" not in shown
+
+
+def test_json_is_for_programs(locale: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    del locale
+    service = Answering(
+        UnixSocket(Path("/nonexistent")), Path("/nonexistent"), {"subject": "f6KVnbAAK", "reason": NEEDED}
+    )
+    chosen = Namespace(json=True, subjects=["job", "f6KVnbAAK"], at=None, follow=False)
+    service_verbs.explain(service, load_site(SITE), chosen, make_console(width=400))
+    assert "ƒ" not in capsys.readouterr().out
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
     lambda parts: st.lists(parts) | st.dictionaries(st.text(), parts),

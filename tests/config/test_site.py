@@ -41,7 +41,7 @@ from nodemanager.config.text.settings import (
     WebSettings,
     allowed_keys,
 )
-from nodemanager.core.slots import Billing, Market, Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodeType, SlotName, TypeName
 from tests.paths import CONFIG
 
 # The variables that the examples name.
@@ -201,6 +201,8 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Policy", "unready_max", "0.3", "unready_max", 0.3),
     ("Policy", "stop_lead", "2m", "stop_lead_s", 120.0),
     ("Policy", "misfit", "retype", "misfit", Misfit.RETYPE),
+    ("Policy", "foreign_drain", "hold", "foreign_drain", ForeignDrain.HOLD),
+    ("Policy", "foreign_drain_after", "2m", "foreign_drain_after_s", 120.0),
     ("Flux", "image_start", 'start "$SLOT"', "image_start", 'start "$SLOT"'),
     ("Flux", "boot_server", "ssh://head/run/flux/local", "boot_server", "ssh://head/run/flux/local"),
     ("Join", "listen", "127.0.0.1:9443", "listen", "127.0.0.1:9443"),

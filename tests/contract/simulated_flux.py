@@ -49,7 +49,7 @@ class SimulatedFluxSubject:
         return self.flux.shown_on_jobs.get(job, "")
 
     def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
-        on_rank = OnRanks(frozenset({int(rank)}))
+        on_rank = OnRanks((str(rank),))
         job_id = self.flux.submit(Shape(1, 1, nodes=1, constraint=on_rank), run_s=3600)
         self.world.advance_by(1)
         return job_id, lambda: self._end(job_id)

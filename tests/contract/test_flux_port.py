@@ -21,6 +21,7 @@ SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {
     "real": a_real_instance,
     "simulated": a_simulated_instance,
 }
+BY_FLUX = "prolog failed for job ƒ2YXZLLFZPj"
 OURS = "flux-node-manager:launch-7"
 
 
@@ -125,6 +126,16 @@ def test_recording_clears_what_drains_of_ours_the_slot_still_carries(subject: Fl
     assert [rank.drain_reason for rank in actor.ranks()] == [None, OURS, "bad fan"]
 
 
+def test_recording_clears_what_drain_of_flux_itself_the_slot_still_carries(
+    subject: FluxSubject, actor: FluxPort
+) -> None:
+    subject.drain(Rank(1), BY_FLUX)
+    actor.undrain(Rank(1))
+    assert look(actor, 1).drain_reason == BY_FLUX, "the end of a lease does not clear it"
+    actor.record([a_launch(8, 1)])
+    assert look(actor, 1).drain_reason is None
+
+
 # --- what operators set -----------------------------------------------------------------------------------
 
 STEERING = Steering(
@@ -193,6 +204,7 @@ def test_a_text_for_a_job_that_has_ended_is_no_error(subject: FluxSubject, actor
     subject.bring_online(Rank(1))
     job, end = subject.job_on(Rank(1))
     end()
+    # It must not raise.
     actor.show_on_jobs({job: "too late"})
 
 
@@ -252,6 +264,20 @@ def test_a_drain_of_others_keeps_its_reason(subject: FluxSubject, actor: FluxPor
     assert look(actor, 1).drain_reason == (reason or "")
 
 
+def test_exactly_the_drain_that_is_named_gets_our_reason(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.drain(Rank(1), BY_FLUX)
+    assert look(actor, 1).drained_at is not None
+    actor.drain(Rank(1), OURS, "epilog failed for job ƒ2YXZLLFZPj")
+    assert look(actor, 1).drain_reason == BY_FLUX
+    actor.drain(Rank(1), f"{OURS} {BY_FLUX}", BY_FLUX)
+    assert look(actor, 1).drain_reason == OURS
+
+
+def test_a_drain_may_be_undone_before_it_is_replaced(actor: FluxPort) -> None:
+    actor.drain(Rank(1), OURS, BY_FLUX)
+    assert look(actor, 1).drain_reason == OURS
+
+
 def test_draining_twice_keeps_the_first_reason(actor: FluxPort) -> None:
     actor.drain(Rank(1), OURS)
     actor.drain(Rank(1), "flux-node-manager:launch-8")
@@ -292,6 +318,7 @@ def test_a_stopped_broker_s_rank_goes_offline_and_may_come_again(subject: FluxSu
 
 
 def test_a_broker_that_was_never_there_is_stopped_already(actor: FluxPort) -> None:
+    # It must not raise.
     actor.stop_broker(Rank(3))
 
 
@@ -377,6 +404,7 @@ def test_there_is_nothing_to_repair(actor: FluxPort) -> None:
 
 def test_claiming_twice_is_no_error(actor: FluxPort) -> None:
     actor.claim()
+    # It must not raise.
     actor.record([a_launch(1, 1)])
 
 

@@ -7,7 +7,15 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.core.reason_text import SENTENCES, ClockReading, format_duration, format_wall_time, to_sentence
+from nodemanager.core.reason_text import (
+    SENTENCES,
+    ClockReading,
+    format_duration,
+    format_money,
+    format_wall_time,
+    to_sentence,
+    with_user_names,
+)
 from nodemanager.core.reasons import because
 
 EDGE = ClockReading(now_s=500.0, wall_at=1_800_000_000.0)
@@ -74,5 +82,41 @@ def test_durations(span_s: float, text: str) -> None:
     assert format_duration(span_s) == text
 
 
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (Decimal(0), "0.00"),
+        (Decimal("0.0116"), "0.0116"),
+        (0.000234, "0.000234"),
+        (0.1 + 0.2, "0.30"),
+        (2 / 15, "0.1333"),
+        (Decimal("12.5"), "12.50"),
+        (1234.567, "1234.57"),
+        (Decimal(100), "100.00"),
+        (-0.005, "-0.005"),
+        (1e-9, "0.00"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_money_has_as_many_decimals_as_it_needs(amount: Decimal | float, text: str) -> None:
+    assert format_money(amount) == text
+    assert format_money(Decimal(amount)) == text
+
+
+def test_a_price_in_a_sentence_is_not_rounded_to_nothing() -> None:
+    shown = said("price_per_hour_max", node_type="small", left=Decimal("0.0042"))
+    assert "the 0.0042 left" in shown
+
+
 def test_clock_time() -> None:
     assert format_wall_time(0.0) == "1970-01-01T00:00:00Z"
+
+
+def test_users_are_named_by_name() -> None:
+    names = {1000: "ada"}
+    text = to_sentence(
+        "budget_of_account",
+        {"account": "user 1000", "period": "day", "budget": 5, "spent": 1, "left": 1, "costs": 1},
+    )
+    assert "with this job, user ada would exceed" in with_user_names(text, lambda userid: names[userid])
+    assert with_user_names("superuser 1000, user x", str) == "superuser 1000, user x"

@@ -45,6 +45,28 @@ def test_a_node_s_hour_is_charged_to_its_jobs_by_their_cores_and_the_rest_is_idl
     }
 
 
+def test_a_gpu_node_whose_gpus_work_is_not_idle() -> None:
+    """The job takes 1 of 8 cores and both GPUs: nobody else who wants a GPU could use the node."""
+    policy = a_policy(a_type("gpu", cores=8, gpus=2, price="1.00"))
+    node = a_node("gpu1", NodeState.BUSY, policy)
+    holds_all = a_job(1, state=JobState.RUN, allocations=(RankAllocation(node.launch.rank, 1, 2),), userid=1000)
+    holds_half = replace(holds_all, allocations=(RankAllocation(node.launch.rank, 1, 1),))
+    beside = a_running_job(2, node.launch.rank, 7, 1001)
+
+    def spent_with(*jobs: Job) -> dict[tuple[int, str, str], float]:
+        return spent(*told(*(a_moment(at_s, nodes=[node], jobs=jobs, policy=policy) for at_s in (0, 360))))
+
+    assert spent_with(holds_all) == {(1000, "", "job"): pytest.approx(0.10)}
+    assert spent_with(holds_half) == {
+        (1000, "", "job"): pytest.approx(0.05),
+        (NOBODY, "", "idle"): pytest.approx(0.05),
+    }
+    assert spent_with(holds_all, beside) == {
+        (1000, "", "job"): pytest.approx(0.10 * 1 / 1.875),
+        (1001, "", "job"): pytest.approx(0.10 * 0.875 / 1.875),
+    }
+
+
 def test_time_in_which_nobody_works_is_said_by_what_the_node_did() -> None:
     nodes = [a_node("cloud1", NodeState.BOOTING), a_node("cloud2", NodeState.DRAINING)]
     story = told(a_moment(nodes=nodes), a_moment(360, nodes=nodes))

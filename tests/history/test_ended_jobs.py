@@ -25,7 +25,7 @@ from nodemanager.core.jobs import (
     RankAllocation,
     Shape,
 )
-from nodemanager.core.slots import Rank, SlotName
+from nodemanager.core.slots import Rank
 from nodemanager.history.ended_jobs import EndedJob
 from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.history.store import schema
@@ -38,7 +38,7 @@ from tests.builders import NOW_S, WALL_AT, a_job
 from tests.history.publications import a_moment, told
 from tests.whatif.sites import a_site
 
-GANG = Shape(2, 4, nodes=2, constraint=All((HasProperty("fast"), Not(OnHosts(frozenset({SlotName("c1")}))))))
+GANG = Shape(2, 4, nodes=2, constraint=All((HasProperty("fast"), Not(OnHosts(("c1",))))))
 
 
 def begun(job: Job, after_s: float) -> Job:
@@ -141,8 +141,8 @@ def test_one_of_the_version_before_is_brought_up(tmp_path: Path) -> None:
 words = st.text(st.characters(codec="utf-8"), max_size=8)
 leaves = (
     words.map(HasProperty)
-    | st.frozensets(words.map(SlotName), max_size=3).map(OnHosts)
-    | st.frozensets(st.integers(0, 9).map(Rank), max_size=3).map(OnRanks)
+    | st.lists(st.sampled_from(["c1", "c[1-3]", "a,b"]), max_size=3).map(tuple).map(OnHosts)
+    | st.lists(st.sampled_from(["7", "0-3,9", ""]), max_size=3).map(tuple).map(OnRanks)
 )
 
 
@@ -166,3 +166,20 @@ def _nested(parts: st.SearchStrategy[Constraint]) -> st.SearchStrategy[Constrain
 )
 def test_a_shape_comes_back_as_it_was_written(shape: Shape) -> None:
     assert shape_from_json(shape_to_json(shape)) == shape
+
+
+def test_rows_of_earlier_versions_name_each_rank_and_host() -> None:
+    written = {"slots": 1, "cores_per_slot": 1, "constraint": ["all", ["ranks", 1, 2, 7], ["hosts", "c1", "c2"]]}
+    shape = shape_from_json(written)
+    assert shape.constraint == All((OnRanks(("1", "2", "7")), OnHosts(("c1", "c2"))))
+
+
+def test_ranges_are_written_as_they_were_given() -> None:
+    shape = Shape(1, 1, constraint=AnyOf((OnRanks(("0-999999",)), OnHosts(("c[0-899999]",)))))
+    assert shape_to_json(shape)["constraint"] == ["any", ["ranks", "0-999999"], ["hosts", "c[0-899999]"]]
+
+
+@pytest.mark.parametrize("constraint", [["ranks", "7-1"], ["ranks", True], ["hosts", "a[1"], ["hosts", 5], ["x"]])
+def test_a_constraint_that_no_version_wrote_is_refused(constraint: list[object]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        shape_from_json({"slots": 1, "cores_per_slot": 1, "constraint": constraint})

@@ -377,3 +377,38 @@ def test_a_job_of_the_brokers_user_gets_nothing_of_roots_by_links_where_root_wri
         assert [file.lstat().st_uid for file in written] == [owner, owner]
         for taken in (node, node / "conf.d"):
             assert subprocess.run(["touch", taken / "x"], preexec_fn=as_nobody, check=False).returncode != 0
+
+
+@pytest.mark.parametrize("guests", [False, True])
+def test_guests_reach_the_socket_of_a_broker_only_if_the_instance_admits_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, guests: bool
+) -> None:
+    own_tmp = tmp_path / "tmp"
+    own_tmp.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(own_tmp))
+    (tmp_path / "node").mkdir()
+    machine = LocalMachine(settings_in(tmp_path / "node", FLUX="/bin/true", IMP="/an/imp" if guests else ""))
+    machine.start_broker({"bootstrap": {"hosts": []}, "curve_cert": "a certificate", "command": ["{flux}"]})
+    modes = [oct(stat.S_IMODE(path.stat().st_mode)) for path in (own_tmp, Path(machine.rundir))]
+    assert modes == (["0o711", "0o755"] if guests else ["0o700", "0o700"])
+    machine.stop_broker()
+
+
+def test_a_node_that_cannot_start_guests_jobs_does_not_join_and_says_what_its_image_lacks(tmp_path: Path) -> None:
+    imp = tmp_path / "flux-imp"
+    machine = LocalMachine(settings_in(tmp_path, IMP=str(imp)))
+    with pytest.raises(CannotJoin, match="install flux-security"):
+        machine.check_imp(str(imp))
+    imp.touch(mode=0o755)
+    with pytest.raises(CannotJoin, match="not setuid root"):
+        machine.check_imp(str(imp))
+
+
+def test_the_imp_is_looked_for_before_the_broker_is_started(tmp_path: Path) -> None:
+    flux = tmp_path / "flux"
+    flux.write_text("#!/bin/sh\necho flux 0.88.0\n")
+    flux.chmod(0o755)
+    given = {"flux_version": "0.88.0", "owner_uid": os.getuid()}
+    LocalMachine(settings_in(tmp_path, FLUX=str(flux))).check(given)
+    with pytest.raises(CannotJoin, match="admits guests"):
+        LocalMachine(settings_in(tmp_path, FLUX=str(flux), IMP=str(tmp_path / "imp"))).check(given)

@@ -114,3 +114,17 @@ def test_it_is_plain_shell(tmp_path: Path, join: str) -> None:
     subprocess.run(["sh", "-n", file], check=True)
     checked = subprocess.run(["shellcheck", "-s", "sh", file], capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
+
+
+GUESTS = "[access]\nallow-guest-user = true\n"
+
+
+def test_a_node_of_an_instance_with_guests_learns_what_starts_their_jobs(tmp_path: Path) -> None:
+    site = a_site(tmp_path)
+    assert "FLUX_NODE_JOIN_IMP=''" in JoinUserData(site)(LaunchId("cloud1-1"))
+    more = site.flux.bootstrap_dir / "conf.d" / "more.toml"
+    more.write_text(GUESTS + '[exec]\nimp = "/usr/libexec/flux/flux-imp"\n')
+    assert "FLUX_NODE_JOIN_IMP='/usr/libexec/flux/flux-imp'" in JoinUserData(site)(LaunchId("cloud1-1"))
+    more.write_text(GUESTS)
+    with pytest.raises(UserDataError, match=r"no \[exec\] imp"):
+        JoinUserData(site)

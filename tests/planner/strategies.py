@@ -25,6 +25,7 @@ from nodemanager.core.jobs import (
     Shape,
 )
 from nodemanager.core.nodes import CallKind, CloudState, FluxRank, LaunchId, NodeState
+from nodemanager.core.notation import format_idset
 from nodemanager.core.reasons import because
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Node, Scope, Snapshot, Stray
@@ -55,8 +56,8 @@ TYPES = (
 
 _LEAVES: st.SearchStrategy[Constraint] = st.one_of(
     st.just(HasProperty("gpu")),
-    st.sampled_from(["cloud1", "gpu2"]).map(lambda host: OnHosts(frozenset([host]))),
-    st.frozensets(st.integers(1, 5), max_size=3).map(OnRanks),
+    st.sampled_from(["cloud1", "gpu2"]).map(lambda host: OnHosts((host,))),
+    st.frozensets(st.integers(1, 5), max_size=3).map(lambda ranks: OnRanks((format_idset(ranks),))),
 )
 
 

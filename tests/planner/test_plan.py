@@ -145,7 +145,7 @@ def test_a_boot_says_what_it_is_for_and_carries_all_that_its_call_needs() -> Non
     assert isinstance(boot, BootNode)
     assert boot.serves == (1, 2, 3, 4)
     assert boot.reason.code == "demand"
-    assert boot.reason.figures == {"node_type": "cloud", "jobs": 4}
+    assert boot.reason.figures == {"node_type": "cloud", "job_count": 4}
     assert (boot.launch.slot, boot.launch.rank, boot.launch.type_name) == ("cloud1", 1, "cloud")
     assert boot.launch.requested_at == WALL_AT
     assert boot.launch.id.startswith("cloud1-")
@@ -157,7 +157,7 @@ def test_a_boot_names_ten_jobs_and_counts_them_all() -> None:
     (boot,) = world.plan().actions
     assert isinstance(boot, BootNode)
     assert len(boot.serves) == 10
-    assert boot.reason.figures["jobs"] == 25
+    assert boot.reason.figures["job_count"] == 25
 
 
 def test_what_ends_a_bill_comes_before_what_begins_one() -> None:

@@ -108,3 +108,13 @@ def test_a_job_that_has_ended_is_forgotten(complete: bool) -> None:
     ended = () if complete else (JobId(7),)
     world.see(QueueSeen(world.snapshot.now_s, ended=ended, complete=complete))
     assert world.snapshot.requeued == frozenset()
+
+
+@pytest.mark.parametrize(("userid", "requeues"), [(1000, []), (1001, ["requeue 7"])])
+def test_a_copy_by_another_user_does_not_keep_a_job_from_being_submitted_again(
+    userid: int, requeues: list[str]
+) -> None:
+    world = _world(userid=1000)
+    copy = replace(a_job(9), requeued_from=JobId(7), userid=userid)
+    world.but(jobs={**world.snapshot.jobs, copy.id: copy})
+    assert _requeued(_taken_back(world)) == requeues

@@ -153,7 +153,7 @@ def test_what_is_kept_for_the_planner_decides_nothing(
 
 def test_a_slot_at_another_rank_makes_a_job_possible_that_never_was() -> None:
     """Whether a shape could ever be served is computed once, and again when slots have other ranks."""
-    world = a_world().job(Shape(1, 1, constraint=OnRanks(frozenset([90]))))
+    world = a_world().job(Shape(1, 1, constraint=OnRanks(("90",))))
     assert world.why_job(1).code == "no_type_fits"
     moved = [replace(it, rank=Rank(90)) if it.host == "cloud1" else it for it in world.snapshot.ranks.values()]
     world.see(RanksSeen(world.snapshot.now_s + 1, tuple(moved)))

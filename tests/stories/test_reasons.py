@@ -29,7 +29,7 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import ForeignDrain, NodeType
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.policy import Policy
@@ -268,8 +268,8 @@ def _beyond_limits(case: Case, job: Job, figures: Figures) -> None:
         for node_type in case.policy.node_types
         for rank in _places(case, node_type, job.shape)
     ]
-    assert 0 < figures["nodes"] <= len(fitting)
-    too_many = figures["nodes"] > case.policy.nodes_max
+    assert 0 < figures["node_count"] <= len(fitting)
+    too_many = figures["node_count"] > case.policy.nodes_max
     assert too_many or figures["price_per_hour"] > case.policy.price_per_hour_max
 
 
@@ -412,7 +412,7 @@ def _lease_above_limits(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
     assert node.create_sent_s is None
     assert figures["nodes_max"] == case.policy.nodes_max
-    assert case.policy.nodes_max < figures["nodes"] <= case.on_the_bill() or (
+    assert case.policy.nodes_max < figures["node_count"] <= case.on_the_bill() or (
         case.policy.price_per_hour_max < figures["price_per_hour"] <= case.made.price_per_hour
     )
     assert case.orders_for(node) == [EndLease]
@@ -471,7 +471,7 @@ def _staying(case: Case) -> int:
 
 def _above_nodes_max(case: Case, node: Node, figures: Figures) -> None:
     assert figures["nodes_max"] == case.policy.nodes_max
-    assert case.policy.nodes_max < figures["nodes"] <= _staying(case)
+    assert case.policy.nodes_max < figures["node_count"] <= _staying(case)
     assert case.orders_for(node) == [DrainNode]
 
 
@@ -488,6 +488,15 @@ def _held_by_drain(case: Case, node: Node, figures: Figures) -> None:
     assert node.rank is not None
     assert figures["drain_reason"] == node.rank.drain_reason
     assert not case.orders_for(node)
+
+
+def _drained_by_flux(case: Case, node: Node, figures: Figures) -> None:
+    assert node.rank is not None
+    assert figures["drain_reason"] == node.rank.drain_reason
+    assert case.policy.foreign_drain is ForeignDrain.RETIRE
+    overdue = figures["lasts_s"] >= case.policy.foreign_drain_after_s
+    confirmed = node.idle_looks >= case.policy.idle_confirmations
+    assert case.orders_for(node) == ([DrainNode] if overdue and confirmed else [])
 
 
 def _idle_unconfirmed(case: Case, node: Node, figures: Figures) -> None:
@@ -627,6 +636,7 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "above_nodes_max": _above_nodes_max,
     "makes_room": _makes_room,
     "held_by_drain": _held_by_drain,
+    "drained_by_flux": _drained_by_flux,
     "idle_unconfirmed": _idle_unconfirmed,
     "nodes_min": _nodes_min,
     "paid_time_left": _paid_time_left,
@@ -657,7 +667,7 @@ def _check_boot(case: Case, boot: BootNode) -> None:
     else:
         assert boot.reason.code == "demand"
         assert set(boot.serves) <= {job.id for job in case.queue()}
-        counted = boot.reason.figures["jobs"]
+        counted = boot.reason.figures["job_count"]
         assert isinstance(counted, int)
         assert counted >= len(boot.serves) > 0
 
@@ -691,7 +701,7 @@ def _check_types(case: Case) -> None:
     for name, reason in case.made.types.items():
         match reason.code:
             case "bought":
-                assert not case.made.settled or bought.count(name) >= int(str(reason.figures["nodes"])) > 0
+                assert not case.made.settled or bought.count(name) >= int(str(reason.figures["node_count"])) > 0
             case "nothing_is_short":
                 served = ("fits_on_a_node_that_is_up", "node_kept_for_it", "node_coming", "node_free_soon")
                 waiting = [case.made.jobs[job.id].code for job in case.queue()]

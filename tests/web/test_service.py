@@ -76,6 +76,7 @@ def test_what_a_killed_service_left_is_in_nobody_s_way(tmp_path: Path) -> None:
     path = tmp_path / "web.sock"
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
+    # It must not raise.
     listen(UnixSocket(path)).close()
 
 

@@ -109,7 +109,7 @@ class LocalNodeDriver(NodeDriver):
             if record is None:
                 _refuse_beyond_limits(records, faults)
                 sequence = 1 + max((record.sequence for record in records), default=0)
-                record = self._boot(self.store.add(sequence, order, ex_userdata, self._wall_at()), faults)
+                record = self._boot(self._add(sequence, order, ex_userdata), faults)
             if self._fault_board.count_down("lost_reply"):
                 raise ConnectionError("the connection was closed before the reply came")
             return self._libcloud_node(record)
@@ -157,6 +157,13 @@ class LocalNodeDriver(NodeDriver):
             raise _refusal(500, "InternalError", str(error)) from error
         except FaultsUnreadableError as error:
             raise _refusal(400, "InvalidParameterValue", str(error)) from error
+
+    def _add(self, sequence: int, order: CreateRequest, user_data: str) -> NodeRecord:
+        """Store a new node. Raise a refusal if the disk has no room for it: the node never existed."""
+        try:
+            return self.store.add(sequence, order, user_data, self._wall_at())
+        except OSError as error:
+            raise _refusal(500, "InsufficientInstanceCapacity", str(error)) from error
 
     def _boot(self, record: NodeRecord, faults: Faults) -> NodeRecord:
         """Start a node's init. If the machine cannot start another process, remove the node and raise."""

@@ -31,7 +31,7 @@ if [ "$fate" = fail ]; then
     echo failed > "$folder/phase"
     exit 1
 fi
-echo running > "$folder/phase"
+echo running > "$folder/phase" || exit 1
 if [ "$fate" = boot ]; then
     # The node's own /tmp, deleted when the node ends. The path is short because sockets are created below it.
     TMPDIR=$(mktemp -d /tmp/fnm-node.XXXXXX) || exit 1

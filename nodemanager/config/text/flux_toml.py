@@ -251,6 +251,33 @@ def _parse_toml(text: str) -> dict[str, Any]:
         raise FluxConfigError(f"this is not valid TOML: {error}") from error
 
 
+def read_conf_d(folder: Path) -> dict[str, Any]:
+    """Read all tables of ``FOLDER/conf.d`` like Flux: file by file, and a later table replaces an earlier one.
+
+    Without files, there are no tables. Raises :class:`FluxConfigError`.
+    """
+    tables: dict[str, Any] = {}
+    for file in sorted((folder / "conf.d").glob("*.toml")):
+        tables |= ConfigFile(file).read()
+    return tables
+
+
+def admits_guests(config: Config) -> bool:
+    """Whether users other than the instance's owner may submit jobs. See flux-config-access(5)."""
+    return _table(config, "access").get("allow-guest-user") is True
+
+
+def imp_path(config: Config) -> str:
+    """The path of flux-imp, which starts guests' jobs on every node; "" if none is set. See flux-config-exec(5)."""
+    path = _table(config, "exec").get("imp", "")
+    return path if isinstance(path, str) else ""
+
+
+def _table(config: Config, name: str) -> Mapping[str, Any]:
+    table = config.get(name)
+    return table if isinstance(table, Mapping) else {}
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
     """The file in a configuration folder that declares the resources."""

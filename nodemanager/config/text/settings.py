@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
-from nodemanager.core.slots import Billing, Market, Misfit, SlotName
+from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, SlotName
 
 MIB = 1 << 20
 WHOLE_MAX = 1_000_000_000
@@ -468,6 +468,8 @@ class PolicySettings(SectionSettings):
     patience_s: _Duration = Field(default=0.0, validation_alias="patience")
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD
     misfit: Annotated[Misfit, _one_of(Misfit)] = Misfit.DRAIN  # with ``local`` the default is accept
+    foreign_drain: Annotated[ForeignDrain, _one_of(ForeignDrain)] = ForeignDrain.RETIRE
+    foreign_drain_after_s: _Duration = Field(default=300.0, validation_alias="foreign_drain_after")
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
     unready_max: _Probability = 0.5  # a share of the nodes that were up
 

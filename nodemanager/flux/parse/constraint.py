@@ -6,14 +6,16 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks
-from nodemanager.core.notation import expand_hostlist, parse_idset
+from nodemanager.core.notation import parse_hostlist, parse_idset_ranges
 from nodemanager.flux.parse.json_fields import list_at, object_at, shorten, text_at
 
-DEPTH_MAX = 100
-# One constraint may name this many hosts and ranks: a user's jobspec must not use up the manager's memory.
-PLACES_MAX = 1_000_000
+# A constraint is matched with every slot, so its size is limited. Every operator and every listed value is a term;
+# a hostlist with brackets, such as node[1-5000], is one.
+TERMS_MAX = 256
+DEPTH_MAX = 16
+CHARACTERS_MAX = 65_536  # of all values together
 
-_Place = TypeVar("_Place", str, int)
+_Parsed = TypeVar("_Parsed")
 
 
 def read_constraint(value: object, where: str) -> Constraint:
@@ -26,10 +28,11 @@ def read_constraint(value: object, where: str) -> Constraint:
 
 
 class _Reader:
-    """Reads one constraint and counts the hosts and ranks that it names."""
+    """Reads one constraint and counts its terms and characters."""
 
     def __init__(self) -> None:
-        self._places_left = PLACES_MAX
+        self._terms_left = TERMS_MAX
+        self._characters_left = CHARACTERS_MAX
 
     def read(self, value: object, where: str, depth: int) -> Constraint:
         operators = object_at(value, where)
@@ -41,6 +44,7 @@ class _Reader:
             raise ValueError(f'{where}: one operator is needed, not {len(operators)}: join them with "and"')
         [(operator, values)] = operators.items()
         place = f"{where}.{shorten(operator)}"
+        self._count(1, 0, place)
         if operator in {"and", "or", "not"}:
             return self._read_parts(operator, list_at(values, place), place, depth)
         return self._read_term(operator, [text_at(item, place) for item in list_at(values, place)], place)
@@ -53,31 +57,37 @@ class _Reader:
         return Not(together) if operator == "not" else together
 
     def _read_term(self, operator: str, values: list[str], place: str) -> Constraint:
+        self._count(len(values), sum(map(len, values)), place)
         match operator:
             case "properties":
                 wanted = tuple(_property(name) for name in values)
                 return wanted[0] if len(wanted) == 1 else All(wanted)
             case "hostlist":
-                return OnHosts(self._places(expand_hostlist, values, place))
+                for text in values:
+                    groups = _checked(parse_hostlist, text, place)
+                    self._count(sum(bool(group.ranges) for group in groups), 0, place)
+                return OnHosts(tuple(values))
             case "ranks":
-                return OnRanks(self._places(parse_idset, values, place))
+                for text in values:
+                    _checked(parse_idset_ranges, text, place)
+                return OnRanks(tuple(values))
             case _:
                 raise ValueError(f"{place}: no such operator: use properties, hostlist, ranks, and, or, not")
 
-    def _places(
-        self, expand: Callable[[str], tuple[_Place, ...]], texts: list[str], place: str
-    ) -> frozenset[_Place]:
-        found: set[_Place] = set()
-        for text in texts:
-            try:
-                places = expand(text)
-            except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
-            self._places_left -= len(places)
-            if self._places_left < 0:
-                raise ValueError(f"{place}: more than {PLACES_MAX} hosts and ranks in one constraint")
-            found.update(places)
-        return frozenset(found)
+    def _count(self, terms: int, characters: int, place: str) -> None:
+        self._terms_left -= terms
+        self._characters_left -= characters
+        if self._terms_left < 0:
+            raise ValueError(f"{shorten(place)}: more than {TERMS_MAX} terms in one constraint")
+        if self._characters_left < 0:
+            raise ValueError(f"{shorten(place)}: more than {CHARACTERS_MAX} characters in one constraint")
+
+
+def _checked(parse: Callable[[str], list[_Parsed]], text: str, place: str) -> list[_Parsed]:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{shorten(place)}: {error}") from None
 
 
 def _property(name: str) -> Constraint:

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 
 from nodemanager.core.facts import QueueSeen
 from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, UnreadableJob
-from nodemanager.flux.parse.jobspec import WHY_MAX, read_job, trim_jobspec, with_updates
+from nodemanager.flux.parse.jobspec import (
+    ALL_BYTES_MAX,
+    PLAIN_BYTES,
+    USER_BYTES_MAX,
+    WHY_MAX,
+    DroppedJobspec,
+    read_job,
+    size_bytes,
+    trim_jobspec,
+    with_updates,
+)
 from nodemanager.flux.parse.json_fields import object_at, seconds_at, whole_at
 from nodemanager.flux.parse.resources import read_holdings
 
@@ -28,6 +38,7 @@ _NEXT_STATE: Mapping[tuple[str, JobState], JobState] = {
 }
 # "clean" is the last event of a job, "invalidate" the last one of a job that was refused at submission.
 _LAST_EVENTS = frozenset({"clean", "invalidate"})
+_JOBSPEC_EVENTS = frozenset({"submit", "jobspec-update"})
 _ALLOCATION_EVENTS = frozenset({"alloc", "release", "free"})
 
 
@@ -41,6 +52,7 @@ class _TrackedJob:
     """A job after the events applied so far."""
 
     jobspec: object
+    counted_bytes: int = 0  # of its jobspec, as far as it is larger than a plain one
     state: JobState = JobState.NEW
     submitted_at: float = 0.0
     urgency: int = 16
@@ -60,6 +72,7 @@ class JobQueue:
         self._told: dict[JobId, Job | UnreadableJob] = {}
         self._touched: dict[JobId, None] = {}  # in the order of their first change
         self._ended: dict[JobId, None] = {}
+        self._bytes_of_user: dict[int, int] = {}  # the counted bytes of all their jobspecs
 
     def apply(
         self,
@@ -77,6 +90,7 @@ class JobQueue:
         """
         of = JobId(int(job_id))
         if event_name == "submit":
+            self._discount(self._jobs.get(of))
             self._jobs[of] = _TrackedJob(trim_jobspec(jobspec))
             self._ended.pop(of, None)
         job = self._jobs.get(of)
@@ -93,6 +107,34 @@ class JobQueue:
                 job.began_at = seconds_at(timestamp, "timestamp")
         except ValueError as error:
             job.fault = job.fault or f"event {event_name}: {error}"[:WHY_MAX]
+        if event_name in _JOBSPEC_EVENTS:
+            self._recount(job)
+
+    def _recount(self, job: _TrackedJob) -> None:
+        """Count the job's jobspec for its user, or drop it if the user's jobspecs, or all, would take too much."""
+        self._discount(job)
+        size = size_bytes(job.jobspec) - PLAIN_BYTES
+        if size <= 0:
+            return
+        of_user = self._bytes_of_user.get(job.userid, 0)
+        if of_user + size > USER_BYTES_MAX:
+            whose, limit = "the user's", USER_BYTES_MAX
+        elif sum(self._bytes_of_user.values()) + size > ALL_BYTES_MAX:
+            whose, limit = "all users'", ALL_BYTES_MAX
+        else:
+            job.counted_bytes = size
+            self._bytes_of_user[job.userid] = of_user + size
+            return
+        why = f"jobspec: {whose} large jobspecs take more than {limit // 2**20} MiB together"
+        job.jobspec = DroppedJobspec(f"{why}: submit it again when others have ended, or with a shorter constraint")
+
+    def _discount(self, job: _TrackedJob | None) -> None:
+        if job is not None and job.counted_bytes:
+            left = self._bytes_of_user[job.userid] - job.counted_bytes
+            self._bytes_of_user[job.userid] = left
+            if not left:
+                del self._bytes_of_user[job.userid]
+            job.counted_bytes = 0
 
     def changes(self, started_s: float) -> QueueSeen:
         """Return the new, changed and ended jobs since the last call of this or ``complete``."""
@@ -113,7 +155,7 @@ class JobQueue:
         return _queue_seen(started_s, list(self._told.values()), complete=True)
 
     def _end(self, job_id: JobId) -> None:
-        del self._jobs[job_id]
+        self._discount(self._jobs.pop(job_id))
         self._touched.pop(job_id, None)
         if self._told.pop(job_id, None) is not None:
             self._ended[job_id] = None
@@ -136,7 +178,7 @@ def _advance(job: _TrackedJob, event_name: str, timestamp: object, context: obje
         case "priority" if job.state in {JobState.PRIORITY, JobState.SCHED}:
             job.priority = _whole(context, "priority")
         case "jobspec-update":
-            job.jobspec = with_updates(job.jobspec, context)
+            job.jobspec = trim_jobspec(with_updates(job.jobspec, context))
         case "resource-update":  # a changed expiration (RFC 21)
             job.ends_at = seconds_at(object_at(context, "context").get("expiration"), "context.expiration") or None
         case "exception" if job.state is not JobState.NEW and _whole(context, "severity") == 0:

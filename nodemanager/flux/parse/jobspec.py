@@ -28,6 +28,12 @@ DEPTH_MAX = 100  # of nested resources, the limit of flux-core
 
 WHY_MAX = 500  # characters, so that a user's jobspec cannot fill the log
 
+# What is kept of the jobspecs, so that no user can fill the memory. Sizes are estimates, in bytes.
+JOBSPEC_BYTES_MAX = 2**18
+PLAIN_BYTES = 2**12  # a jobspec up to this size counts nothing for its user: there may be a million of them
+USER_BYTES_MAX = 2**25
+ALL_BYTES_MAX = 2**27
+
 OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
 REQUEUED_FROM = "requeued-from"  # of a job that we submitted again: the id of the first job
 _SYSTEM_READ = ("duration", "queue", "constraints", OUR_ATTRIBUTES)  # of attributes.system
@@ -57,6 +63,8 @@ def read_job(
     userid: int,
 ) -> Job | UnreadableJob:
     """Read a job from its jobspec and the values of its events. Never raises, whatever the jobspec contains."""
+    if isinstance(jobspec, DroppedJobspec):
+        return UnreadableJob(job_id, jobspec.why)
     try:
         spec = object_at(jobspec, "jobspec")
         resources = _read_resources(spec)
@@ -80,15 +88,47 @@ def read_job(
         return UnreadableJob(job_id, str(error)[:WHY_MAX])
 
 
+@dataclass(frozen=True, slots=True)
+class DroppedJobspec:
+    """Stands for a jobspec that was too large to be kept."""
+
+    why: str
+
+
 def trim_jobspec(jobspec: object) -> object:
-    """Remove the parts of a jobspec that are never read here: a queue of batch scripts would fill the memory."""
+    """Remove the parts of a jobspec that are never read here: a queue of batch scripts would fill the memory.
+
+    If the rest is still too large, only the reason is kept.
+    """
     if not isinstance(jobspec, Mapping):
         return jobspec
     kept = {key: jobspec[key] for key in ("version", "resources", "attributes") if key in jobspec}
     attributes = kept.get("attributes")
     if isinstance(attributes, Mapping) and isinstance(system := attributes.get("system"), Mapping):
         kept["attributes"] = {"system": {key: system[key] for key in _SYSTEM_READ if key in system}}
+    if size_bytes(kept) > JOBSPEC_BYTES_MAX:
+        why = f"jobspec: its resources and attributes take more than {JOBSPEC_BYTES_MAX // 1024} KiB"
+        return DroppedJobspec(f"{why}: write its constraint with ranges, such as hosts:node[1-100]")
     return kept
+
+
+def size_bytes(value: object) -> int:
+    """Estimate the memory of a JSON value. Values above ``JOBSPEC_BYTES_MAX`` are not measured to the end."""
+    size, rest = 0, [value]
+    while rest and size <= JOBSPEC_BYTES_MAX:
+        item = rest.pop()
+        if isinstance(item, str):
+            size += 56 + len(item)
+        elif isinstance(item, Mapping):
+            size += 232 + 16 * len(item)
+            rest += item.values()
+            rest += item
+        elif isinstance(item, list):
+            size += 56 + 8 * len(item)
+            rest += item
+        else:
+            size += 32
+    return size
 
 
 def with_updates(jobspec: object, updates: object) -> Mapping[str, Any]:
@@ -96,6 +136,8 @@ def with_updates(jobspec: object, updates: object) -> Mapping[str, Any]:
 
     Missing objects on a path are created. Raises ``ValueError`` if a path leads through something else.
     """
+    if isinstance(jobspec, DroppedJobspec):
+        raise ValueError(jobspec.why)  # noqa: TRY004 - the job is unreadable, as after any other ValueError
     updated = object_at(jobspec, "jobspec")
     for path, value in object_at(updates, "updates").items():
         keys = path.split(".")

@@ -165,10 +165,16 @@ class _ParsedPart(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class _Drain:
+    reason: str
+    at: float | None  # None if the manager drained the rank, or if Flux does not say
+
+
+@dataclass(frozen=True, slots=True)
 class _ResourceStatus:
     declared: _ParsedPart[_Declared] = _ParsedPart(_Declared())
     online: _ParsedPart[frozenset[Rank]] = _ParsedPart(frozenset())
-    drains: _ParsedPart[Mapping[Rank, str]] = _ParsedPart({})
+    drains: _ParsedPart[Mapping[Rank, _Drain]] = _ParsedPart({})
     torpid: _ParsedPart[frozenset[Rank]] = _ParsedPart(frozenset())
     excluded: _ParsedPart[frozenset[Rank]] = _ParsedPart(frozenset())
 
@@ -292,7 +298,8 @@ class Look:
             gpus_free=len(free.gpus),
             allocated=held is not None,
             schedulable=up,
-            drain_reason=drained,
+            drain_reason=drained.reason if drained is not None else None,
+            drained_at=drained.at if drained is not None else None,
             torpid=torpid,
             excluded=excluded,
             type_name=self._slot_types.get(host),
@@ -315,15 +322,18 @@ def _read_declared(r: object, where: str) -> _Declared:
     return _Declared(inventory, _hosts(r, inventory, where))
 
 
-def _read_drains(value: object, where: str) -> dict[Rank, str]:
-    """Read the drain reason by rank; "" if none was given. Of our own drains only the first word."""
-    drains: dict[Rank, str] = {}
+def _read_drains(value: object, where: str) -> dict[Rank, _Drain]:
+    """Read the drain of each drained rank; the reason "" if none was given. Of our own, only its first word."""
+    drains: dict[Rank, _Drain] = {}
     for ranks, entry in object_at(value, where).items():
-        reason = object_at(entry, f"{where}.{ranks}").get("reason")
+        drained = object_at(entry, f"{where}.{ranks}")
+        reason, at = drained.get("reason"), drained.get("timestamp")
         full = "" if reason is None else text_at(reason, f"{where}.{ranks}.reason")
-        # Our own reasons end with a note for people.
-        shown = full.partition(" ")[0] if is_our_drain(full) else full
-        drains.update(dict.fromkeys(_ranks(ranks, where), shown))
+        if is_our_drain(full):  # our own reasons end with a note for people
+            drain = _Drain(full.partition(" ")[0], None)
+        else:
+            drain = _Drain(full, None if at is None else seconds_at(at, f"{where}.{ranks}.timestamp"))
+        drains.update(dict.fromkeys(_ranks(ranks, where), drain))
     return drains
 
 

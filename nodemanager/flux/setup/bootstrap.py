@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import stat
 import subprocess
 import tempfile
 import uuid
@@ -18,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodemanager.config.site import JoinMethod, Site, uuid_file
-from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, bootstrap_hosts
+from nodemanager.config.text.flux_toml import (
+    ConfigFile,
+    FluxConfigError,
+    admits_guests,
+    bootstrap_hosts,
+    read_conf_d,
+)
 from nodemanager.core.notation import compress_hostlist, format_idset
 from nodemanager.core.slots import NodeType, SlotName
 
@@ -303,6 +310,49 @@ def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+# --- guests -----------------------------------------------------------------------------------------------
+
+
+def site_admits_guests(site: Site) -> bool:
+    """Whether the configuration in ``bootstrap_dir`` admits guests. Raises :class:`BootstrapError`."""
+    try:
+        return admits_guests(read_conf_d(site.flux.bootstrap_dir))
+    except FluxConfigError as error:
+        raise BootstrapError(str(error)) from error
+
+
+def open_run_folder(site: Site) -> None:
+    """Let guests reach the socket of a rank 0 that ``init`` set up, if its configuration admits guests.
+
+    Raises :class:`BootstrapError`.
+    """
+    folder = site.flux.bootstrap_dir
+    if site.flux.simulated or not (folder / "run").is_dir() or not site_admits_guests(site):
+        return
+    try:
+        folder.chmod(0o711)
+        (folder / "run").chmod(0o755)
+    except OSError as error:
+        raise BootstrapError(f"{error.filename or folder}: {error.strerror}") from error
+
+
+def guest_warnings(site: Site) -> tuple[str, ...]:
+    """Warn if the instance admits guests and a folder above rank 0's socket keeps them out."""
+    _, local, path = site.flux.uri.partition("local://")
+    try:
+        if not local or not site_admits_guests(site):
+            return ()
+        opened = (site.flux.bootstrap_dir, site.flux.bootstrap_dir / "run")  # ``open_run_folder`` opens them
+        above = [it for it in reversed(Path(path).parents) if it not in opened and it.is_dir()]
+        closed = [str(it) for it in above if not it.stat().st_mode & stat.S_IXOTH]
+    except (BootstrapError, OSError) as error:
+        return (f"whether guests can reach rank 0's socket is unknown: {error}",)
+    if not closed:
+        return ()
+    remedy = f"run chmod o+x {shlex.join(closed)}, or start rank 0 with another rundir and set uri to its socket"
+    return (f"the instance admits guests, but they cannot reach its socket {path}: {remedy}",)
+
+
 # --- a node -----------------------------------------------------------------------------------------------
 
 
@@ -329,7 +379,7 @@ def _broker_command(flux_command: str, folder: Path, host: str) -> list[str]:
 def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
     """Return the shell script that a node runs at boot. It runs the broker, and restarts it until SIGTERM.
 
-    Raises :class:`BootstrapError` if there is no flux.
+    Raises :class:`BootstrapError` if there is no flux, or if the instance's configuration cannot be read.
     """
     if site.flux.join is JoinMethod.IMAGE:
         return _IMAGE_USER_DATA.format(slot=shlex.quote(slot), start=site.flux.image_start)
@@ -339,6 +389,7 @@ def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
     return _USER_DATA.format(
         slot=shlex.quote(slot),
         path=shlex.quote(f"{Path(flux).parent}:/usr/bin:/bin"),
+        open_rundir=_OPEN_RUNDIR if site_admits_guests(site) else "",
         prepare=_FLUB_PREPARE if flub else ":",
         broker=f'{broker} --config-path="$rundir/node.toml"' if flub else broker,
     )
@@ -363,6 +414,13 @@ export SLOT
 {start}
 """
 
+# A guest's job connects to the broker's socket. On a local node, and in a job of an outer instance, the folder
+# above belongs to this user too.
+_OPEN_RUNDIR = """
+# The instance admits guests: their jobs must reach the broker's socket.
+chmod go+x "${TMPDIR:-/tmp}" 2>/dev/null
+chmod 0755 "$rundir" || exit 1"""
+
 # A broker ends when rank 0 ends, and joins again when rank 0 is back. A broker whose leader died suddenly ignores
 # SIGTERM, so the script kills it after five seconds. The script has at most one child at a time, $!.
 _USER_DATA = """\
@@ -373,7 +431,7 @@ slot={slot}
 PATH={path}
 export PATH
 unset FLUX_URI FLUX_JOB_ID FLUX_KVS_NAMESPACE
-rundir=$(mktemp -d -t flux-slot.XXXXXX) || exit 1
+rundir=$(mktemp -d -t flux-slot.XXXXXX) || exit 1{open_rundir}
 
 leave() {{
     trap '' TERM INT HUP

@@ -92,12 +92,12 @@ class OuterFlux:
         return self._node(listed)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        # A job that is in both lists counts as ended.
+        # Active jobs first: a job that ends between the two calls is then in both lists, and counts as ended.
         since = max(0.0, self._clock.wall_at() - SHOWN_AFTER_END_S)
         with self._handle() as handle:
             try:
-                ended = self._list_own_jobs(handle, {"states": ["inactive"]}, since)
                 active = self._list_own_jobs(handle, {"states": ["pending", "running"]}, 0.0)
+                ended = self._list_own_jobs(handle, {"states": ["inactive"]}, since)
                 jobs = {**active, **ended}
                 self._learn_identities(handle, jobs)
                 nodes = tuple(self._node(jobs[job_id]) for job_id in sorted(jobs))
@@ -140,6 +140,7 @@ class OuterFlux:
         return CloudNode(
             provider_id=ProviderId(str(job_id)),
             state=_state(state),
+            queued=state < _RUN,
             identity=self._identities[job_id],
             created_at=seconds_at(job.get("t_submit"), "job.t_submit"),
             addresses=tuple(expand_hostlist(job["nodelist"])) if job.get("nodelist") else (),

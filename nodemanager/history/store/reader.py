@@ -164,6 +164,11 @@ class HistoryReader:
         with self._connected() as connection:
             yield from connection.execute(query, (until_at,))
 
+    def ended_job(self, job_id: int) -> tuple[float | None, float] | None:
+        """When an ended job began (None: nobody saw it begin) and ended; None if it is not recorded."""
+        rows = self._rows("SELECT began_at, ended_at FROM jobs WHERE job = ?", str(job_id))
+        return (rows[0]["began_at"], rows[0]["ended_at"]) if rows else None
+
     def last_job_ended_at(self) -> float:
         """When the last recorded job ended; 0 if there is none."""
         (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")

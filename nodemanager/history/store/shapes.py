@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
+from nodemanager.core.notation import parse_hostlist, parse_idset_ranges
 
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:
@@ -37,10 +38,10 @@ def _constraint_to_json(constraint: Constraint) -> list[Any]:
     match constraint:
         case HasProperty(name):
             return ["property", name]
-        case OnHosts(hosts):
-            return ["hosts", *sorted(hosts)]
-        case OnRanks(ranks):
-            return ["ranks", *sorted(ranks)]
+        case OnHosts(hostlists):
+            return ["hosts", *hostlists]
+        case OnRanks(idsets):
+            return ["ranks", *idsets]
         case All(parts):
             return ["all", *map(_constraint_to_json, parts)]
         case AnyOf(parts):
@@ -55,9 +56,9 @@ def _constraint_from_json(written: list[Any]) -> Constraint:
         case "property":
             return HasProperty(rest[0])
         case "hosts":
-            return OnHosts(frozenset(rest))
+            return OnHosts(tuple(map(_hostlist, rest)))
         case "ranks":
-            return OnRanks(frozenset(rest))
+            return OnRanks(tuple(map(_idset, rest)))
         case "all":
             return All(tuple(map(_constraint_from_json, rest)))
         case "any":
@@ -66,3 +67,16 @@ def _constraint_from_json(written: list[Any]) -> Constraint:
             return Not(_constraint_from_json(rest[0]))
         case _:
             raise ValueError(f"unknown constraint: {kind}")
+
+
+def _hostlist(written: str) -> str:
+    """A host list as text. Earlier versions wrote each host as a text of its own."""
+    parse_hostlist(written)
+    return written
+
+
+def _idset(written: str | int) -> str:
+    """An id set as text. Earlier versions wrote each rank as a number."""
+    text = str(written)
+    parse_idset_ranges(text)
+    return text

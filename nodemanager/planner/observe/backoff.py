@@ -194,7 +194,7 @@ class Allowance:
                 return because(
                     "at_quota",
                     scope=_scope_name(scope),
-                    nodes=quota.cap,
+                    node_count=quota.cap,
                     detail=quota.detail,
                     until_s=max(quota.probe_s, self.snapshot.now_s),
                 )

@@ -6,10 +6,14 @@ waiting jobs, which get other nodes instead. An alarm alone changes nothing: the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
 
+from nodemanager.core.drains import drained_by_others, is_drain_by_flux
 from nodemanager.core.nodes import CloudState, JoinPhase, NodeState
 from nodemanager.core.reasons import Reason, because
+from nodemanager.planner.cost import billing
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
@@ -102,6 +106,26 @@ def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
         return node.state is not NodeState.LOST
     failed = node.cloud is not None and node.cloud.state is CloudState.FAILED
     return not failed and node.phase is not JoinPhase.FAILED and now_s - node.requested_s < policy.boot_timeout_s
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedNodes:
+    """Nodes that are up, cost money and take no jobs because somebody other than the manager drained them."""
+
+    count: int
+    price_per_hour: Decimal
+
+
+def drained_nodes(snapshot: Snapshot, policy: Policy) -> Mapping[str, DrainedNodes]:
+    """The nodes that Flux itself ("flux") and that persons ("person") have drained."""
+    found: dict[str, list[Node]] = {"flux": [], "person": []}
+    for node in node_index_of(snapshot).nodes.values():
+        if node.may_be_billed and node.rank is not None and node.rank.online and drained_by_others(node.rank):
+            found["flux" if is_drain_by_flux(node.rank.drain_reason) else "person"].append(node)
+    return {
+        by: DrainedNodes(len(nodes), sum((billing.price_per_hour(it.launch, policy) for it in nodes), Decimal(0)))
+        for by, nodes in found.items()
+    }
 
 
 def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from nodemanager.core.drains import drain_text
+from nodemanager.core.drains import drain_text, is_drain_by_flux
 from nodemanager.core.facts import (
     CloudCallFailed,
     CloudListed,
@@ -252,6 +252,10 @@ def _update_condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot
     hangs = rank.online and rank.torpid
     if hangs != (node.torpid_s is not None):
         node = replace(node, torpid_s=snapshot.now_s if hangs else None)
+    by_flux = is_drain_by_flux(rank.drain_reason)
+    if by_flux != (node.drained_by_flux_s is not None):
+        ago_s = max(0.0, snapshot.wall_at - rank.drained_at) if rank.drained_at is not None else 0.0
+        node = replace(node, drained_by_flux_s=snapshot.now_s - ago_s if by_flux else None)
     since_at = rank.housekeeping_since_at
     if since_at is None:
         ended = node.housekeeping_s is not None and not node.housekeeping_kills
@@ -519,7 +523,7 @@ def _apply_create_failure(snapshot: Snapshot, node: Node, fact: CloudCallFailed,
     if waits_for(node, CallKind.CREATE):
         node = fail_call(node, snapshot.now_s, fact.retry_after_s)
     if fact.kind is FailureKind.AMBIGUOUS:
-        return with_nodes(snapshot, {node.id: node})
+        return with_nodes(snapshot, {node.id: replace(node, create_failure=fact.detail)})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
     snapshot = with_nodes(snapshot, {node.id: node})

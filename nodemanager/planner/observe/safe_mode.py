@@ -37,7 +37,7 @@ def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
         why="too large a part of the fleet is unready",
         ends="no more than unready_max are, or until then",
         unready=unready,
-        nodes=up,
+        node_count=up,
         unready_max=_unready_allowed(up, policy),
         until_s=until_s,
     )

@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, Shape
 from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.state.constraints import holds
+from nodemanager.planner.state.constraints import Matches, Place
 from nodemanager.planner.state.queue_index import BatchKey
 
 
@@ -59,12 +59,6 @@ class Bin:
             return slots_per_piece(shape) if fits else 0
         by_cores = self.cores // max(1, shape.cores_per_slot)
         return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
-
-    def suits(self, constraint: Constraint) -> bool:
-        """Whether the node meets a job's constraint."""
-        if constraint == ANYWHERE:
-            return True
-        return holds(constraint, properties=self.properties, host=self.slot, rank=self.rank)
 
     def take(self, shape: Shape, slots: int) -> None:
         """Take slots of the shape from the free resources."""
@@ -126,7 +120,8 @@ class Seater:
     done. ``first_failed``: by shape and span, the queue position from which jobs get nothing. ``zones``: the chosen
     zone of jobs that want a single one and cannot start at once. ``can_come``: the most pieces of a job that other
     nodes could provide. A job that lacks more is out of reach: the first ``give_back`` such jobs leave their seats
-    to later jobs, others keep them in vain. Without ``can_come`` every job keeps what it finds.
+    to later jobs, others keep them in vain. Without ``can_come`` every job keeps what it finds. ``matches``: which
+    ranks satisfy which constraints, if that is known.
     """
 
     def __init__(
@@ -137,13 +132,15 @@ class Seater:
         zones: Mapping[Shape, str],
         can_come: Callable[[BatchKey, JobId], int] | None = None,
         give_back: int = 0,
+        matches: Matches | None = None,
     ) -> None:
         self.seating = Seating()
         self._batches = batches
         self._failed = dict(first_failed)
         self._can_come = can_come
         self._give_back = give_back
-        self._bin_queues = _BinQueues(list(bins), zones)
+        rooms = list(bins)
+        self._bin_queues = _BinQueues(rooms, zones, matches if matches is not None else matches_of_bins(rooms))
         self._keys = list(batches)
         # A heap of the batches' next jobs: -priority, id, number of the batch, index in the batch.
         self._heads = [
@@ -204,7 +201,13 @@ class Seater:
 
 
 BinOrder = tuple[int, int, int]
-BinQueueKind = tuple[Constraint | None, bool, bool, str | None]
+# The ranks that suit (all: -1), whether GPUs or a whole node are wanted, and the zone.
+BinQueueKind = tuple[int, bool, bool, str | None]
+
+
+def matches_of_bins(bins: Sequence[Bin]) -> Matches:
+    """Which ranks of these bins satisfy which constraints."""
+    return Matches(lambda: (Place(bin_.rank, bin_.slot, bin_.properties) for bin_ in bins))
 
 
 @dataclass(slots=True)
@@ -216,6 +219,8 @@ class _BinQueues:
 
     bins: list[Bin]
     zones: Mapping[Shape, str]
+    matches: Matches
+    here: int | None = None  # the ranks of all bins, once a job has a constraint
     queues: dict[BinQueueKind, list[list[tuple[BinOrder, int]]]] = field(default_factory=dict)
 
     def find_bins(self, shape: Shape) -> tuple[list[tuple[Bin, int]], int]:
@@ -268,15 +273,24 @@ class _BinQueues:
 
     def _queues(self, shape: Shape, zone: str | None) -> list[list[tuple[BinOrder, int]]]:
         # Most jobs have no constraint, and an identity check is the fastest test.
-        constraint = shape.constraint if shape.constraint is not ANYWHERE else None
-        kind = (constraint, shape.gpus_per_slot > 0, shape.exclusive, zone)
+        suited = -1 if shape.constraint is ANYWHERE else self._ranks_that_suit(shape.constraint)
+        kind = (suited, shape.gpus_per_slot > 0, shape.exclusive, zone)
         if kind not in self.queues:
             queues: list[list[tuple[BinOrder, int]]] = [[] for _ in SEATED_IN_ORDER]
             for number, bin_ in enumerate(self.bins):
                 wanted = bin_.cores > 0 and (bin_.gpus > 0 or not kind[1]) and (bin_.is_empty or not kind[2])
-                if wanted and zone in (None, bin_.zone) and bin_.suits(shape.constraint):
+                if (
+                    wanted
+                    and zone in (None, bin_.zone)
+                    and (suited < 0 or suited >> self.matches.index(bin_.rank) & 1)
+                ):
                     queues[bin_.availability].append((bin_.sort_key, number))
             for queue in queues:
                 heapify(queue)
             self.queues[kind] = queues
         return self.queues[kind]
+
+    def _ranks_that_suit(self, constraint: Constraint) -> int:
+        if self.here is None:
+            self.here = self.matches.mask(bin_.rank for bin_ in self.bins)
+        return self.matches.of(constraint) & self.here

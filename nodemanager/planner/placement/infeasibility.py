@@ -65,7 +65,7 @@ def why_never(shape: Shape, supply: Supply) -> Reason | None:
     if nodes > policy.nodes_max or price > policy.price_per_hour_max:
         return because(
             "beyond_limits",
-            nodes=nodes,
+            node_count=nodes,
             nodes_max=policy.nodes_max,
             price_per_hour=price,
             price_per_hour_max=policy.price_per_hour_max,

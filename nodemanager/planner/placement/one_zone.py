@@ -72,7 +72,9 @@ def _pieces_there(shape: Shape, zone: str, bins: Sequence[Bin], offers: Sequence
     """How many pieces fit on existing and booting nodes of the zone."""
     each, apart = slots_per_piece(shape), on_different_nodes(shape)
     rooms = [
-        bin_.slots_that_fit(shape) // each for bin_ in bins if bin_.zone == zone and bin_.suits(shape.constraint)
+        bin_.slots_that_fit(shape) // each
+        for bin_ in bins
+        if bin_.zone == zone and supply.matches.suits(shape.constraint, bin_.rank)
     ]
     up = sum(min(room, 1) if apart else room for room in rooms)
     memory = memory_per_piece(shape, supply)

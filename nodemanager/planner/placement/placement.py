@@ -35,9 +35,9 @@ from nodemanager.planner.placement.supply import (
     coming_offers,
     current_supply,
     free_bins,
-    is_slot_specific,
 )
-from nodemanager.planner.state.frozen import lazy_property
+from nodemanager.planner.placement.work_budget import batches_beyond
+from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, count_up_to, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
@@ -47,7 +47,7 @@ QueuePosition = tuple[int, int]  # (-priority, id)
 QUEUE_END: QueuePosition = (2**63, 2**63)
 FRONT_JOBS = 512  # how many jobs are tried first if not all can be served
 RESEATS_MAX = 8  # how often all jobs are reseated because a job that cannot be served gave its seats back
-SHAPES_CACHED = 4096  # how many shapes the feasibility cache keeps
+SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 
 
 @dataclass(frozen=True)
@@ -114,6 +114,9 @@ def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limi
     supply = current_supply(snapshot, policy, price_per_hour, limits)
     if not demand.batches:
         return _empty_placement(demand, supply, limits)
+    open_batches = {key: ids for key, ids in demand.batches.items() if key not in demand.put_off}
+    if beyond := batches_beyond(open_batches, supply):
+        demand = replace(demand, put_off={**demand.put_off, **beyond})
     return _PlacementBuilder(snapshot, policy, demand, supply, limits).build()
 
 
@@ -161,7 +164,7 @@ class _PlacementBuilder:
     limits: BudgetLimits
     batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could ever be served
     infeasible: dict[JobKind, Reason] = field(default_factory=dict)
-    slot_specific: list[Constraint] = field(init=False)
+    constraints: list[Constraint] = field(init=False)  # of all batches
     known_offers: list[Offer] | None = None
     known_cores: int | None = None
     known_unseated: list[tuple[BatchKey, Sequence[JobId], int]] | None = None
@@ -186,10 +189,8 @@ class _PlacementBuilder:
             self.batches = {key: ids[: cuts[key][0]] if key in cuts else ids for key, ids in self.batches.items()}
         if self.infeasible:
             self.batches = {key: ids for key, ids in self.batches.items() if _kind_of(key) not in self.infeasible}
-        constraints = dict.fromkeys(
-            key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE
-        )
-        self.slot_specific = [it for it in constraints if is_slot_specific(it, self.policy)]
+        wanted = (key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE)
+        self.constraints = list(dict.fromkeys(wanted))
         self.price_decimals = max(self.policy.price_decimals, -int(self.supply.price_left.as_tuple().exponent))
         one_zone = [key.shape for key in self.batches if key.shape.one_zone]
         self.zone_choices = choose_zones(one_zone, self._bins(), self.offers, self.supply) if one_zone else {}
@@ -210,9 +211,11 @@ class _PlacementBuilder:
         """The booting nodes and those on sale; computed once a job is short of nodes."""
         if self.known_offers is None:
             on_sale = sorted(
-                self.supply.offers(self.slot_specific), key=lambda it: infeasibility.by_price(it.node_type)
+                self.supply.offers(self.constraints), key=lambda it: infeasibility.by_price(it.node_type)
             )
-            coming = [] if self.limits.drain_all else coming_offers(self.snapshot, self.policy, self.slot_specific)
+            coming = []
+            if not self.limits.drain_all:
+                coming = coming_offers(self.snapshot, self.policy, self.constraints, self.supply.matches)
             self.known_offers = [*coming, *on_sale]
         return self.known_offers
 
@@ -262,7 +265,7 @@ class _PlacementBuilder:
 
         The result equals that of a full placement. If the case is not clear, all jobs are seated and it is None.
         """
-        seater = Seater(self.batches, self._bins(), {}, self.zones)
+        seater = Seater(self.batches, self._bins(), {}, self.zones, matches=self.supply.matches)
         self.seating = seater.seat_to_first_short()
         first = self.seating.first_short
         if first is None:
@@ -306,7 +309,15 @@ class _PlacementBuilder:
         A job that lacks more pieces than can be obtained fails at once: else it would fail later, and all jobs
         would have to be reseated.
         """
-        seater = Seater(self.batches, self._bins(), failed, self.zones, self._obtainable_pieces, give_back)
+        seater = Seater(
+            self.batches,
+            self._bins(),
+            failed,
+            self.zones,
+            self._obtainable_pieces,
+            give_back,
+            self.supply.matches,
+        )
         self.seating, self.known_unseated = seater.seat_all(), None
         beyond = self.seating.out_of_reach.items()
         self.failed_from = {**failed, **{kind: (-key.priority, int(job)) for kind, (key, job, _) in beyond}}

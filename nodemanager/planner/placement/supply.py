@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain
 
 from nodemanager.core.drains import drain_text, is_our_drain
-from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not
+from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not
 from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
@@ -20,7 +20,7 @@ from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
 from nodemanager.planner.observe.zones import blocked_types, open_zones
 from nodemanager.planner.placement.flux_scheduler import Availability, Bin
-from nodemanager.planner.state.constraints import holds
+from nodemanager.planner.state.constraints import Matches, alike
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -155,6 +155,7 @@ class Offer:
     example: SlotAndRank
     places: Callable[[], Iterator[SlotAndRank]]
     zones: tuple[str, ...]  # where they are, or where they may be created, in the order of the tries
+    matches: Matches  # which ranks satisfy which constraints
     ordered_s: float | None = None  # when they were ordered; None if they are on sale
 
     @property
@@ -164,21 +165,28 @@ class Offer:
 
     def suits(self, constraint: Constraint) -> bool:
         """Whether the nodes meet a job's constraint."""
-        slot, rank = self.example
-        return holds(constraint, properties=self.node_type.properties, host=slot, rank=rank)
+        return constraint is ANYWHERE or self.matches.suits(constraint, self.example[1])
 
 
-def coming_offers(snapshot: Snapshot, policy: Policy, slot_specific: Sequence[Constraint]) -> list[Offer]:
+def coming_offers(
+    snapshot: Snapshot, policy: Policy, constraints: Sequence[Constraint], matches: Matches
+) -> list[Offer]:
     """The booting nodes as offers, in the order in which they were ordered."""
-    found: dict[tuple[float, TypeName, tuple[bool, ...], str], list[SlotAndRank]] = {}
-    for node in node_index_of(snapshot).to_check.values():
-        if not _will_be_up(node, snapshot, policy):
-            continue
-        node_type = policy.types.get(node.launch.type_name)
-        if node_type is not None and not snapshot.steered(node):
-            place = (node.launch.slot, node.launch.rank)
-            kind = _constraints_met(node_type, place, slot_specific)
-            found.setdefault((node.requested_s, node_type.name, kind, node.launch.zone), []).append(place)
+    booting = [
+        node
+        for node in node_index_of(snapshot).to_check.values()
+        if _will_be_up(node, snapshot, policy)
+        and node.launch.type_name in policy.types
+        and not snapshot.steered(node)
+    ]
+    kinds = _kinds([node.launch.rank for node in booting], constraints, matches)
+    found: dict[tuple[float, TypeName, tuple[int, ...], str], list[SlotAndRank]] = {}
+    for node in booting:
+        launch = node.launch
+        kind = kinds.get(launch.rank, ())
+        found.setdefault((node.requested_s, launch.type_name, kind, launch.zone), []).append(
+            (launch.slot, launch.rank)
+        )
     return [
         Offer(
             policy.types[name],
@@ -187,6 +195,7 @@ def coming_offers(snapshot: Snapshot, policy: Policy, slot_specific: Sequence[Co
             min(places),
             sorted(places).__iter__,
             (zone,),
+            matches,
             since_s,
         )
         for (since_s, name, _, zone), places in sorted(found.items(), key=lambda entry: entry[0])
@@ -207,11 +216,16 @@ def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> 
     return rank.online and not kept_out and snapshot.now_s - node.since_s < policy.rejoin_timeout_s
 
 
-def _constraints_met(
-    node_type: NodeType, place: SlotAndRank, slot_specific: Sequence[Constraint]
-) -> tuple[bool, ...]:
-    slot, rank = place
-    return tuple(holds(it, properties=node_type.properties, host=slot, rank=rank) for it in slot_specific)
+def _kinds(
+    ranks: Iterable[Rank], constraints: Sequence[Constraint], matches: Matches
+) -> Mapping[Rank, tuple[int, ...]]:
+    """For each rank a key that is equal for ranks that meet the same constraints. The others have ()."""
+    if not constraints:
+        return {}
+    by_index = {matches.index(rank): rank for rank in ranks}
+    here = matches.mask(by_index.values())
+    masks = dict.fromkeys(matches.of(constraint) & here for constraint in constraints)
+    return {by_index[index]: key for index, key in alike(masks, here).items()}
 
 
 def is_slot_specific(constraint: Constraint, policy: Policy) -> bool:
@@ -249,6 +263,27 @@ class Supply:
         kept = self.rank_index.feasibility
         return kept if kept is not None and kept.policy is self.policy else FeasibilityCache(self.policy)
 
+    @property
+    def matches(self) -> Matches:
+        return self.rank_index.matches
+
+    @lazy_property
+    def slots_mask(self) -> Mapping[TypeName, int]:
+        """By type, the ranks of its slots, as in ``matches``."""
+        rank_of_slot = self.snapshot.rank_of_slot
+        return {
+            it.name: self.matches.mask(rank_of_slot[slot] for slot in it.slots if slot in rank_of_slot)
+            for it in self.policy.node_types
+        }
+
+    @lazy_property
+    def free_masks(self) -> Mapping[TypeName, int]:
+        """By type, the ranks of its slots that are free now or in a moment."""
+        return {
+            it.name: self.matches.mask(rank for _, rank in chain(self.slots_free_now(it), self.slots_free_soon(it)))
+            for it in self.policy.node_types
+        }
+
     @lazy_property
     def open_zones(self) -> Mapping[TypeName, tuple[str, ...]]:
         """The zones in which each type may be created now, in the order of the site."""
@@ -265,13 +300,13 @@ class Supply:
         leased = self.leased_indexes.items()
         return {name: sorted(index for index, ends in indexes.items() if ends) for name, indexes in leased}
 
-    def offers(self, slot_specific: Sequence[Constraint]) -> list[Offer]:
+    def offers(self, constraints: Sequence[Constraint]) -> list[Offer]:
         """The nodes on sale: for each type its free slots, then those that are free in a moment."""
         return [
             offer
             for node_type in self.policy.node_types
             if node_type.name not in self.blocked
-            for offer in self._offers_of(node_type, slot_specific)
+            for offer in self._offers_of(node_type, constraints)
         ]
 
     def count_free(self, type_name: TypeName) -> int:
@@ -281,19 +316,23 @@ class Supply:
 
     def count_free_for(self, node_type: NodeType, constraint: Constraint) -> int:
         """How many slots of the type are free now or in a moment and meet the constraint."""
-        if not is_slot_specific(constraint, self.policy):
-            return self.count_free(node_type.name) if self._suit_all(node_type, constraint) else 0
-        places = chain(self.slots_free_now(node_type), self.slots_free_soon(node_type))
-        return sum(_constraints_met(node_type, place, (constraint,))[0] for place in places)
+        met = self._slots_that_meet(node_type, constraint)
+        if met is None:
+            return self.count_free(node_type.name)
+        return (met & self.free_masks[node_type.name]).bit_count() if met else 0
 
     def count_slots_for(self, node_type: NodeType, constraint: Constraint) -> int:
         """How many slots of the type could ever meet the constraint."""
-        if not is_slot_specific(constraint, self.policy):
-            known = self.rank_index.slots.get(node_type.name, 0)
-            return known if self._suit_all(node_type, constraint) else 0
-        rank_of_slot = self.snapshot.rank_of_slot
-        known_places = [(slot, rank_of_slot[slot]) for slot in node_type.slots if slot in rank_of_slot]
-        return sum(_constraints_met(node_type, place, (constraint,))[0] for place in known_places)
+        met = self._slots_that_meet(node_type, constraint)
+        return self.rank_index.slots.get(node_type.name, 0) if met is None else met.bit_count()
+
+    def _slots_that_meet(self, node_type: NodeType, constraint: Constraint) -> int | None:
+        """The slots of the type that meet a constraint, as in ``matches``; None if all of them do."""
+        if constraint is ANYWHERE:
+            return None
+        slots = self.slots_mask[node_type.name]
+        met = self.matches.of(constraint) & slots
+        return None if met == slots else met
 
     def slots_free_now(self, node_type: NodeType) -> Iterator[SlotAndRank]:
         """The slots of the type that are free now, in the order of the site."""
@@ -307,14 +346,11 @@ class Supply:
         """The slots of the type that are free in a moment, in the order of the site."""
         return self._places(node_type, self.ending_indexes.get(node_type.name, ()))
 
-    def _suit_all(self, node_type: NodeType, constraint: Constraint) -> bool:
-        return holds(constraint, properties=node_type.properties, host="", rank=-1)
-
     def _places(self, node_type: NodeType, indexes: Iterable[int]) -> Iterator[SlotAndRank]:
         rank_of_slot = self.snapshot.rank_of_slot
         return ((slot, rank_of_slot[slot]) for index in indexes for slot in (node_type.slots[index],))
 
-    def _offers_of(self, node_type: NodeType, slot_specific: Sequence[Constraint]) -> Iterator[Offer]:
+    def _offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
         name = node_type.name
         now = self.count_free(name) - len(self.ending_indexes.get(name, ()))
         soon = len(self.ending_indexes.get(name, ()))
@@ -322,14 +358,27 @@ class Supply:
             (Availability.NEW, now, partial(self.slots_free_now, node_type)),
             (Availability.COMING, soon, partial(self.slots_free_soon, node_type)),
         ):
-            if not slot_specific and count:
-                yield Offer(node_type, standing, count, next(places()), places, self.open_zones[name])
-            elif count:
-                kinds: dict[tuple[bool, ...], list[SlotAndRank]] = {}
-                for place in places():
-                    kinds.setdefault(_constraints_met(node_type, place, slot_specific), []).append(place)
-                for alike in kinds.values():
-                    yield Offer(node_type, standing, len(alike), alike[0], alike.__iter__, self.open_zones[name])
+            if not count:
+                continue
+            groups: dict[tuple[int, ...], list[SlotAndRank]] = {}
+            kinds = _kinds((rank for _, rank in places()), constraints, self.matches) if constraints else {}
+            if not kinds:
+                yield self._offer(node_type, standing, count, next(places()), places)
+                continue
+            for place in places():
+                groups.setdefault(kinds.get(place[1], ()), []).append(place)
+            for group in groups.values():
+                yield self._offer(node_type, standing, len(group), group[0], group.__iter__)
+
+    def _offer(
+        self,
+        node_type: NodeType,
+        standing: Availability,
+        count: int,
+        example: SlotAndRank,
+        places: Callable[[], Iterator[SlotAndRank]],
+    ) -> Offer:
+        return Offer(node_type, standing, count, example, places, self.open_zones[node_type.name], self.matches)
 
 
 def current_supply(

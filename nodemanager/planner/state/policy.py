@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy
 from nodemanager.core.nodes import FailureKind
-from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.slots import ForeignDrain, Misfit, NodeType, SlotName, TypeName
 
 # How long a failed create blocks its type, or all types.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -67,6 +67,8 @@ class Policy:
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
     misfit: Misfit = Misfit.DRAIN
+    foreign_drain: ForeignDrain = ForeignDrain.RETIRE
+    foreign_drain_after_s: float = 300.0  # how long a node that Flux itself drained is kept
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20

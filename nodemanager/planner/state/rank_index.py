@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
-from nodemanager.core.drains import drained_by_others
+from nodemanager.core.drains import drained_by_others, is_drain_by_flux
 from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import NodeType, Rank, TypeName
+from nodemanager.planner.state.constraints import Matches, Place
 from nodemanager.planner.state.policy import Policy
 
 
@@ -42,6 +44,8 @@ class RankIndex:
     vacant: Mapping[TypeName, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     slots: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))  # how many Flux knows
     feasibility: FeasibilityCache | None = field(default=None, compare=False, repr=False)
+    # Which ranks satisfy which constraints. Passes on as long as the ranks' hosts and the types stay the same.
+    matches: Matches = field(default_factory=Matches, compare=False, repr=False)
 
 
 def rank_index_of(ranks: Mapping[Rank, FluxRank], known: RankIndex, policy: Policy) -> RankIndex:
@@ -63,7 +67,7 @@ def updated_rank_index(
     with_room: dict[Rank, FluxRank] = dict(index.with_room)
     vacated: dict[TypeName, set[int]] = {}
     taken: dict[TypeName, set[int]] = {}
-    slots, feasibility = index.slots, index.feasibility
+    slots, feasibility, matches = index.slots, index.feasibility, index.matches
     moved: list[tuple[FluxRank | None, FluxRank | None]] = []
     for before, after in changes:
         if before is not None:
@@ -76,7 +80,11 @@ def updated_rank_index(
         if before is None or after is None or before.host != after.host:
             moved.append((before, after))
     if moved:
-        slots, feasibility = _count_slots(slots, moved, policy), None
+        slots, feasibility, matches = (
+            _count_slots(slots, moved, policy),
+            None,
+            Matches(partial(_places, ranks, policy)),
+        )
     vacant = dict(index.vacant)
     for name in {**taken, **vacated}:
         came, went = vacated.get(name, set()), taken.get(name, set())
@@ -84,12 +92,22 @@ def updated_rank_index(
             vacant[name] = _with_changes(vacant.get(name, ()), went - came, came - went)
     if feasibility is None or feasibility.policy is not policy:
         feasibility = FeasibilityCache(policy)
-    return RankIndex(ranks, policy.node_types, with_room, vacant, slots, feasibility)
+    return RankIndex(ranks, policy.node_types, with_room, vacant, slots, feasibility, matches)
+
+
+def _places(ranks: Mapping[Rank, FluxRank], policy: Policy) -> Iterator[Place]:
+    types, places = policy.types, policy.index_of_slot
+    for rank in ranks.values():
+        place = places.get(rank.host)
+        yield Place(rank.rank, rank.host, types[place[0]].properties if place is not None else frozenset())
 
 
 def is_vacant(rank: FluxRank) -> bool:
-    """Whether no node is on the rank and it may be used. A drain that is not ours is an operator's hold."""
-    held = drained_by_others(rank)
+    """Whether no node is on the rank and it may be used. A person's drain is a hold.
+
+    A drain of Flux's own concerned a node that is gone. It is undone when the slot is leased.
+    """
+    held = drained_by_others(rank) and not is_drain_by_flux(rank.drain_reason)
     return not (rank.online or rank.allocated or rank.excluded or held)
 
 

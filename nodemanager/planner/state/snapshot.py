@@ -47,6 +47,7 @@ class Node:
     adopted: bool = False  # by an earlier process, or a stray: its boot time is unknown
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: this process has certainly sent no create
+    create_failure: str = ""  # the provider's words; the node may exist all the same
     image: str | None = None  # of its create; None if this process sent none
     cloud: CloudNode | None = None
     billed_from_s: float | None = None
@@ -67,6 +68,7 @@ class Node:
     phase_detail: str = ""
     reclaimed: str | None = None  # the provider's notice that it will take the node back
     torpid_s: float | None = None  # since when its broker is connected but does not answer
+    drained_by_flux_s: float | None = None  # since when the rank has a drain of Flux's own
     housekeeping_s: float | None = None  # since when a housekeeping runs there, or the one we killed ran
     housekeeping_kills: int = 0  # how often we tried to kill that
     departures_s: tuple[float, ...] = ()  # the latest few times its broker went away

@@ -153,17 +153,20 @@ class Brokers:
 
     # --- drains ---
 
-    def drain(self, rank: int, reason: str | None) -> None:
-        """Drain a rank. A rank that is already drained keeps its reason."""
+    def drain(self, rank: int, reason: str | None, replaces: str | None = None) -> None:
+        """Drain a rank. A drained rank keeps its time, and also its reason unless that is ``replaces``."""
         broker = self._brokers[rank]
-        if broker.drained_at is not None:
+        overwrites = broker.drained_at is not None
+        if overwrites and (replaces is None or broker.drain_reason != replaces):
             return
-        broker.drained_at, broker.drain_reason = self._wall_at(), reason
+        if broker.drained_at is None:
+            broker.drained_at = self._wall_at()
+        broker.drain_reason = reason
         self._update_scheduler(broker)
         context: dict[str, Any] = {"idset": str(rank), "nodelist": broker.host}
         if reason is not None:
             context["reason"] = reason
-        self._post_event("drain", {**context, "overwrite": 0})
+        self._post_event("drain", {**context, "overwrite": int(overwrites)})
 
     def undrain(self, rank: int) -> None:
         broker = self._brokers[rank]

@@ -158,10 +158,10 @@ class SimulatedFlux:
         with self.world.lock:
             self._jobs.start_queue(queue)
 
-    def drain(self, rank: Rank, reason: str | None) -> None:
-        """Drain a rank, as an administrator does. A rank that is already drained keeps its reason."""
+    def drain(self, rank: Rank, reason: str | None, replaces: str | None = None) -> None:
+        """Drain a rank, as an administrator does. A rank that is drained keeps its reason, unless ``replaces``."""
         with self.world.lock:
-            self._brokers.drain(self._require_rank(rank), reason)
+            self._brokers.drain(self._require_rank(rank), reason, replaces)
 
     def undrain(self, rank: Rank) -> None:
         with self.world.lock:

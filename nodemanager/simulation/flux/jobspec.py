@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
-from nodemanager.core.notation import expand_hostlist, format_idset, parse_idset
+from nodemanager.core.notation import expand_hostlist, parse_idset
 from nodemanager.flux.parse.jobspec import OUR_ATTRIBUTES
 
 Jobspec = Mapping[str, Any]
@@ -197,10 +197,10 @@ def _write_constraint(constraint: Constraint) -> dict[str, Any]:
     match constraint:
         case HasProperty(name):
             return {"properties": [name]}
-        case OnHosts(hosts):
-            return {"hostlist": [",".join(sorted(hosts))]}
-        case OnRanks(ranks):
-            return {"ranks": [format_idset(ranks)]}
+        case OnHosts(hostlists):
+            return {"hostlist": list(hostlists)}
+        case OnRanks(idsets):
+            return {"ranks": list(idsets)}
         case All(parts):
             return {"and": [_write_constraint(part) for part in parts]}
         case AnyOf(parts):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
-from nodemanager.core.drains import is_our_drain
+from nodemanager.core.drains import is_drain_by_flux, is_our_drain
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
@@ -71,7 +71,9 @@ class SimulatedFluxPort:
         new = [launch for launch in launches if launch.slot not in self._flux.leases]
         self._flux.leases = records
         for launch in new:
-            self._undrain(launch.rank)
+            reason = self._flux.drain_reason(launch.rank)
+            if is_our_drain(reason) or is_drain_by_flux(reason):
+                self._flux.undrain(launch.rank)
 
     def forget(self, launch: Launch) -> None:
         self._change(lambda: self._forget(launch))
@@ -129,8 +131,8 @@ class SimulatedFluxPort:
             flux.job_manager_stats(),
         )
 
-    def drain(self, rank: Rank, reason: str) -> None:
-        self._change(lambda: self._flux.drain(rank, reason))
+    def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
+        self._change(lambda: self._flux.drain(rank, reason, replaces))
 
     def undrain(self, rank: Rank) -> None:
         self._change(lambda: self._undrain(rank))

@@ -7,25 +7,26 @@ site's currency, and an estimate. A reason has its code, its figures and a sente
 from __future__ import annotations
 
 import math
-import pwd
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from nodemanager.actors.manager import Publication
+from nodemanager.actors.user_names import user_name
+from nodemanager.core.drains import drained_by_others
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode
-from nodemanager.core.reason_text import ClockReading, to_sentence
+from nodemanager.core.reason_text import ClockReading, to_sentence, with_user_names
 from nodemanager.core.reasons import Figure, Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
 from nodemanager.planner.cost import billing
+from nodemanager.planner.observe.node_health import drained_nodes
 from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
@@ -57,7 +58,7 @@ def reason_fields(code: str, figures: Mapping[str, Figure]) -> Document:
     return {
         "code": code,
         "figures": {name: json_value(value) for name, value in figures.items()},
-        "text": to_sentence(code, figures),
+        "text": with_user_names(to_sentence(code, figures), user_name),
     }
 
 
@@ -107,6 +108,10 @@ def status(published: Publication) -> Document:
             "by_type": {name: dict(counts) for name, counts in sorted(by_type.items())},
             "wanted": nodes_wanted(published),
             "held": len(snapshot.steering.holds),
+            "drained": {
+                by: {"count": drained.count, "price_per_hour": float(drained.price_per_hour)}
+                for by, drained in drained_nodes(snapshot, policy).items()
+            },
             "to_retire": len(snapshot.steering.retirements),
             "orphans": len(supply.ownerless_strays(snapshot)),
             "intruders": len(snapshot.intruders),
@@ -213,6 +218,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "window": _paid_window(node, published),
         "reason": reason_document(reason, clock) if reason is not None else None,
         "held": _mark_document(snapshot.steering.holds.get(node.id)),
+        "drained_by_others": rank.drain_reason if rank is not None and drained_by_others(rank) else None,
         "to_retire": _mark_document(snapshot.steering.retirements.get(node.id)),
         "call": str(node.call.kind) if node.call is not None else None,
     }
@@ -323,15 +329,6 @@ def job_document(job: Job, published: Publication, clock: ClockReading) -> Docum
 def _host(rank: Rank, snapshot: Snapshot) -> str:
     known = snapshot.ranks.get(rank)
     return known.host if known is not None else str(rank)
-
-
-@lru_cache(maxsize=4096)
-def user_name(userid: int) -> str:
-    """The name of a user id, or its number if it has no name."""
-    try:
-        return pwd.getpwuid(userid).pw_name
-    except (KeyError, OverflowError):
-        return str(userid)
 
 
 # --- the plan ---------------------------------------------------------------------------------------------

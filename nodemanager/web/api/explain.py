@@ -14,7 +14,7 @@ from nodemanager.core.reason_text import format_wall_time
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.history.events import type_subject
-from nodemanager.history.store.reader import HistoryReader
+from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.cost import timings
 from nodemanager.planner.state.snapshot import Node
 from nodemanager.web.api.documents import (
@@ -41,8 +41,11 @@ class UnknownSubject(Exception):
 # --- the present ------------------------------------------------------------------------------------------
 
 
-def job(published: Publication, text: str) -> Document:
-    """Explain why an active job waits, by its id in any of Flux's forms. Raises ``UnknownSubject``."""
+def job(published: Publication, text: str, reader: HistoryReader | None = None) -> Document:
+    """Explain why an active job waits, by its id in any of Flux's forms. Raises ``UnknownSubject``.
+
+    The error of a job that is not active tells its end, from the history, and where Flux tells its exception.
+    """
     job_id = _job_id(text)
     clock = clock_of(published)
     snapshot = published.snapshot
@@ -52,7 +55,8 @@ def job(published: Publication, text: str) -> Document:
     found = snapshot.jobs.get(job_id)
     if found is None:
         raise UnknownSubject(
-            f"no active job {text}: it has ended, or was never submitted here."
+            f"no active job {text}: {_how_it_ended(job_id, reader)}."
+            f" For its end and any exception in Flux's own words: flux job eventlog {format_job_id(job_id)}."
             " To see why it waited: explain job ID --at TIME"
         )
     document = job_document(found, published, clock)
@@ -66,6 +70,20 @@ def job(published: Publication, text: str) -> Document:
         "reason": document["reason"],
         "nodes": _nodes_for(published, document),
     }
+
+
+def _how_it_ended(job_id: JobId, reader: HistoryReader | None) -> str:
+    unknown = "it has ended, or was never submitted here"
+    try:
+        ended = reader.ended_job(job_id) if reader is not None else None
+    except HistoryUnreadable:
+        return unknown
+    if ended is None:
+        return unknown
+    began_at, ended_at = ended
+    if began_at is None:  # it never started, or its start was not seen
+        return f"it ended at {format_wall_time(ended_at)}"
+    return f"it ran from {format_wall_time(began_at)} to {format_wall_time(ended_at)}"
 
 
 def _nodes_for(published: Publication, job_: Document) -> list[Document]:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from nodemanager.actors.manager import Publication
+from nodemanager.actors.user_names import user_name
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
@@ -129,7 +130,7 @@ def jobs(context: WebContext, request: Request, body: bytes) -> Response:
 
 def explain_job(context: WebContext, request: Request, body: bytes) -> Response:
     """Explain a job, now or at a past time."""
-    return _explain(context, request, body, "job", explain.job)
+    return _explain(context, request, body, "job", lambda now, name: explain.job(now, name, context.reader))
 
 
 def explain_node(context: WebContext, request: Request, body: bytes) -> Response:
@@ -213,7 +214,7 @@ def report(context: WebContext, request: Request, body: bytes) -> Response:
         ) from None
     document = context.reader.report(now_at - since_s, now_at)
     for row in document["by_user"]:
-        row["user"] = documents.user_name(row["userid"])
+        row["user"] = user_name(row["userid"])
     return json_response(document)
 
 

@@ -20,7 +20,7 @@ from nodemanager.core.slots import NodeType
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import NodeLife
 from nodemanager.planner.cost import budget
-from nodemanager.planner.observe import backoff
+from nodemanager.planner.observe import backoff, node_health
 from nodemanager.planner.placement import supply
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
@@ -186,6 +186,19 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
     )
     yield _gauge("nodes_max", "The limit on nodes.", policy.nodes_max)
     yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
+    drained = node_health.drained_nodes(snapshot, policy)
+    yield _gauges(
+        "nodes_drained",
+        "Nodes that cost money and take no jobs, because Flux itself (by flux) or a person drained them.",
+        ("by",),
+        {(by,): it.count for by, it in drained.items()},
+    )
+    yield _gauges(
+        "nodes_drained_price_per_hour",
+        "Price an hour of the nodes that Flux itself or a person drained.",
+        ("by",),
+        {(by,): float(it.price_per_hour) for by, it in drained.items()},
+    )
     yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(supply.ownerless_strays(snapshot)))
     yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))
     yield _gauge("strangers", "Other machines in the account.", snapshot.strangers)

@@ -36,8 +36,10 @@ async function ask(path) {
 
 function money(amount) {
   if (amount === null || amount === undefined) return "–";
-  const digits = Math.abs(amount) < 1000 ? 2 : 0;
-  return amount.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  if (Math.abs(amount) >= 1000) return amount.toLocaleString("en", { maximumFractionDigits: 0 });
+  // Four digits, as on the command line: a small machine costs 0.0116 an hour.
+  const digits = amount ? Math.max(2, Math.min(6, 3 - Math.floor(Math.log10(Math.abs(amount))))) : 2;
+  return amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: digits });
 }
 
 function span(seconds) {

@@ -130,9 +130,7 @@ class ActorReplay:
         now_s = self.world.now_s
         # The job must be in ``active`` before its first event is delivered.
         job_id = self.flux.submit(traced.shape, traced.limit_s, run_s=traced.run_s)
-        job = QueuedJob(
-            job_id, traced.name, now_s, traced.run_s, traced.limit_s, traced.shape, traced.userid
-        )
+        job = QueuedJob(job_id, traced.name, now_s, traced.run_s, traced.limit_s, traced.shape, traced.userid)
         self.active[job_id] = job
         self.events += 1
         self.totals.note_submitted(job)

@@ -21,6 +21,11 @@ FIELDS = 18
 # The positions of the fields, counted from 0.
 NUMBER, SUBMIT, RUN, ALLOCATED, REQUESTED, LIMIT, STATUS, USER, BEFORE = 0, 1, 3, 4, 7, 8, 10, 11, 16
 VALUE_MAX = 1e12
+# No real trace reaches these bounds. A file beyond them would take all memory, or a replay without end.
+LINE_MAX_CHARS = 16_384
+HEADER_MAX_CHARS = 65_536
+SPAN_MAX_S = 10 * 366 * 86_400.0  # of one job: how long it ran, and its time limit
+TRACE_MAX_S = 100 * 366 * 86_400.0  # from the first submission to the last
 GZIP = b"\x1f\x8b"
 PARTIAL = ("2", "3", "4")  # the status of a part of a job that also has a line for the whole
 
@@ -28,6 +33,9 @@ NOT_18 = "not 18 fields: those missing taken as -1, those beyond left out"
 NO_NUMBER = "left out: a field that is no number, or beyond all measure"
 NOT_WHOLE = "processors that are no whole number: the next above taken"
 SEEN_BEFORE = "a job number not above those before: the job taken as another one"
+TOO_LONG = "left out: it ran for more than 10 years"
+TOO_LATE = "left out: submitted more than 100 years after the first job"
+ENDLESS_LIMIT = "a requested time of more than 10 years: taken as unlimited"
 NO_RUN_TIME = "left out: no run time (it never ran, or nobody knows)"
 NO_PROCESSORS = "left out: neither requested nor allocated processors"
 NO_SUBMIT_TIME = "left out: no submit time"
@@ -67,8 +75,12 @@ def _lines(path: Path) -> Iterator[str]:
     number = 0
     try:
         with _open(path) as file:
-            for line in file:
+            while line := file.readline(LINE_MAX_CHARS + 1):
                 number += 1
+                if len(line) > LINE_MAX_CHARS:
+                    raise WorkloadError(
+                        f"{path}: line {number:,} has more than {LINE_MAX_CHARS:,} characters: it is no SWF trace"
+                    )
                 yield line
     except (OSError, EOFError, zlib.error) as error:
         after = f" after line {number:,}" if number else ""
@@ -80,9 +92,13 @@ def _is_comment(line: str) -> bool:
 
 
 def _header(path: Path) -> dict[str, str]:
-    """Read the ``; Key: value`` lines at the top. A repeated key, such as Note, gets all its lines."""
-    header: dict[str, str] = {}
+    """Read the ``; Key: value`` lines at the top. A repeated key, such as Note, gets all its lines.
+
+    Lines beyond ``HEADER_MAX_CHARS`` are ignored.
+    """
+    parts: dict[str, list[str]] = {}
     key = ""
+    left = HEADER_MAX_CHARS
     for line in _lines(path):
         if line.strip() and not _is_comment(line):
             break
@@ -90,9 +106,10 @@ def _header(path: Path) -> dict[str, str]:
         name, colon, value = text.partition(":")
         if colon and name.strip().replace(" ", "").isalnum() and not line.startswith(";  "):
             key, text = name.strip(), value.strip()
-        if key and text:
-            header[key] = f"{header[key]}\n{text}" if key in header else text
-    return header
+        left -= len(line)
+        if key and text and left >= 0:
+            parts.setdefault(key, []).append(text)
+    return {name: "\n".join(texts) for name, texts in parts.items()}
 
 
 def _jobs(path: Path, each: Processors, promised: int | None, oddities: Oddities) -> Iterator[TraceJob]:
@@ -113,6 +130,9 @@ def _jobs(path: Path, each: Processors, promised: int | None, oddities: Oddities
             continue
         if latest_s is None:
             latest_s = first_s = job.submit_s
+        if job.submit_s - first_s > TRACE_MAX_S:
+            oddities.note(TOO_LATE, place)
+            continue
         if job.submit_s < latest_s:
             oddities.note(EARLIER, place)
         if float(job.name) <= highest:
@@ -145,6 +165,9 @@ def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) ->
     if limit_s <= 0:
         oddities.note(NO_LIMIT, place)
         limit_s = 0.0
+    elif limit_s > SPAN_MAX_S:
+        oddities.note(ENDLESS_LIMIT, place)
+        limit_s = 0.0
     elif run_s > limit_s:
         oddities.note(OVERRUN, place)
         limit_s = run_s
@@ -161,6 +184,8 @@ def _unusable(fields: list[str], values: list[float]) -> str:
         return NO_SUBMIT_TIME
     if values[RUN] < 0:
         return NO_RUN_TIME
+    if values[RUN] > SPAN_MAX_S:
+        return TOO_LONG
     if values[REQUESTED] <= 0 and values[ALLOCATED] <= 0:
         return NO_PROCESSORS
     return ""

@@ -238,6 +238,7 @@ class TestLibcloudPort:
 
     def test_destroy_of_one_that_is_gone_is_no_error(self) -> None:
         driver = ScriptedDriver([], destroys=http(400, "InvalidInstanceID.NotFound: i-1"))
+        # It must not raise.
         ScriptedPort(driver).destroy(ProviderId("i-1"))
 
     @pytest.mark.parametrize("answer", [False, http(503, "Unavailable: later")])

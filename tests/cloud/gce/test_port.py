@@ -338,6 +338,7 @@ class TestDestroy:
 
     def test_of_one_that_is_gone_is_no_error(self, gce: Service) -> None:
         gce.says(*DELETE, an_error(404, "notFound"))
+        # It must not raise.
         cloud_at(gce).destroy(ProviderId(f"us-central1-a/{NAME}"))
 
     @pytest.mark.parametrize("reply", [LOST, an_error(503, "backendError"), said({})])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -387,6 +388,7 @@ class TestFaults:
     def test_dead_nodes_take_no_room(self, world: World) -> None:
         driver = world.driver(Faults(nodes_max=1))
         driver.destroy_node(boot(driver))
+        # It must not raise.
         boot(driver)
 
     def test_countdown_in_the_file_is_counted_over_all_drivers(self, world: World) -> None:
@@ -433,6 +435,16 @@ class TestFaults:
         with pytest.raises(BaseHTTPError, match="InvalidParameterValue") as refused:
             driver.list_nodes()
         assert message in str(refused.value)
+
+    def test_full_disk_is_out_of_capacity(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_room(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        driver = world.driver()
+        monkeypatch.setattr(store, "_replace_file", no_room)
+        with pytest.raises(BaseHTTPError, match=r"InsufficientInstanceCapacity.*No space left"):
+            boot(driver)
+        assert driver.list_nodes() == []
 
     def test_machine_without_room_for_a_process_is_out_of_capacity(
         self, world: World, monkeypatch: pytest.MonkeyPatch

@@ -459,6 +459,7 @@ class TestDestroy:
 
     def test_of_one_that_is_gone_is_no_error(self, nova: Service) -> None:
         nova.says("DELETE", f"/v2.1/servers/{MADE}", recorded("openstack/server-unknown"))
+        # It must not raise.
         cloud_at(nova).destroy(ProviderId(MADE))
 
     @pytest.mark.parametrize("reply", [REFUSED, LOST, said({"conflictingRequest": {"message": "busy"}}, 409)])
@@ -521,6 +522,7 @@ class TestIdentity:
 
     @pytest.mark.parametrize("ending", ["/v3", "/v3/", "/"])
     def test_address_may_end_in_its_version(self, nova: Service, ending: str) -> None:
+        # It must not raise.
         cloud_at(nova, auth_url=nova.url + ending).list_nodes()
 
     @pytest.mark.parametrize("region", ["", "nowhere"])

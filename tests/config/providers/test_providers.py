@@ -167,6 +167,7 @@ def test_spot_where_there_is_none_is_a_fault(tmp_path: Path, provider: str) -> N
 
 
 def test_spot_on_gce_is_none(tmp_path: Path) -> None:
+    # It must not raise.
     site_of(tmp_path, GOOD["gce"], NODE + "market = spot\n")
 
 
@@ -176,6 +177,7 @@ def test_a_price_of_nothing_where_everything_costs_is_a_fault(tmp_path: Path, pr
 
 
 def test_ones_own_cloud_may_be_free(tmp_path: Path) -> None:
+    # It must not raise.
     site_of(tmp_path, GOOD["openstack"], NODE.replace("0.25", "0"))
 
 

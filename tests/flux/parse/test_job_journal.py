@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import HasProperty, Job, JobId, JobState, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.slots import Rank
+from nodemanager.flux.parse import job_journal
 from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
+from nodemanager.flux.parse.jobspec import PLAIN_BYTES, size_bytes
 from tests.flux.recording import job_events, lines
 
 # RFC 21's states, as job-list gives them.
@@ -344,3 +346,66 @@ def test_events_in_any_order_never_raise_and_the_changes_add_up(
 def test_what_concerns_ranks() -> None:
     concerning = {line["name"] for line in job_events() if changes_allocation(line["name"])}
     assert concerning == {"alloc", "release", "free"}
+
+
+# --- large jobspecs ---------------------------------------------------------------------------------------
+
+
+def _large(kib: int) -> dict[str, Any]:
+    """A jobspec whose constraint takes so much memory beyond that of a plain jobspec."""
+    hosts = "h" * (kib * 1024 + PLAIN_BYTES - size_bytes(_with_hosts("")))
+    return _with_hosts(hosts)
+
+
+def _with_hosts(hosts: str) -> dict[str, Any]:
+    constraints = {"hostlist": [hosts]}
+    return {**JOBSPEC, "attributes": {"system": {"duration": 60, "constraints": constraints}}}
+
+
+def test_a_user_s_large_jobspecs_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_journal, "USER_BYTES_MAX", 100 * 1024)
+    journal = Journal()
+    for number in range(1, 5):
+        journal.says(number, "submit", jobspec=_large(30))
+    assert journal.ids() == [1, 2, 3]
+    assert "the user's large jobspecs take more than" in journal.why(4)
+    journal.says(5, "submit", jobspec=_large(30), userid=2000)
+    assert journal.ids() == [1, 2, 3, 5]
+
+
+def test_plain_jobspecs_count_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_journal, "USER_BYTES_MAX", 0)
+    journal = Journal()
+    for number in range(1, 50):
+        journal.says(number, "submit", jobspec=_large(0))
+    assert len(journal.ids()) == 49
+
+
+def test_what_an_ended_job_took_may_be_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_journal, "USER_BYTES_MAX", 30 * 1024)
+    journal = Journal()
+    for number in range(1, 5):
+        assert journal.says(number, "submit", jobspec=_large(30)).ids() == [number]
+        journal.says(number, "clean")
+
+
+def test_a_job_whose_jobspec_shrinks_or_is_submitted_twice_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_journal, "USER_BYTES_MAX", 30 * 1024)
+    journal = Journal().says(1, "submit", jobspec=_large(30)).says(1, "submit", jobspec=_large(30))
+    journal.says(1, "jobspec-update", **{"attributes.system.constraints": {"hostlist": ["h"]}})
+    assert journal.says(2, "submit", jobspec=_large(30)).ids() == [1, 2]
+
+
+def test_all_users_large_jobspecs_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_journal, "ALL_BYTES_MAX", 100 * 1024)
+    journal = Journal()
+    for number in range(1, 5):
+        journal.says(number, "submit", jobspec=_large(30), userid=number)
+    assert journal.ids() == [1, 2, 3]
+    assert "all users' large jobspecs take more than" in journal.why(4)
+
+
+def test_a_dropped_jobspec_cannot_be_updated() -> None:
+    journal = Journal().says(1, "submit", jobspec=_large(1000))
+    journal.says(1, "jobspec-update", **{"attributes.system.duration": 5})
+    assert "take more than 256 KiB" in journal.why(1)

@@ -21,6 +21,8 @@ from nodemanager.flux.setup.bootstrap import (
     find_flux,
     flux_toml,
     follower_command,
+    guest_warnings,
+    open_run_folder,
     user_data,
     write_bootstrap,
 )
@@ -318,6 +320,84 @@ def test_the_user_data_ends_with_its_broker_at_sigterm(folder: Path, site: Site)
     assert node.wait(20) == 0
     assert not Path("/proc", pid).exists()
     assert not Path(rundir).exists()
+
+
+# --- guests -----------------------------------------------------------------------------------------------
+
+
+def admit_guests(site: Site) -> None:
+    conf_d = site.flux.bootstrap_dir / "conf.d"
+    conf_d.mkdir(parents=True, exist_ok=True)
+    (conf_d / "guests.toml").write_text("[access]\nallow-guest-user = true\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize("guests", [False, True])
+def test_guests_reach_the_socket_of_a_node_only_if_the_instance_admits_them(
+    folder: Path, site: Site, *, guests: bool
+) -> None:
+    if guests:
+        admit_guests(site)
+    own_tmp, seen = folder / "tmp", folder / "seen"
+    own_tmp.mkdir(mode=0o700)
+    script = folder / "user-data"
+    modes = f'stat -c %a "$TMPDIR" "${{5#-Srundir=}}" > {seen}.new; mv {seen}.new {seen}; exec sleep 600'
+    script.write_text(user_data(site, SLOT, a_flux(folder, modes)), encoding="utf-8")
+    node = subprocess.Popen(["sh", script], env={"PATH": "/usr/bin:/bin", "TMPDIR": str(own_tmp)}, umask=0o077)
+    eventually("a broker", seen.exists)
+    node.terminate()
+    assert node.wait(20) == 0
+    assert seen.read_text().split() == (["711", "755"] if guests else ["700", "700"])
+
+
+def test_the_user_data_of_an_instance_with_guests_is_clean_shell_too(folder: Path, site: Site) -> None:
+    admit_guests(site)
+    checked = subprocess.run(
+        ["shellcheck", "--shell=sh", "-"],
+        input=user_data(site, SLOT, a_flux(folder, "")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.stdout == ""
+
+
+def modes_of(*paths: Path) -> list[str]:
+    return [oct(stat.S_IMODE(path.stat().st_mode)) for path in paths]
+
+
+def test_guests_reach_the_socket_of_rank_0_only_if_the_instance_admits_them(folder: Path, output: Path) -> None:
+    site = load_site(folder / "site.ini")
+    write_bootstrap(site, output, a_flux(folder, KEYGEN))
+    open_run_folder(site)
+    assert modes_of(output, output / "run") == ["0o700", "0o700"]
+    admit_guests(site)
+    open_run_folder(site)
+    assert modes_of(output, output / "run") == ["0o711", "0o755"]
+    assert modes_of(output / "conf.d", output / "state", output / "curve.cert") == ["0o700", "0o700", "0o600"]
+
+
+def test_a_folder_that_keeps_guests_from_rank_0_is_named(folder: Path, output: Path) -> None:
+    text = (folder / "site.ini").read_text().replace("[Flux]", f"[Flux]\nuri = local://{output}/run/local-0")
+    (folder / "site.ini").write_text(text)
+    site = load_site(folder / "site.ini")
+    write_bootstrap(site, output, a_flux(folder, KEYGEN))
+    (folder / "state").chmod(0o700)
+    assert guest_warnings(site) == ()
+    admit_guests(site)
+    (warning,) = guest_warnings(site)
+    assert f"{folder}/state" in warning
+    assert f"{output}," not in warning  # the manager opens this one itself
+    for above in (folder / "state", *(it for it in folder.parents if not it.stat().st_mode & stat.S_IXOTH)):
+        above.chmod(above.stat().st_mode | stat.S_IXOTH)
+    folder.chmod(0o711)
+    assert guest_warnings(site) == ()
+
+
+def test_a_configuration_that_cannot_be_read_is_not_taken_for_one_without_guests(folder: Path, site: Site) -> None:
+    admit_guests(site)
+    (site.flux.bootstrap_dir / "conf.d" / "more.toml").write_text("[access", encoding="utf-8")
+    with pytest.raises(BootstrapError, match=r"more\.toml"):
+        user_data(site, SLOT, a_flux(folder, ""))
 
 
 # --- other ways to join -----------------------------------------------------------------------------------

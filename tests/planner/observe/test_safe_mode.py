@@ -34,7 +34,7 @@ def test_where_too_large_a_part_is_away_at_once_nothing_is_done_and_it_is_said_w
     assert made.stands_still is not None
     assert made.stands_still.code == "safe_mode"
     figures = made.stands_still.figures
-    assert (figures["unready"], figures["nodes"], figures["unready_max"]) == (5, 8, 4)
+    assert (figures["unready"], figures["node_count"], figures["unready_max"]) == (5, 8, 4)
     assert figures["ends"]
 
 

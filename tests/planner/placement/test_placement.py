@@ -110,7 +110,7 @@ def test_small_jobs_share_one_new_node() -> None:
 
 
 def test_a_constraint_chooses_the_host() -> None:
-    assert slots(a_world().job(tasks(1, where=OnHosts(frozenset({"cloud3"}))))) == ["cloud3"]
+    assert slots(a_world().job(tasks(1, where=OnHosts(("cloud3",))))) == ["cloud3"]
 
 
 def test_jobs_are_taken_in_order_whatever_their_shapes() -> None:
@@ -178,7 +178,7 @@ def test_what_is_free_on_nodes_of_one_kind_may_be_filled_in_two_ways() -> None:
 def test_a_gang_that_cannot_be_had_whole_leaves_all_to_the_next_job() -> None:
     world = a_world(nodes_max=2, queue_policy=QueuePolicy.BACKFILL).job(whole_nodes(3), whole_nodes(2))
     assert world.why_job(1).code == "beyond_limits"
-    assert world.why_job(1).figures["nodes"] == 3
+    assert world.why_job(1).figures["node_count"] == 3
     assert slots(world, 2) == ["cloud1", "cloud2"]
 
 
@@ -341,7 +341,7 @@ def test_nodes_that_come_are_laid_out_as_when_they_were_bought() -> None:
 
 def test_every_type_has_the_reason_why_it_is_bought_or_not() -> None:
     made = a_world().job(tasks(1)).plan()
-    assert made.types[TypeName("cloud")] == because("bought", nodes=1)
+    assert made.types[TypeName("cloud")] == because("bought", node_count=1)
     assert made.types[TypeName("gpu")] == because(
         "another_mix_is_cheaper", node_types=("cloud",), price_per_hour=Decimal("0.40")
     )

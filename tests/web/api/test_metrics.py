@@ -12,7 +12,7 @@ from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.state.snapshot import Block, FailureStreak, Scope
-from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_snapshot
+from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_snapshot, drained
 from tests.web.fleets import Stand, a_fleet, a_stand, published
 
 NAMED = {  # what others rely on
@@ -49,6 +49,19 @@ def test_what_stands_is_as_of_the_latest_publication() -> None:
     assert sum(nodes) == 5
     assert samples["node_manager_jobs", "inactive"] == 41
     assert samples["node_manager_data_age_seconds", "cloud"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_nodes_that_others_drained_are_counted_with_their_price_an_hour() -> None:
+    stand = a_stand()
+    policy = a_policy()
+    up = a_rank("cloud1", policy, online=True)
+    node = a_node("cloud1", policy=policy, rank=drained(up, "prolog failed for job ƒ2YXZLLFZPj"))
+    stand.post(published(policy, a_snapshot(policy, nodes=[node])))
+    samples = scraped(stand)
+    price = float(policy.types[node.launch.type_name].price_per_hour)
+    assert samples["node_manager_nodes_drained", "flux"] == 1
+    assert samples["node_manager_nodes_drained_price_per_hour", "flux"] == price
+    assert samples["node_manager_nodes_drained", "person"] == 0
 
 
 def test_calls_are_counted_by_operation_and_failures_by_kind() -> None:

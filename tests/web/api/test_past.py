@@ -91,6 +91,24 @@ def test_what_was_so_then_is_told_with_its_reason(
     assert explained["history"]
 
 
+def test_a_job_that_has_ended_is_told_with_its_end_and_where_flux_tells_why(tmp_path: Path) -> None:
+    """A job that Flux refused ended too: only Flux knows its exception."""
+    ran = a_job(1, state=JobState.RUN, began_at=WALL_AT + 30)
+    story = [a_moment(0, jobs=[ran, a_job(2, whole_nodes(1))]), a_moment(60), a_moment(120)]
+    journal = HistoryWriter(tmp_path / "journal.sqlite")
+    journal.start()
+    for happened in told(*story):
+        journal.take_in(happened)
+    journal.stop(STOP_S)
+    with a_client(journal, jobs_for_everybody=True) as client:
+        errors = [client.get(f"/explain/job/{job}").json()["error"] for job in (1, 2, 3)]
+    began, ended = format_wall_time(WALL_AT + 30), format_wall_time(WALL_AT + 60)
+    assert f"it ran from {began} to {ended}." in errors[0]
+    assert f"it ended at {ended}." in errors[1]
+    assert "it has ended, or was never submitted here." in errors[2]
+    assert "flux job eventlog f3." in errors[1]
+
+
 @pytest.mark.parametrize(("after_s", "what", "shown"), [(150, "began", "was running"), (200, "ended", "had ended")])
 def test_a_job_that_had_begun_or_ended_was_kept_by_nothing(
     client: TestClient, after_s: float, what: str, shown: str

@@ -159,3 +159,40 @@ def test_a_header_beyond_all_measure_is_left_out(tmp_path: Path) -> None:
     path.write_text(f"; MaxRecords: 1e400\n; UnixStartTime: nan\n; MaxProcs: -1\n{_line(1)}")
     workload = swf.open_swf(path)
     assert (workload.start_at, workload.processors, workload.jobs_about) == (0.0, None, None)
+
+
+def test_a_line_without_end_is_an_error_that_names_it(tmp_path: Path) -> None:
+    """The archive's longest lines have a few hundred characters. A file of zeros is one line."""
+    path = tmp_path / "zeros.swf"
+    path.write_bytes(b"; Version: 2.2\n" + b"0" * (swf.LINE_MAX_CHARS + 1))
+    with pytest.raises(WorkloadError, match=r"line 2 has more than 16,384 characters"):
+        swf.open_swf(path)
+
+
+def test_a_header_without_end_is_kept_only_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "header.swf"
+    path.write_text("; MaxProcs: 8\n" + f"; Note: {'x' * 1000}\n" * 1000 + "1 0 0 60 1 -1 -1 1 60 " + "-1 " * 9)
+    workload = swf.open_swf(path)
+    assert workload.processors == 8
+    assert sum(map(len, workload.header.values())) <= swf.HEADER_MAX_CHARS
+    assert [job.run_s for job in workload.read(Oddities())] == [60.0]
+
+
+@pytest.mark.parametrize(
+    ("submit", "run", "limit", "odd", "limit_s"),
+    [
+        ("60", "1e11", "60", swf.TOO_LONG, None),
+        ("1e11", "60", "60", swf.TOO_LATE, None),
+        ("60", "60", "1e11", swf.ENDLESS_LIMIT, 0.0),
+    ],
+)
+def test_a_time_beyond_every_trace_makes_no_endless_replay(
+    tmp_path: Path, submit: str, run: str, limit: str, odd: str, limit_s: float | None
+) -> None:
+    path = tmp_path / "times.swf"
+    lines = (("1", "0", "60", "60"), ("2", submit, run, limit))
+    path.write_text("".join(f"{job} {at} 0 {ran} 1 -1 -1 1 {most} {'-1 ' * 9}\n" for job, at, ran, most in lines))
+    oddities = Oddities()
+    jobs = list(swf.open_swf(path).read(oddities))
+    assert [job.limit_s for job in jobs] == [60.0, *([limit_s] if limit_s is not None else [])]
+    assert oddities.examples[odd] == ["line 2"]
