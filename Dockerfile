@@ -19,8 +19,11 @@ COPY bin bin
 COPY config config
 COPY doc/man doc/man
 COPY nodemanager nodemanager
+COPY requirements requirements
+# Every dependency has the version and the hash in the lock file (bin/lock).
 RUN python3 -m venv /opt/flux-node-manager \
- && /opt/flux-node-manager/bin/pip install --no-cache-dir '.[flux]'
+ && /opt/flux-node-manager/bin/pip install --no-cache-dir --require-hashes --requirement requirements/service.txt \
+ && /opt/flux-node-manager/bin/pip install --no-cache-dir --no-deps .
 
 FROM ${FLUX_IMAGE}
 ARG FLUX_VERSION

@@ -25,6 +25,7 @@ from nodemanager.config.text.settings import (
     CloudSettings,
     FluxSettings,
     JoinSettings,
+    JournalSettings,
     LimitsSettings,
     NodeSettings,
     PolicySettings,
@@ -37,7 +38,7 @@ from nodemanager.config.text.settings import (
     allowed_keys,
 )
 from nodemanager.core import nodes
-from nodemanager.core.notation import format_fsd
+from nodemanager.core.notation import format_bytes, format_fsd
 from nodemanager.planner.state import lifecycle
 
 FOLDER = Path(__file__).parent
@@ -52,6 +53,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Join": JoinSettings,
     "Budget": BudgetSettings,
     "Web": WebSettings,
+    "Journal": JournalSettings,
     "Simulation": SimulationSettings,
     "Node NAME": NodeSettings,
 }
@@ -185,7 +187,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Web": {
         "listen": "Where to serve status, control and the dashboard. `unix`: on the socket `web.sock` in "
         "`state_dir`, which only its owner can use. `unix:PATH`: on another socket, relative to the site file's "
-        "folder. `HOST:PORT`: on TCP, for everybody who can reach it. `off`: nowhere; the verbs that query or "
+        "folder. `HOST:PORT`: on TCP, for everybody who can reach it, and on `web.sock` for the owner. `off`: "
+        "nowhere; the verbs that query or "
         "steer the service then do not work.",
         "token_file": "The file with the token that steering requires. If it is missing, the service creates it, "
         "readable only by its owner. Relative to the site file's folder. Default: `token` in `state_dir`.",
@@ -193,6 +196,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "listens on are always allowed. Requests for other hosts are refused.",
         "jobs_shown_to": "Who sees the list of jobs and the reason why each waits. `owner`: users of the socket "
         "and holders of the token; others see counts. `everybody`: everybody.",
+    },
+    "Journal": {
+        "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
+        "larger, its oldest rows are deleted, even if they would otherwise be kept longer.",
     },
     "Join": {
         "listen": "The address and port of the join service. If rank 0 has a loopback address, the default is that "
@@ -385,6 +392,8 @@ def _default(name: str, field: FieldInfo) -> str:
     if isinstance(value, float):
         is_duration = field.validation_alias is not None and name.endswith("_s")
         return f"`{format_fsd(value)}`" if is_duration else f"`{value:g}`"
+    if name.endswith("_bytes"):
+        return f"`{format_bytes(value)}`"
     return f"`{value}`" if value or isinstance(value, int) else "none"
 
 

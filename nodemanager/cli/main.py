@@ -82,8 +82,7 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
         # The join service must not have the cloud's credentials, and simulate does not need them.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
+        return service_verbs.print_error(error, EXIT_CONFIG, as_json=chosen.json)
     return VERBS[chosen.verb](site, chosen)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import struct
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,11 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from nodemanager.config.site import Site
-from nodemanager.web.listen import ListenAddress, TcpAddress, parse_listen
+from nodemanager.web.listen import ListenAddress, TcpAddress, UnixSocket, listen_addresses
 from nodemanager.web.token import TokenError, read_token
 
 TIMEOUT_S = 30.0
+STATUS_WITHIN_S = 5.0  # it is ready at any time
 SILENCE_MAX_S = 60.0  # of a stream, on which the service sends a comment every 15 s
 LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - a service that listens on all addresses
 
@@ -42,6 +45,14 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
+    def listener_pid(self) -> int:
+        """The process that listens on the socket; 0 if there is no connection."""
+        try:
+            pid, _, _ = struct.unpack("3i", self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        except (OSError, AttributeError):
+            return 0
+        return int(pid)
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
@@ -49,6 +60,10 @@ class Client:
 
     address: ListenAddress
     token_file: Path
+
+    def status(self) -> Any:
+        """Return the status document, or find out soon that the service hangs."""
+        return self._request_json("GET", "/status", b"", must_have_token=False, within_s=STATUS_WITHIN_S)
 
     def get(self, path: str, **query: object) -> Any:
         """Return the JSON document at a path. Parameters that are None are left out."""
@@ -77,17 +92,31 @@ class Client:
         finally:
             connection.close()
 
-    def _request_json(self, method: str, path: str, body: bytes, *, must_have_token: bool = True) -> Any:
-        connection = self._connection(TIMEOUT_S)
+    def _request_json(
+        self, method: str, path: str, body: bytes, *, must_have_token: bool = True, within_s: float = TIMEOUT_S
+    ) -> Any:
+        connection = self._connection(within_s)
         try:
             answer = self._request(connection, method, path, body, must_have_token=must_have_token).read()
             return json.loads(answer)
+        except TimeoutError as error:
+            raise ServiceUnreachable(self._describe_hang(connection)) from error
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(f"{self.address}: the service does not answer: {error}") from error
         except ValueError as error:
             raise ServiceUnreachable(f"{self.address}: something else than the service answers there") from error
         finally:
             connection.close()
+
+    def _describe_hang(self, connection: http.client.HTTPConnection) -> str:
+        """Say that the service runs and does not answer, with its process if it is on this machine's socket."""
+        process = ""
+        if isinstance(connection, _UnixConnection) and (pid := connection.listener_pid()):
+            process = f" (process {pid})"
+        return (
+            f"{self.address}: the service{process} has not answered within {connection.timeout:g} s: it hangs, or"
+            " it is stopped. Restart it"
+        )
 
     def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
         if isinstance(self.address, TcpAddress):
@@ -113,6 +142,8 @@ class Client:
         try:
             connection.request(method, path, body or None, headers)
             response = connection.getresponse()
+        except TimeoutError as error:
+            raise ServiceUnreachable(self._describe_hang(connection)) from error
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(
                 f"{self.address}: no service answers ({error}): is it running with this site?"
@@ -133,10 +164,12 @@ def _refusal(response: http.client.HTTPResponse) -> Exception:
 
 def make_client(site: Site) -> Client:
     """Make the client of a site's service. Raises ``ServiceUnreachable`` if the service does not listen."""
-    place = parse_listen(site.web.listen)
-    if place is None:
+    places = listen_addresses(site.web.listen, site.state_dir)
+    if not places:
         raise ServiceUnreachable(f"{site.path}: [Web] listen = off: the service cannot be asked")
-    return Client(place, site.web.token_file)
+    # Other users can block a TCP address, but not the owner's socket.
+    usable = (it for it in places if isinstance(it, UnixSocket) and os.access(it.path, os.W_OK))
+    return Client(next(usable, places[-1]), site.web.token_file)
 
 
 def quote_segment(text: str) -> str:

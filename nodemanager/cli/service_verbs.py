@@ -52,20 +52,24 @@ def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
         try:
             ask(make_client(site), site, chosen, make_console(soft_wrap=not sys.stdout.isatty()))
         except UsageError as error:
-            return _print_error(error, EXIT_USAGE)
+            return print_error(error, EXIT_USAGE, as_json=chosen.json)
         except RequestDeclined as error:
-            return _print_error(error, EXIT_FAILED)
+            return print_error(error, EXIT_FAILED, as_json=chosen.json)
         except ServiceUnreachable as error:
-            return _print_error(error, EXIT_UNAVAILABLE)
+            return print_error(error, EXIT_UNAVAILABLE, as_json=chosen.json)
         except NotAllowed as error:
-            return _print_error(error, EXIT_NO_PERMISSION)
+            return print_error(error, EXIT_NO_PERMISSION, as_json=chosen.json)
         return EXIT_OK
 
     verb.__doc__ = ask.__doc__
     return verb
 
 
-def _print_error(error: Exception, status: int) -> int:
+def print_error(error: Exception, status: int, *, as_json: bool) -> int:
+    """Print an error on standard error, as text or as one line of JSON. Returns the exit status."""
+    if as_json:
+        print(json.dumps({"error": str(error), "exit_status": status}), file=sys.stderr)
+        return status
     # The text may be the service's, in several lines, and contain anything.
     print(*(escape_unprintable(line) for line in str(error).split("\n")), sep="\n", file=sys.stderr)
     return status
@@ -90,7 +94,7 @@ def _readable(document: Any) -> Any:
 def status(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Show queue, nodes, cost and problems on one screen."""
     del site
-    _show(client.get("/status"), chosen, console, tables.status)
+    _show(client.status(), chosen, console, tables.status)
 
 
 def nodes(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
@@ -112,7 +116,7 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
         raise UsageError("use: explain job ID, explain node NAME, or explain type NAME")
     kind, name = chosen.subjects
     # "2h ago" is by the service's clock, because a simulated service has its own.
-    at = parse_moment(chosen.at, lambda: client.get("/status")["at"]) if chosen.at is not None else None
+    at = parse_moment(chosen.at, lambda: client.status()["at"]) if chosen.at is not None else None
     document = client.get(f"/explain/{kind}/{quote_segment(name)}", at=at)
     if kind == "job" and not chosen.json and shows_unicode_ids():
         document = {**document, "subject": unicode_id(document["subject"])}

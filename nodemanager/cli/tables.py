@@ -24,6 +24,8 @@ STYLES: Mapping[str, str] = {
     "lost": "bold red",
     "gone": "dim",
 }
+MIB = 1 << 20
+SILENT_MAX_S = 15.0  # as in /healthz
 STARTED_JOB_STATES = ("run", "cleanup")
 JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
 
@@ -94,8 +96,13 @@ def _status_head(document: Mapping[str, Any]) -> Table:
                 ),
             ),
             ("data age", sources),
+            ("history", _history_size(document["journal"])),
         ]
     )
+
+
+def _history_size(journal: Mapping[str, Any]) -> str:
+    return f"{journal['size_bytes'] / MIB:.1f} MiB of {journal['size_max_bytes'] / MIB:.0f} MiB at most"
 
 
 def _mode(document: Mapping[str, Any]) -> str:
@@ -106,6 +113,9 @@ def _mode(document: Mapping[str, Any]) -> str:
 def _decides(document: Mapping[str, Any]) -> Text:
     if document["stands_still"]:
         return Text(why(document["stands_still"]), style="bold red")
+    if document["silent_s"] > SILENT_MAX_S:
+        silent = span(document["silent_s"])
+        return Text(f"no: the manager has hung for {silent}; restart the service", style="bold red")
     if document["safe_mode"]["on"]:
         return Text("in safe mode: a list lacked a large part of the fleet", style="bold yellow")
     return Text(

@@ -34,6 +34,7 @@ from nodemanager.config.text.settings import (
     FluxSettings,
     JoinMethod,
     JoinSettings,
+    JournalSettings,
     LimitsSettings,
     Mode,
     NodeSettings,
@@ -74,6 +75,7 @@ _SECTIONS = (
     "Join",
     "Budget",
     "Web",
+    "Journal",
     "Simulation",
 )
 
@@ -116,6 +118,7 @@ class Site:
     join: JoinSettings
     budget: BudgetSettings
     web: WebSettings
+    journal: JournalSettings
     simulation: SimulationSettings
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # of each type; "" leaves the choice to the provider
@@ -199,6 +202,7 @@ class _SiteLoader:
         join = self._section("Join", JoinSettings)
         budget = self._section("Budget", BudgetSettings)
         web = self._section("Web", WebSettings)
+        journal = self._section("Journal", JournalSettings)
         simulation = self._section("Simulation", SimulationSettings)
         nodes = self._nodes()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
@@ -218,7 +222,17 @@ class _SiteLoader:
         if flux and not flux.simulated:
             node_types = self._with_configured_slots(node_types, flux)
         if self._faults or not (
-            site and flux and cloud and limits and timing and policy and join and budget and web and simulation
+            site
+            and flux
+            and cloud
+            and limits
+            and timing
+            and policy
+            and join
+            and budget
+            and web
+            and journal
+            and simulation
         ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
         return Site(
@@ -236,6 +250,7 @@ class _SiteLoader:
             join=self._complete_join(join, flux, cloud, state_dir),
             budget=budget,
             web=self._complete_web(web, state_dir),
+            journal=journal,
             simulation=simulation,
             node_types=node_types,
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),

@@ -89,6 +89,16 @@ def format_fsd(duration_s: float) -> str:
 # --- bytes ------------------------------------------------------------------------------------------------
 
 
+def format_bytes(size_bytes: int) -> str:
+    """Write a size in the largest unit in which it is whole: 1GiB, 1536MiB."""
+    unit = next(
+        it
+        for it in sorted(_BYTE_UNITS, key=_BYTE_UNITS.__getitem__, reverse=True)
+        if not size_bytes % _BYTE_UNITS[it]
+    )
+    return f"{size_bytes // _BYTE_UNITS[unit]}{unit}"
+
+
 def parse_bytes(text: str) -> int:
     """Read a size such as "4GiB", "1.5TiB" or "512MiB", in bytes.
 

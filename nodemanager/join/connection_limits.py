@@ -3,6 +3,9 @@
 Opening a connection costs a client nothing, but it costs the service an open file. So connections are counted when
 they are accepted, before TLS begins. A connection beyond a limit is cut without an answer. The client then treats
 the service as unreachable and tries again.
+
+TLS begins with a client's first byte, because its state and buffers take a hundred times the memory of a plain
+connection. A client that says nothing gets none of them.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import ssl
+from asyncio import sslproto
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +24,7 @@ from nodemanager.join.rate_limits import network_of
 
 BACKLOG = 128  # connections that may be accepted at once, before any of them is counted
 FILES_SPARE = BACKLOG + 64  # the backlog, and the service's own open files
+TLS_BUFFER_BYTES = 32 * 1024  # of each connection, twice the largest record; asyncio's own is eight times as large
 CLOSE_WITHIN_S = 3.0  # how long a client has to confirm the end of TLS
 
 
@@ -98,8 +103,12 @@ class ConnectionGate:
 class _PendingConnection(asyncio.Protocol):
     """A connection until its handshake is done. It keeps early data for the protocol that follows."""
 
+    _plain: asyncio.Transport
+    _silence: asyncio.TimerHandle
+
     def __init__(self, gate: ConnectionGate) -> None:
         self._gate = gate
+        self._speaks = False
         self._source: str | None = None
         self._early = b""
 
@@ -111,16 +120,26 @@ class _PendingConnection(asyncio.Protocol):
             plain.abort()
             return
         self._source = source
-        plain.pause_reading()  # until TLS starts to read
+        self._plain = plain
         loop = asyncio.get_running_loop()
         self._end = loop.call_later(self._gate.bounds.lifetime_s, plain.abort)
-        task = loop.create_task(self._secure(plain))
+        self._silence = loop.call_later(self._gate.bounds.handshake_s, plain.abort)
+
+    def _begin_tls(self, hello: bytes) -> None:
+        self._speaks = True
+        self._silence.cancel()
+        self._plain.pause_reading()  # until TLS starts to read
+        task = asyncio.get_running_loop().create_task(self._secure(self._plain, hello))
         self._gate.tasks.add(task)
         task.add_done_callback(self._gate.tasks.discard)
 
-    async def _secure(self, plain: asyncio.Transport) -> None:
+    async def _secure(self, plain: asyncio.Transport, hello: bytes) -> None:
+        loop = asyncio.get_running_loop()
+        # ``start_tls`` makes the TLS protocol at once and connects it in the loop's next round. In the same round,
+        # after the connecting and before the first read, the TLS protocol gets what was read before there was one.
+        loop.call_soon(loop.call_soon, _feed, plain, hello)
         try:
-            secured = await asyncio.get_running_loop().start_tls(
+            secured = await loop.start_tls(
                 plain,
                 self,
                 self._gate.context,
@@ -141,7 +160,10 @@ class _PendingConnection(asyncio.Protocol):
             protocol.data_received(self._early)
 
     def data_received(self, data: bytes) -> None:
-        self._early += data
+        if self._speaks:
+            self._early += data
+        else:
+            self._begin_tls(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -151,5 +173,21 @@ class _PendingConnection(asyncio.Protocol):
         """Release the connection once. Later calls do nothing."""
         if self._source is not None:
             self._end.cancel()
+            self._silence.cancel()
             source, self._source = self._source, None
             self._gate.release(source)
+
+
+def _feed(transport: asyncio.Transport, data: bytes) -> None:
+    """Give a transport's protocol data as if it had just been read."""
+    protocol = transport.get_protocol()
+    while data and isinstance(protocol, asyncio.BufferedProtocol) and not transport.is_closing():
+        part = memoryview(protocol.get_buffer(len(data)))[: len(data)]
+        part[:] = data[: len(part)]
+        protocol.buffer_updated(len(part))
+        data = data[len(part) :]
+
+
+def use_small_tls_buffers() -> None:
+    """Bound the memory of each TLS connection of this process."""
+    sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES

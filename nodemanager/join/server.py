@@ -41,6 +41,7 @@ from nodemanager.join.connection_limits import (
     ConnectionGate,
     SecuredProtocol,
     allowed_connections,
+    use_small_tls_buffers,
 )
 from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
 from nodemanager.join.key_material import (
@@ -460,6 +461,7 @@ async def serve(site: Site) -> None:
     # uvicorn would log a line for every invalid request.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     asyncio.get_running_loop().set_exception_handler(fault_logger(log))
+    use_small_tls_buffers()
     # uvicorn stops at these signals, and afterwards raises them again for the previous handlers: ignore them there.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)

@@ -36,8 +36,17 @@ def configure(level: int = logging.INFO) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    # Pykka logs the failure of an actor through the standard library.
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
+    # Pykka logs the failure of an actor through the standard library, and so do other packages.
+    foreign = logging.StreamHandler(sys.stderr)
+    foreign.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
+        )
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[foreign])
+    # Uvicorn would warn of every invalid request, which any client can send by the thousand.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 def _traceback_renderer() -> structlog.typing.Processor:

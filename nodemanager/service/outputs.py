@@ -18,7 +18,7 @@ from nodemanager.web.api.control import Control, SteeredService
 from nodemanager.web.api.documents import Document, status
 from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.api.metrics import Metrics
-from nodemanager.web.listen import UnixSocket, parse_listen
+from nodemanager.web.listen import UnixSocket, listen_addresses
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
 from nodemanager.web.thread import WebServer
@@ -34,9 +34,11 @@ class Outputs:
         self.board = Board()
         self._site = site
         self._metrics = Metrics(self.board)
-        self._writer = HistoryWriter(site.state_dir / HISTORY_FILE, succeeds=site.acts)
+        self._writer = HistoryWriter(
+            site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
+        )
         self._history_thread = HistoryThread([self.board.take_in, self._metrics.take_in, self._writer.take_in])
-        self._server: WebServer | None = None
+        self.servers: list[WebServer] = []
         self._status: Document = {}
         self._status_made_s = float("-inf")
         self._log: Any = structlog.get_logger()
@@ -55,21 +57,25 @@ class Outputs:
         return self._status
 
     def start(self, service: SteeredService) -> None:
-        """Start the threads, and the web server unless ``[Web] listen = off``."""
+        """Start the threads, and the web servers unless ``[Web] listen = off``."""
         self._writer.start()
         self._history_thread.start()
-        place = parse_listen(self._site.web.listen)
-        if place is None:
+        places = listen_addresses(self._site.web.listen, self._site.state_dir)
+        if not places:
             return
-        access = Access(
-            token=self._token(),
-            by_socket=isinstance(place, UnixSocket),
-            jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
-        )
-        reader = HistoryReader(self._writer.path)
-        context = WebContext(self.board, self._metrics, reader, Control(self.board, service), access)
-        self._server = WebServer(place, context, self._site.web.hosts)
-        self._server.start()
+        token = self._token()
+        reader = HistoryReader(self._writer.path, self._site.journal.size_max_bytes)
+        control = Control(self.board, service)
+        for place in places:
+            access = Access(
+                token=token,
+                by_socket=isinstance(place, UnixSocket),
+                jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
+            )
+            context = WebContext(self.board, self._metrics, reader, control, access)
+            server = WebServer(place, context, self._site.web.hosts)
+            self.servers.append(server)
+            server.start()
 
     def _token(self) -> str | None:
         try:
@@ -80,7 +86,7 @@ class Outputs:
 
     def stop(self, within_s: float) -> None:
         """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
-        if self._server is not None:
-            self._server.stop(within_s)
+        for server in self.servers:
+            server.stop(within_s)
         self._history_thread.stop(within_s)
         self._writer.stop(within_s)

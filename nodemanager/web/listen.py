@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 BACKLOG = 64
+SOCKET_NAME = "web.sock"  # in the site's state_dir
 UNIX_PATH_MAX = 107  # bytes, unix(7)
 
 
@@ -45,6 +46,21 @@ def parse_listen(listen: str) -> ListenAddress | None:
         return UnixSocket(Path(listen.removeprefix("unix:")))
     parts = urlsplit(f"//{listen}")
     return TcpAddress(parts.hostname or "", parts.port or 0)
+
+
+def listen_addresses(listen: str, state_dir: Path) -> tuple[ListenAddress, ...]:
+    """Every address that the service listens on, the best for its owner first.
+
+    Beside a TCP address there is always the Unix socket, which no other user can block. It is left out if its path
+    would be too long.
+    """
+    place = parse_listen(listen)
+    if place is None:
+        return ()
+    own = UnixSocket(state_dir / SOCKET_NAME)
+    if isinstance(place, TcpAddress) and len(os.fsencode(own.path)) <= UNIX_PATH_MAX:
+        return own, place
+    return (place,)
 
 
 class CannotListen(Exception):
@@ -101,7 +117,7 @@ def _listen_unix(path: Path) -> BoundSocket:
         )
     if path.exists() and not path.is_socket():
         raise CannotListen(f"unix:{path}: a file that is not a socket exists there; it is left alone")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

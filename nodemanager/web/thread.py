@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import structlog
 import uvicorn
 
 from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.app import make_application
-from nodemanager.web.connection_limits import KEEP_ALIVE_S, BoundedConnection
+from nodemanager.web.connection_limits import BACKLOG, KEEP_ALIVE_S, BoundedConnection
 from nodemanager.web.listen import BoundSocket, CannotListen, ListenAddress, TcpAddress, listen
 
 RETRY_S = 5.0
@@ -44,6 +45,7 @@ class WebServer:
         self.is_listening = threading.Event()
         own = (place.host, f"[{place.host}]") if isinstance(place, TcpAddress) else ()
         self._application = make_application(served, [*LOCAL_HOSTS, *own, *hosts], self._ended.is_set)
+        self._shows_token = served.access.is_token
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
         self._server: _QuietServer | None = None
         self._log: Any = structlog.get_logger()
@@ -89,7 +91,8 @@ class WebServer:
             server_header=False,
             timeout_graceful_shutdown=GRACEFUL_STOP_S,
             timeout_keep_alive=KEEP_ALIVE_S,
-            http=BoundedConnection,
+            http=cast("type[asyncio.Protocol]", partial(BoundedConnection, shows_token=self._shows_token)),
+            backlog=BACKLOG,
             proxy_headers=False,
             ws="none",
         )

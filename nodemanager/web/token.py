@@ -15,7 +15,7 @@ class TokenError(Exception):
 def read_or_make_token(path: Path) -> str:
     """Read the token, or make one. Raises ``TokenError``."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Others can never read it, and a token that another process has just made is never overwritten.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -29,6 +29,7 @@ from nodemanager.config.text.settings import (
     CloudSettings,
     FluxSettings,
     JoinSettings,
+    JournalSettings,
     LimitsSettings,
     NodeSettings,
     PolicySettings,
@@ -137,6 +138,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         ),
         budget=BudgetSettings(),
         web=WebSettings(listen=f"unix:{tmp_path}/state/web.sock", token_file=tmp_path / "state" / "token"),
+        journal=JournalSettings(),
         simulation=SimulationSettings(),
         node_types=(
             NodeType(
@@ -799,3 +801,13 @@ def test_whatever_a_key_says_brings_no_other_error(tmp_path: Path, key: tuple[st
     (tmp_path / "site.ini").write_bytes(text_of((*key, text)).encode("utf-8", "surrogateescape"))
     with suppress(ConfigError):
         load_site(tmp_path / "site.ini", {})
+
+
+@pytest.mark.parametrize(("written", "size"), [("64MiB", 64 << 20), ("1MiB", 1 << 20)])
+def test_the_size_of_the_journal_is_limited(tmp_path: Path, written: str, size: int) -> None:
+    assert site_of(tmp_path, ("Journal", "size_max", written)).journal.size_max_bytes == size
+
+
+@pytest.mark.parametrize("written", ["0", "1023KiB", "many"])
+def test_a_journal_s_size_below_a_mebibyte_is_refused(tmp_path: Path, written: str) -> None:
+    assert the_fault(tmp_path, ("Journal", "size_max", written)).key == "size_max"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nodemanager.core.notation import (
     compress_hostlist,
     expand_hostlist,
+    format_bytes,
     format_fsd,
     format_idset,
     parse_bytes,
@@ -99,6 +100,15 @@ def test_what_is_no_duration_is_not_printed(seconds: float) -> None:
     [("0B", 0), ("4GiB", 2**32), ("512MiB", 2**29), ("1.5KiB", 1536), ("2TiB", 2**41), ("4 GiB", 2**32)],
 )
 def test_sizes_are_read(text: str, size_bytes: int) -> None:
+    assert parse_bytes(text) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(1, "1B"), (1 << 30, "1GiB"), (1536 << 20, "1536MiB"), (1000, "1000B"), (1 << 50, "1024TiB")],
+)
+def test_a_size_is_written_in_the_largest_unit_in_which_it_is_whole(size_bytes: int, text: str) -> None:
+    assert format_bytes(size_bytes) == text
     assert parse_bytes(text) == size_bytes
 
 

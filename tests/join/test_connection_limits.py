@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import resource
+import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +20,14 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
+from nodemanager.join import connection_limits
 from nodemanager.join.admission import AdmissionRules
 from nodemanager.join.connection_limits import FILES_SPARE, ConnectionBounds, allowed_connections
 from nodemanager.join.key_material import MaterialPaths, tls_context
 from nodemanager.join.server import JoinApi, JoinServer, RequestLimits, ServiceNotReady
 from tests.join.admission import KEY, LAUNCH, NONCE, AdmissionRig, entry
 from tests.join.test_user_data import a_site
+from tests.paths import ROOT
 
 WITHIN_S = 20.0
 LOOSE = RequestLimits(requests_per_s=1e9, requests_burst=1e9)
@@ -221,6 +228,88 @@ def test_an_address_in_use_is_reported_with_its_config_key(context: ssl.SSLConte
                 await other.serve()
 
     run(story())
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+
+SERVICE = """
+import asyncio, sys
+from pathlib import Path
+from nodemanager.join.connection_limits import ConnectionBounds, allowed_connections, use_small_tls_buffers
+from nodemanager.join.key_material import MaterialPaths, tls_context
+from nodemanager.join.server import JoinApi, JoinServer
+from tests.join.test_connection_limits import LONG_S, LOOSE, AdmissionRig
+
+async def serve() -> None:
+    use_small_tls_buffers()
+    bounds = ConnectionBounds(
+        connections_max=allowed_connections(2100), per_source_max=2100, handshake_s=LONG_S, lifetime_s=LONG_S
+    )
+    app = JoinApi(AdmissionRig().admission, LOOSE).make_app()
+    server = JoinServer(app, "127.0.0.1:0", tls_context(MaterialPaths(Path(sys.argv[1]))), LOOSE, bounds)
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0)
+    print("port", server.servers[0].sockets[0].getsockname()[1], flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    server.should_exit = True
+    await serving
+
+asyncio.run(serve())
+"""
+
+
+def test_two_thousand_silent_connections_take_little_memory_and_keep_nobody_out(tmp_path: Path) -> None:
+    if allowed_connections(2100) < 2000:
+        pytest.skip("this process may not open 2,000 files")
+    folder = a_site(tmp_path).join.material_dir
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", SERVICE, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ) as service,
+        ExitStack() as silent,
+    ):
+        assert service.stdout is not None
+        assert service.stdin is not None
+        port = next(int(line.split()[1]) for line in service.stdout if line.startswith("port"))
+        for _ in range(2000):
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), WITHIN_S))
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+        with client.wrap_socket(socket.create_connection(("127.0.0.1", port), WITHIN_S)) as last:
+            last.sendall(CHEAP)
+            assert last.recv(12) == b"HTTP/1.1 404"  # it was accepted after all the others
+        status = Path(f"/proc/{service.pid}/status").read_text(encoding="ascii")
+        rss_mb = int(re.findall(r"VmRSS:\s+(\d+) kB", status)[0]) / 1000
+        service.stdin.close()
+    assert rss_mb < 150
+
+
+def test_a_hello_larger_than_the_buffer_of_tls_arrives_whole() -> None:
+    got = bytearray()
+
+    class Small(asyncio.BufferedProtocol):
+        def get_buffer(self, sizehint: int) -> bytearray:
+            self.buffer = bytearray(10)
+            return self.buffer
+
+        def buffer_updated(self, nbytes: int) -> None:
+            got.extend(self.buffer[:nbytes])
+
+    class Plain(asyncio.Transport):
+        def get_protocol(self) -> asyncio.BaseProtocol:
+            return Small()
+
+        def is_closing(self) -> bool:
+            return False
+
+    connection_limits._feed(Plain(), bytes(range(256)))
+    assert got == bytes(range(256))
 
 
 # --- files ------------------------------------------------------------------------------------------------

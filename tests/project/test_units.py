@@ -27,6 +27,14 @@ def ran(*command: str | Path) -> str:
     return done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
+def test_the_unit_bounds_memory_and_tasks(unit: Path) -> None:
+    """So that whoever makes one service grow cannot take the head's memory from the instance."""
+    text = unit.read_text(encoding="utf-8")
+    assert re.search(r"^MemoryMax=\d+[MG]$", text, re.MULTILINE)
+    assert re.search(r"^TasksMax=\d+$", text, re.MULTILINE)
+
+
 @needs_systemd
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: str(unit.stem))
 def test_systemd_understands_the_unit(unit: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import http.client
 import io
 import json
 import os
@@ -11,15 +13,22 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from starlette.requests import Request
+from starlette.types import Message
 
-from nodemanager.cli import main
-from nodemanager.cli.service_client import Client, NotAllowed, ServiceUnreachable
+from nodemanager.cli import main, service_client, tables
+from nodemanager.cli.service_client import Client, NotAllowed, ServiceUnreachable, make_client
+from nodemanager.config.site import Site, load_site
+from nodemanager.service.outputs import Outputs
 from nodemanager.web import connection_limits
-from nodemanager.web.listen import CannotListen, TcpAddress, UnixSocket, listen, parse_listen
+from nodemanager.web.api import sse
+from nodemanager.web.listen import CannotListen, TcpAddress, UnixSocket, listen, listen_addresses, parse_listen
+from nodemanager.web.state.board import Board
 from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, read_or_make_token, read_token
 from tests.live.instance import eventually, free_port
@@ -203,20 +212,148 @@ def test_a_second_request_has_no_longer_than_the_first(tmp_path: Path) -> None:
         assert is_closed_by_the_other_side(connection)
 
 
+ASKS = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n"
+BEARER = f"Authorization: Bearer {TOKEN}\r\n".encode()
+
+
+def is_answered(connection: socket.socket, headers: bytes = b"") -> bool:
+    connection.sendall(ASKS + headers + b"\r\n")
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    answer.read()  # so that the next answer begins where this one ends
+    return answer.status == http.client.OK
+
+
 @pytest.mark.parametrize("limit", ["CONNECTIONS_MAX", "CONNECTIONS_PER_SOURCE_MAX"])
-def test_of_too_many_connections_the_last_is_closed_and_the_others_are_served(
+def test_of_too_many_connections_the_oldest_silent_one_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(connection_limits, limit, 2)
     place = TcpAddress("127.0.0.1", free_port())
-    with served(tmp_path, place) as client, connected(place) as first:
-        assert client.get("/readyz")
+    with served(tmp_path, place), connected(place) as first, connected(place) as second:
+        assert is_answered(first)
+        assert is_answered(second)
+        with connected(place) as third:
+            assert is_closed_by_the_other_side(first)
+            assert is_answered(third)
+            assert is_answered(second)
+
+
+def test_whoever_has_the_token_is_served_while_others_open_all_connections_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 24)
+    monkeypatch.setattr(connection_limits, "CONNECTIONS_PER_SOURCE_MAX", 12)
+    place = TcpAddress("127.0.0.1", free_port())
+    with served(tmp_path, place) as client, connected(place) as kept, ExitStack() as held:
+        assert is_answered(kept, BEARER)
+        for number in range(100):  # as any user of this machine can
+            source = (f"127.0.0.{2 + number % 3}", 0)
+            held.enter_context(socket.create_connection((place.host, place.port), STOP_S, source_address=source))
+            if number % 20 == 0:
+                assert client.post("/pause", {"by": "ada"})["on_record"]
+        assert is_answered(kept), "it has shown the token, and is never replaced"
+
+
+def test_connections_that_all_have_the_token_are_no_more_than_the_process_can_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 1)
+    place = TcpAddress("127.0.0.1", free_port())
+    with served(tmp_path, place), connected(place) as first:
+        assert is_answered(first, BEARER)
         with connected(place) as second:
-            for connection in (first, second):
-                connection.sendall(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                assert connection.recv(15) == b"HTTP/1.1 200 OK"
-            with connected(place) as third:
-                assert is_closed_by_the_other_side(third)
+            assert is_closed_by_the_other_side(second)
+        assert is_answered(first)
+
+
+def test_the_life_of_a_connection_is_bounded_unless_it_has_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "LIFETIME_S", 2.0)
+    place = TcpAddress("127.0.0.1", free_port())
+    with served(tmp_path, place), connected(place) as kept:
+        assert is_answered(kept, BEARER)
+        with connected(place) as stream:  # which itself never ends
+            stream.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert is_closed_by_the_other_side(stream)
+        assert is_answered(kept)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_the_same"),
+    [
+        ("127.0.0.1", "127.9.8.7", True),
+        ("127.0.0.1", "::1", True),
+        ("::ffff:127.0.0.1", "127.0.0.1", True),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_a_source_is_whoever_can_have_all_of_its_addresses(one: str, other: str, is_the_same: bool) -> None:
+    assert (connection_limits.source_of(one) == connection_limits.source_of(other)) is is_the_same
+
+
+def test_there_are_never_more_streams_than_are_allowed_even_if_all_are_asked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sse, "STREAMS_MAX", 4)
+    streams = sse.EventStreams(Board(), lambda: True)
+    scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "headers": []}
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        del message
+
+    async def story() -> None:
+        answers = [await streams.respond(Request(scope)) for _ in range(10)]
+        assert [it.status_code for it in answers] == [200] * 4 + [503] * 6
+        for it in answers:
+            await it(scope, receive, send)
+        assert (await streams.respond(Request(scope))).status_code == 200, "those have ended"
+
+    asyncio.run(story())
+
+
+# --- the owner's socket beside TCP ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tcp_site(tmp_path: Path) -> Site:
+    text = (ROOT / "config" / "embedded.ini").read_text(encoding="utf-8")
+    text = text.replace("../state/embedded", str(tmp_path / "s")).replace(":8080", f":{free_port()}")
+    text = text.replace("= everybody", "= owner")
+    (tmp_path / "site.ini").write_text(text, encoding="utf-8")
+    return load_site(tmp_path / "site.ini")
+
+
+def test_a_service_on_tcp_has_the_owner_s_socket_too_and_the_verbs_use_it(tcp_site: Site) -> None:
+    socket_place, tcp_place = listen_addresses(tcp_site.web.listen, tcp_site.state_dir)
+    assert make_client(tcp_site).address == tcp_place, "while there is no socket"
+    outputs, stand = Outputs(tcp_site), a_stand()
+    outputs.publish(a_fleet(6))
+    outputs.start(stand.manager)
+    try:
+        for server in outputs.servers:
+            assert server.is_listening.wait(STOP_S)
+        client = make_client(tcp_site)
+        assert client.address == socket_place
+        assert client.status()["nodes"]["total"] == 6
+        over_tcp = Client(tcp_place, tcp_site.state_dir / "no-token")
+        assert over_tcp.get("/jobs")["shown"] is False
+        assert Client(socket_place, tcp_site.state_dir / "no-token").get("/jobs")["shown"] is True
+    finally:
+        outputs.stop(STOP_S)
+
+
+def test_a_socket_whose_path_would_be_too_long_is_left_out_beside_tcp(tmp_path: Path) -> None:
+    tcp = TcpAddress("127.0.0.1", 80)
+    assert listen_addresses("127.0.0.1:80", tmp_path / ("x" * 120)) == (tcp,)
+    assert listen_addresses("127.0.0.1:80", Path("/s")) == (UnixSocket(Path("/s/web.sock")), tcp)
+    assert listen_addresses("off", tmp_path) == ()
 
 
 # --- the verbs, on a running service ----------------------------------------------------------------------
@@ -292,6 +429,66 @@ def test_a_verb_answers_as_a_table_and_as_json(running: Running, arguments: list
     assert (status, shown in out) == (0, True), out + err
     if arguments != ["events"]:
         assert running.json(*arguments)
+
+
+def test_the_history_s_size_and_its_limit_are_in_the_status(running: Running) -> None:
+    journal = running.json("status")["journal"]
+    assert isinstance(journal, dict)
+    assert 0 < journal["size_bytes"] < journal["size_max_bytes"] == 1 << 30
+    assert "MiB of 1024 MiB at most" in running.verb("status")[1]
+
+
+def test_what_the_service_keeps_is_its_owner_s_alone(running: Running) -> None:
+    assert stat.S_IMODE((running.site.parent / "s").stat().st_mode) == 0o700
+
+
+def test_requests_that_are_none_log_nothing_and_every_line_is_json(running: Running) -> None:
+    before = len(running.log.read_text(encoding="utf-8").splitlines())
+    for _ in range(50):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(running.site.parent / "web.sock"))
+            connection.sendall(b"\0 this is no request\r\n\r\n")
+            assert connection.recv(12) == b"HTTP/1.1 400"
+    lines = running.log.read_text(encoding="utf-8").splitlines()
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    assert not any("nvalid" in line for line in lines[before:])
+
+
+def test_of_a_service_that_hangs_the_verb_soon_says_which_process_it_is(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert service_client.STATUS_WITHIN_S == 5.0
+    monkeypatch.setattr(service_client, "STATUS_WITHIN_S", 0.2)
+    running.process.send_signal(signal.SIGSTOP)
+    try:
+        status, _, error = running.verb("status")
+        status_as_json, _, json_error = running.verb("status", "--json")
+    finally:
+        running.process.send_signal(signal.SIGCONT)
+    assert (status, status_as_json) == (69, 69)
+    assert f"(process {running.process.pid}) has not answered within 0.2 s" in error
+    assert json.loads(json_error) == {"error": error.strip(), "exit_status": 69}
+
+
+def test_of_a_manager_that_hangs_in_a_service_that_answers_the_status_says_so(running: Running) -> None:
+    document = {**running.json("status"), "stands_still": None, "silent_s": 60.0}
+    out = io.StringIO()
+    Console(file=out, width=200).print(tables.status(document))
+    assert "the manager has hung for 1" in out.getvalue()
+
+
+def test_errors_are_json_too_if_json_is_asked_for(running: Running, tmp_path: Path) -> None:
+    for arguments, expected in (
+        (["explain", "node", "nowhere"], 1),
+        (["explain"], 2),
+        (["status", "--config", str(tmp_path / "none.ini")], 78),
+    ):
+        err = io.StringIO()
+        with redirect_stdout(io.StringIO()), redirect_stderr(err):
+            status = main.main(["--config", str(running.site), *arguments, "--json"])
+        fault = json.loads(err.getvalue())
+        assert (status, fault["exit_status"]) == (expected, expected)
+        assert fault["error"]
 
 
 def test_a_span_longer_than_the_history_is_refused_in_the_words_of_the_option(running: Running) -> None:

@@ -24,6 +24,7 @@ from nodemanager.core.jobs import PackingPolicy, QueuePolicy
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, SlotName
 
+MIB = 1 << 20
 WHOLE_MAX = 1_000_000_000
 DURATION_MAX_S = 10 * 365 * 86_400.0
 PROPERTY_FORBIDDEN = "!&'\"^`|()"  # RFC 20, RFC 31
@@ -152,6 +153,12 @@ def _duration_above_0(text: str) -> float:
 def _size_bytes(text: str) -> int:
     size_bytes = parse_bytes(text)
     _require(size_bytes > 0)
+    return size_bytes
+
+
+def _size_of_a_mib_or_more(text: str) -> int:
+    size_bytes = parse_bytes(text)
+    _require(size_bytes >= MIB)
     return size_bytes
 
 
@@ -500,6 +507,14 @@ class BudgetSettings(SectionSettings):
             ("queue", "month"): self.queue_per_month,
         }
         return {whose: limit for whose, limit in given.items() if limit is not None}
+
+
+class JournalSettings(SectionSettings):
+    """The history file."""
+
+    size_max_bytes: Annotated[int, ValueFormat('a size of 1MiB or more such as "1GiB"', _size_of_a_mib_or_more)] = (
+        Field(default=1024 * MIB, validation_alias="size_max")
+    )
 
 
 class SimulationSettings(SectionSettings):

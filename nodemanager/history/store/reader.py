@@ -15,7 +15,7 @@ import structlog
 from nodemanager.history.cost_ledger import HOUR_S, JOB_USE, NOBODY
 from nodemanager.history.node_lives import NodeLife
 from nodemanager.history.observe_savings import format_savings
-from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE_SUFFIX
+from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE_SUFFIX, SIZE_MAX_BYTES
 
 ENTRIES_MAX = 1000
 BUSY_S = 1.0
@@ -35,10 +35,14 @@ class HistoryUnreadable(Exception):
 
 
 class HistoryReader:
-    """Reads one history file, opened read-only for each query. Queries raise ``HistoryUnreadable``."""
+    """Reads one history file, opened read-only for each query. Queries raise ``HistoryUnreadable``.
 
-    def __init__(self, path: Path) -> None:
+    ``size_max_bytes``: the largest size that its writer keeps it to.
+    """
+
+    def __init__(self, path: Path, size_max_bytes: int = SIZE_MAX_BYTES) -> None:
         self._path = path
+        self.size_max_bytes = size_max_bytes
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
@@ -50,7 +54,7 @@ class HistoryReader:
         connection.text_factory = _decode_text
         try:
             yield connection
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter of a damaged schema
             raise HistoryUnreadable(f"{self._path}: {error}") from error
         finally:
             connection.close()
@@ -70,6 +74,14 @@ class HistoryReader:
     def set_aside_files(self) -> list[str]:
         """The names of earlier files in the same folder that could not be used, the oldest first."""
         return sorted(it.name for it in self._path.parent.glob(f"{self._path.name}{SET_ASIDE_SUFFIX}*"))
+
+    def size_bytes(self) -> int:
+        """The size of the file, and of SQLite's own files beside it. 0 if there is none yet."""
+        total = 0
+        for ending in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                total += self._path.with_name(self._path.name + ending).stat().st_size
+        return total
 
     # --- events ---
 

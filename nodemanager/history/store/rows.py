@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from nodemanager.core.jobs import ANYWHERE
+from nodemanager.core.reasons import Figure
 from nodemanager.history.cost_ledger import CostKey, CostSum
 from nodemanager.history.ended_jobs import EndedJob
 from nodemanager.history.events import HistoryEvent
@@ -17,6 +19,11 @@ from nodemanager.history.observe_savings import ObserveSavings
 from nodemanager.history.store.shapes import shape_to_json
 
 Row = tuple[object, ...]
+
+FIGURES_MAX = 4096  # characters of one event's figures
+TEXT_MAX, ITEMS_MAX = 200, 8  # of a text or list in figures that are too long
+SHAPE_MAX = 16_384  # characters of one job's shape
+LEFT_OUT = ["left_out"]  # a constraint that was too long; no reader takes it for one
 
 INSERT_EVENT = (
     "INSERT INTO entries (at, kind, subject, what, code, figures, node_type) VALUES (?, ?, ?, ?, ?, ?, ?)"
@@ -79,8 +86,27 @@ class Rows:
 
 
 def _event_row(event: HistoryEvent) -> Row:
-    figures = json.dumps(event.figures, default=str)
+    figures = _figures_to_json(event.figures)
     return event.at, event.kind, event.subject, event.what, event.code, figures, event.node_type
+
+
+def _figures_to_json(figures: Mapping[str, Figure]) -> str:
+    """Write figures in at most ``FIGURES_MAX`` characters: whole, or else with long texts and lists cut."""
+    for shown in (figures, {name: _cut(value) for name, value in figures.items()}):
+        written = json.dumps(shown, default=str)
+        if len(written) <= FIGURES_MAX:
+            return written
+    return json.dumps({name: value for name, value in figures.items() if isinstance(value, int | float)})
+
+
+def _cut(value: Figure) -> Figure:
+    match value:
+        case str() if len(value) > TEXT_MAX:
+            return f"{value[:TEXT_MAX]}..."
+        case tuple() if len(value) > ITEMS_MAX:
+            return (*(item[:TEXT_MAX] for item in value[:ITEMS_MAX]), f"and {len(value) - ITEMS_MAX} more")
+        case _:
+            return value
 
 
 def _life_row(life: NodeLife) -> Row:
@@ -102,6 +128,9 @@ def _life_row(life: NodeLife) -> Row:
 
 def _job_row(job: EndedJob) -> Row:
     shape = json.dumps(shape_to_json(job.shape), separators=(",", ":"))
+    if len(shape) > SHAPE_MAX:
+        without = shape_to_json(replace(job.shape, constraint=ANYWHERE))
+        shape = json.dumps({**without, "constraint": LEFT_OUT}, separators=(",", ":"))
     times = job.submitted_at, job.began_at, job.ended_at, job.duration_s
     return str(job.id), *times, job.userid, job.queue, shape
 

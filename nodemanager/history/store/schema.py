@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from functools import cache
 
 HISTORY_FILE = "journal.sqlite"  # in the site's state_dir
 ENTRIES_KEPT_S = 35 * 86_400.0  # and the waits of jobs
 JOBS_KEPT_S = 100 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0  # and lives
+SIZE_MAX_BYTES = 1 << 30  # of the file, unless the site says otherwise
 SET_ASIDE_SUFFIX = ".unusable-"  # appended, with the time in seconds, to the name of an unusable file
 
 MIGRATIONS: tuple[str, ...] = (
@@ -103,3 +106,27 @@ def migrate(connection: sqlite3.Connection) -> None:
         raise SchemaTooNew(f"it has version {version}; this program knows versions up to {VERSION}")
     for number, step in enumerate(MIGRATIONS[version:], start=version + 1):
         connection.executescript(f"BEGIN; {step} PRAGMA user_version = {number}; COMMIT;")
+
+
+COLUMNS = """
+    SELECT tables.name, columns.name, columns.type, columns."notnull", columns.pk
+    FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns
+    WHERE tables.type = 'table' ORDER BY tables.name, columns.cid
+"""
+
+
+def check_schema(connection: sqlite3.Connection) -> None:
+    """Raise ``DatabaseError`` if the tables or their encoding are not what the migrations made of an empty file."""
+    if _describe(connection) != _expected():
+        raise sqlite3.DatabaseError("its tables are not those of a history")
+
+
+@cache
+def _expected() -> list[object]:
+    with closing(sqlite3.connect(":memory:")) as empty:
+        migrate(empty)
+        return _describe(empty)
+
+
+def _describe(connection: sqlite3.Connection) -> list[object]:
+    return [connection.execute(query).fetchall() for query in (COLUMNS, "PRAGMA encoding")]

@@ -5,6 +5,7 @@ full) is logged once and never stops the service:
 
 - A file that cannot be used is moved aside, and a new one begins.
 - Rows that cannot be written are held, and written later. If too many are held, the oldest are dropped and counted.
+- No exception ends the thread: damaged files make SQLite raise errors of every kind.
 - While another process has the lock (``lock.py``), a manager that acts holds its rows until the lock is free. A
   manager that waits to act has nothing to write. A manager that only observes gives up for good.
 """
@@ -24,18 +25,12 @@ from typing import Any
 
 import structlog
 
-from nodemanager.history.cost_ledger import HOUR_S
 from nodemanager.history.follower import HistoryUpdate
+from nodemanager.history.store.faults import blames_file, blames_rows
 from nodemanager.history.store.lock import WriteLock, WrittenByAnother
+from nodemanager.history.store.pruning import delete_older, thin
 from nodemanager.history.store.rows import Rows
-from nodemanager.history.store.schema import (
-    ENTRIES_KEPT_S,
-    JOBS_KEPT_S,
-    SET_ASIDE_SUFFIX,
-    SPEND_KEPT_S,
-    SchemaTooNew,
-    migrate,
-)
+from nodemanager.history.store.schema import SET_ASIDE_SUFFIX, SIZE_MAX_BYTES, check_schema, migrate
 
 FLUSH_S = 1.0
 WAITING_MAX = 2000
@@ -44,22 +39,26 @@ TRY_AGAIN_S = 10.0
 BUSY_S = 5.0  # how long the writer waits for a reader
 PRUNE_EVERY_S = 3600.0
 PRUNE_AGAIN_S = 300.0  # after a failure
+WAL_KEPT_BYTES = 4 << 20  # what a large deletion leaves of the write-ahead log
 
 
 class HistoryWriter:
     """Writes updates to the history file. ``take_in`` may be called from any thread and never blocks.
 
     ``succeeds``: whether to continue the file once another process that writes it has ended.
+    ``size_max_bytes``: when the file is larger than this, its oldest rows are deleted.
     """
 
-    def __init__(self, path: Path, *, succeeds: bool = True) -> None:
+    def __init__(self, path: Path, *, succeeds: bool = True, size_max_bytes: int = SIZE_MAX_BYTES) -> None:
         self.path = path
+        self._size_max_bytes = size_max_bytes
         self.is_written_elsewhere = False  # whether another process writes the file now
         self._succeeds = succeeds
         self._given_up = False
         self._lock = WriteLock(path)
         self.lost = 0  # updates that were not written
         self.failure = ""  # why nothing can be written now; "" while writing works
+        self._is_failure_expected = False
         self._waiting: queue.Queue[HistoryUpdate | None] = queue.Queue(WAITING_MAX)
         self._held: deque[Rows] = deque()  # rows not written yet, the oldest first
         self._newest_at = 0.0  # the wall-clock time of the last row written
@@ -130,12 +129,12 @@ class HistoryWriter:
         if self._given_up:
             self.lost += len(batch)
             return
-        if batch:
-            self._held.append(Rows.from_updates(batch))
+        if batch and not self._hold(batch):
+            return
         if not self._held:
             return
         error = self._try_to_write()
-        if error is not None and _is_broken(error):
+        if error is not None and blames_file(error):
             self._log_failure_once(error)
             self._move_aside(error)
             error = self._try_to_write()  # to a new file
@@ -146,13 +145,23 @@ class HistoryWriter:
                 self.failure = ""
             self._prune()
         else:
-            self._log_failure_once(error)
             self._given_up = self.is_written_elsewhere and not self._succeeds
-            other_records = self.is_written_elsewhere and (
-                self._given_up or (bool(batch) and _another_manager_acts(batch[-1]))
-            )
-            # Rows that break a new file too would break every file.
-            self._drop_oldest(0 if other_records or _is_broken(error) else HELD_MAX)
+            waits = self.is_written_elsewhere and bool(batch) and _another_manager_acts(batch[-1])
+            other_records = self._given_up or waits
+            self._log_failure_once(error, is_expected=waits and not self._given_up)
+            # Rows that no file takes, or that break a new file too, would break every file.
+            hopeless = blames_rows(error) or blames_file(error)
+            self._drop_oldest(0 if other_records or hopeless else HELD_MAX)
+
+    def _hold(self, batch: Sequence[HistoryUpdate]) -> bool:
+        """Hold the rows of a batch until they are written; False if no rows can be made of it (a bug)."""
+        try:
+            self._held.append(Rows.from_updates(batch))
+        except Exception as error:  # noqa: BLE001 - the history must not end the manager
+            self.lost += len(batch)
+            self._log_failure_once(error)
+            return False
+        return True
 
     def _drop_oldest(self, most: int) -> None:
         """Drop the oldest held rows until at most ``most`` are left."""
@@ -169,19 +178,27 @@ class HistoryWriter:
             with connection:
                 for rows in self._held:
                     rows.insert(connection)
-        except (sqlite3.Error, OSError, SchemaTooNew) as error:
+        except Exception as error:  # noqa: BLE001 - a damaged file raises errors of every kind
             self._disconnect()
             return error
         self._newest_at = self._held[-1].wall_at
         self._held.clear()
         return None
 
-    def _log_failure_once(self, error: Exception) -> None:
-        """Log each kind of failure once, not once a second."""
+    def _log_failure_once(self, error: Exception, *, is_expected: bool = False) -> None:
+        """Log each kind of failure once, not once a second.
+
+        ``is_expected``: this manager waits to act, and the one that acts writes the file.
+        """
         text = f"{type(error).__name__}: {error}"
-        if text != self.failure:
-            self._log.error("journal_not_written", path=str(self.path), why=text)
-        self.failure = text
+        if (text, is_expected) != (self.failure, self._is_failure_expected):
+            if is_expected:
+                self._log.info(
+                    "journal_left_to_another", path=str(self.path), why="the manager that acts writes it"
+                )
+            else:
+                self._log.error("journal_not_written", path=str(self.path), why=text)
+        self.failure, self._is_failure_expected = text, is_expected
 
     # --- the file ---
 
@@ -192,7 +209,7 @@ class HistoryWriter:
             )
             self._disconnect()
         if self._connection is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock.take()
             # It shows what users ran, so only the owner may read it.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -200,8 +217,10 @@ class HistoryWriter:
             try:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
+                connection.execute(f"PRAGMA journal_size_limit = {WAL_KEPT_BYTES}")
                 self._check(connection)
                 migrate(connection)
+                check_schema(connection)
             except BaseException:
                 connection.close()
                 raise
@@ -227,7 +246,7 @@ class HistoryWriter:
 
     def _disconnect(self) -> None:
         if self._connection is not None:
-            with suppress(sqlite3.Error):
+            with suppress(Exception):
                 self._connection.close()
             self._connection = self._file = None
 
@@ -245,18 +264,23 @@ class HistoryWriter:
     # --- old rows ---
 
     def _prune(self) -> None:
-        """Delete old rows, once an hour. A failure is logged and does not affect what was written.
+        """Delete old rows once an hour, and the oldest whenever the file is too large.
 
-        Deleting needs disk space before it frees any, so on a nearly full disk it may fail although writing worked.
+        A failure is logged and does not affect what was written. Deleting needs disk space before it frees any, so
+        on a nearly full disk it may fail although writing worked.
         """
         now_s = time.monotonic()
-        if now_s < self._prune_at_s:
+        if self._prune_failure and now_s < self._prune_at_s:
             return
         try:
-            _delete_older(self._newest_at, self._open())
-        except (sqlite3.Error, OSError, SchemaTooNew) as error:
+            connection = self._open()
+            if now_s >= self._prune_at_s:
+                delete_older(self._newest_at, connection)
+                self._prune_at_s = now_s + PRUNE_EVERY_S
+            begins_at = thin(connection, self._size_max_bytes)
+        except Exception as error:  # noqa: BLE001 - a damaged file raises errors of every kind
             self._prune_at_s = now_s + PRUNE_AGAIN_S
-            if _is_broken(error):
+            if blames_file(error):
                 self._checked = None  # the file is checked again before the next write
             self._disconnect()
             text = f"{type(error).__name__}: {error}"
@@ -264,22 +288,10 @@ class HistoryWriter:
                 self._log.warning("journal_not_pruned", path=str(self.path), why=text)
             self._prune_failure = text
         else:
-            self._prune_at_s = now_s + PRUNE_EVERY_S
             self._prune_failure = ""
-
-
-def _delete_older(wall_at: float, connection: sqlite3.Connection) -> None:
-    with connection:
-        for table, column, kept_s in (
-            ("entries", "at", ENTRIES_KEPT_S),
-            ("waits", "at", ENTRIES_KEPT_S),
-            ("lives", "requested_at", SPEND_KEPT_S),
-            ("jobs", "submitted_at", JOBS_KEPT_S),
-        ):
-            connection.execute(f"DELETE FROM {table} WHERE {column} < ?", (wall_at - kept_s,))  # noqa: S608
-        for table in ("spend", "advised"):
-            oldest = (wall_at - SPEND_KEPT_S) // HOUR_S
-            connection.execute(f"DELETE FROM {table} WHERE hour < ?", (oldest,))  # noqa: S608
+            if begins_at is not None:
+                size_max = f"[Journal] size_max = {self._size_max_bytes} bytes"
+                self._log.warning("journal_thinned", path=str(self.path), begins_at=begins_at, why=size_max)
 
 
 def _another_manager_acts(update: HistoryUpdate) -> bool:
@@ -293,10 +305,3 @@ def _file_id(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _is_broken(error: Exception) -> bool:
-    """Whether the file itself is unusable, as opposed to a fault of the disk or a lock."""
-    if isinstance(error, SchemaTooNew):
-        return True
-    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)

@@ -64,7 +64,15 @@ def status(context: WebContext, request: Request, body: bytes) -> Response:
     del request, body
     document = documents.status(_latest_publication(context))
     return json_response(
-        {**document, "spent": _cost_document(context, document["at"]), "silent_s": context.board.silent_s}
+        {
+            **document,
+            "spent": _cost_document(context, document["at"]),
+            "journal": {
+                "size_bytes": context.reader.size_bytes(),
+                "size_max_bytes": context.reader.size_max_bytes,
+            },
+            "silent_s": context.board.silent_s,
+        }
     )
 
 

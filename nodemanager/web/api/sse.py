@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from nodemanager.web.api.handlers import event_document
 from nodemanager.web.state.board import Board
@@ -33,23 +34,37 @@ class EventStreams:
         after = int(seen) if seen.isascii() and seen.isdecimal() and len(seen) < 18 else -1
         if after < 0:
             after = latest[-1][0] if latest else 0
-        return StreamingResponse(self._events(after), media_type="text/event-stream")
+        self._open += 1  # before the next request is looked at
+        return _CountedStream(self._events(after), self._leave)
+
+    def _leave(self) -> None:
+        self._open -= 1
 
     async def _events(self, after: int) -> AsyncIterator[str]:
-        self._open += 1
         quiet_s = 0.0
+        yield ": from here on\n\n"
+        while not self._ended():
+            for number, event in self._board.events_after(after):
+                after = number
+                quiet_s = 0.0
+                data = json.dumps(event_document(number, event))
+                yield f"id: {number}\nevent: {event.kind}\ndata: {data}\n\n"
+            await asyncio.sleep(POLL_S)
+            quiet_s += POLL_S
+            if quiet_s >= KEEP_ALIVE_S:
+                quiet_s = 0.0
+                yield ": nothing new\n\n"
+
+
+class _CountedStream(StreamingResponse):
+    """A stream that says once when it has ended, even if its client left before the first line."""
+
+    def __init__(self, lines: AsyncIterator[str], leave: Callable[[], None]) -> None:
+        super().__init__(lines, media_type="text/event-stream")
+        self._leave = leave
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            yield ": from here on\n\n"
-            while not self._ended():
-                for number, event in self._board.events_after(after):
-                    after = number
-                    quiet_s = 0.0
-                    data = json.dumps(event_document(number, event))
-                    yield f"id: {number}\nevent: {event.kind}\ndata: {data}\n\n"
-                await asyncio.sleep(POLL_S)
-                quiet_s += POLL_S
-                if quiet_s >= KEEP_ALIVE_S:
-                    quiet_s = 0.0
-                    yield ": nothing new\n\n"
+            await super().__call__(scope, receive, send)
         finally:
-            self._open -= 1
+            self._leave()

@@ -32,7 +32,11 @@ class Access:
 
     def has_token(self, request: Request) -> bool:
         """Whether the request carries the token."""
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return self.is_token(request.headers.get("authorization", ""))
+
+    def is_token(self, authorization: str) -> bool:
+        """Whether the value of an ``Authorization`` header is the token."""
+        scheme, _, given = authorization.partition(" ")
         return (
             self.token is not None
             and scheme.lower() == "bearer"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import resource
+import shutil
 import signal
 import sqlite3
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import closing
 from dataclasses import replace
@@ -19,15 +23,17 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from nodemanager.core.facts import CloudCallFailed
-from nodemanager.core.jobs import JobState, RankAllocation
+from nodemanager.core.jobs import HasProperty, JobState, RankAllocation, Shape
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.slots import Rank
+from nodemanager.history.ended_jobs import EndedJob
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryThread, HistoryUpdate
+from nodemanager.history.store import pruning, rows, schema, writer
 from nodemanager.history.store import reader as reader_module
-from nodemanager.history.store import rows, schema, writer
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.rows import Rows
+from nodemanager.history.store.shapes import shape_from_json
 from nodemanager.history.store.writer import HistoryWriter
 from tests.builders import WALL_AT, a_job, a_node
 from tests.contract.cloud_subjects import until
@@ -346,7 +352,9 @@ class Fillable(HistoryWriter):
 
     def _open(self) -> sqlite3.Connection:
         if self.full:
-            raise sqlite3.OperationalError("database or disk is full")
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
         return super()._open()
 
 
@@ -393,7 +401,7 @@ def test_what_no_file_takes_is_left_out_and_does_not_come_again(path: Path) -> N
     bad = replace(told, events=(replace(told.events[0], what=object()),))  # type: ignore[arg-type]
     journal = HistoryWriter(path)
     journal.write([bad])
-    assert (journal.lost, len([*path.parent.glob("*.unusable-*")])) == (1, 1)
+    assert (journal.lost, len([*path.parent.glob("*.unusable-*")])) == (1, 0), "the file is whole"
     journal.write(story)
     assert journal.failure == ""
     assert len(HistoryReader(path).events()) == len(_told_of(story))
@@ -524,7 +532,10 @@ def test_one_that_waits_to_act_writes_from_when_it_does(path: Path) -> None:
     story, waiting = a_story(), told(*(a_moment(after_s, claimed=False) for after_s in (0, 10)))
     first.write(story)
     before = HistoryReader(path).events()
-    _written(waiting, second)
+    with capture_logs() as logs:
+        second.write(waiting)
+        second.write(waiting)
+    assert [(it["event"], it["log_level"]) for it in logs] == [("journal_left_to_another", "info")]
     first.close()
     second.write([])
     assert HistoryReader(path).events() == before, "of that time the first has told"
@@ -543,6 +554,155 @@ def test_a_manager_that_took_over_writes_once_the_hung_one_releases_the_lock(pat
     acts.write([])
     assert len(HistoryReader(path).events()) == len(before) + len(_told_of(a_story()))
     acts.close()
+
+
+# --- damaged anywhere -------------------------------------------------------------------------------------
+
+
+def damage(whole: bytes, seed: int) -> bytes:
+    """The file with some bytes changed anywhere or in its schema, a page of noise, or its end cut off."""
+    dice, content = random.Random(seed), bytearray(whole)
+    match seed % 4:
+        case 0 | 1:
+            for _ in range(dice.randint(1, 8)):
+                content[dice.randrange(len(content) if seed % 4 else 4096)] = dice.randrange(256)
+        case 2:
+            at = dice.randrange(len(content) - 4096)
+            content[at : at + 4096] = dice.randbytes(4096)
+        case _:
+            del content[dice.randrange(len(content)) :]
+    return bytes(content)
+
+
+@pytest.fixture
+def quick_folder() -> Iterator[Path]:
+    """A folder in memory, if the machine has one: a thousand files are each waited for on a disk."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
+def test_of_a_thousand_damaged_files_none_stops_the_writer_and_each_is_written_or_replaced(
+    quick_folder: Path,
+) -> None:
+    path = quick_folder / "journal.sqlite"
+    write(path, a_story())
+    whole = path.read_bytes()
+    newest = a_story()[:1]
+    moved = 0
+    for seed in range(1000):
+        damaged = quick_folder / str(seed) / "journal.sqlite"
+        damaged.parent.mkdir()
+        damaged.write_bytes(damage(whole, seed))
+        with capture_logs():
+            journal = write(damaged, newest)
+        assert (journal.failure, journal.lost) == ("", 0), f"seed {seed}"
+        moved += len(HistoryReader(damaged).set_aside_files())
+        said = HistoryReader(damaged).reason_at("7", 9e9)
+        assert said is not None, f"seed {seed}: the new rows are not there"
+        assert said["code"] == "node_ordered", f"seed {seed}"
+        shutil.rmtree(damaged.parent)
+    assert 500 < moved < 1000, "most damage is noticed, and what harms nobody is left alone"
+
+
+def test_a_schema_that_is_no_text_does_not_end_the_thread(path: Path) -> None:
+    write(path, a_story())
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"CREATE TABLE lives", b"CREATE TABLE l\xffves"))
+    with pytest.raises(HistoryUnreadable):
+        HistoryReader(path).report(0.0, WALL_AT)
+    journal = HistoryWriter(path)
+    journal.start()
+    for happened in a_story():
+        journal.take_in(happened)
+    journal.stop(STOP_S)
+    assert (journal.failure, journal.lost) == ("", 0)
+    assert len(HistoryReader(path).events()) == len(_told_of(a_story()))
+
+
+def test_a_bug_in_the_writer_s_own_code_is_logged_and_costs_one_batch(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "_life_row", lambda _: 1 / 0)
+    journal = HistoryWriter(path)
+    assert _written(a_story()[1:2], journal) == ["journal_not_written"]
+    assert (journal.lost, journal.failure) == (1, "ZeroDivisionError: division by zero")
+    monkeypatch.undo()
+    assert _written(a_story(), journal) == ["journal_written_again"]
+    journal.close()
+
+
+# --- its size ---------------------------------------------------------------------------------------------
+
+
+def test_one_event_and_one_job_take_only_so_much_whatever_a_user_submits(path: Path) -> None:
+    huge = a_job(7, shape=Shape(1, 1, constraint=HasProperty("x" * 1_000_000)))
+    lots = replace(a_story()[0].events[0], figures={"a": "y" * 100_000, "b": ("z" * 9999,) * 9999, "count": 3})
+    ended = EndedJob(huge.id, WALL_AT, WALL_AT, WALL_AT + 1, 60.0, 0, "", huge.shape)
+    write(path, [replace(a_story()[0], events=(lots,), ended_jobs=(ended,))])
+    reader = HistoryReader(path)
+    (event,), (job,) = reader.events(), reader.jobs()
+    assert event["figures"]["count"] == 3
+    assert event["figures"]["b"][-1] == "and 9991 more"
+    assert len(json.dumps(event["figures"])) <= rows.FIGURES_MAX
+    assert len(job["shape"]) <= rows.SHAPE_MAX
+    with pytest.raises(
+        ValueError, match="left_out"
+    ):  # a replay counts it as unreadable, and does not run it anywhere
+        shape_from_json(json.loads(job["shape"]))
+
+
+def a_long_story(hours: int, events: int = 20) -> list[HistoryUpdate]:
+    """Many events an hour, each of a kilobyte."""
+    told_now = a_story()[0]
+    return [
+        replace(
+            told_now,
+            events=tuple(
+                replace(told_now.events[0], at=WALL_AT + 3600.0 * hour, figures={"detail": "d" * 1000})
+                for _ in range(events)
+            ),
+        )
+        for hour in range(hours)
+    ]
+
+
+def test_one_that_is_too_large_loses_its_oldest_rows_and_says_so(path: Path) -> None:
+    size_max = 1_000_000
+    journal = HistoryWriter(path, size_max_bytes=size_max)
+    with capture_logs() as logs:
+        for happened in a_long_story(hours=200):
+            journal.write([happened])
+            assert path.stat().st_size <= pruning.COMPACT_ABOVE * size_max
+    journal.close()
+    reader = HistoryReader(path)
+    begins_at = reader.begins_at()
+    kept = reader.events(limit=10_000)
+    assert begins_at is not None
+    assert WALL_AT + 3600 * 140 < begins_at <= kept[0]["at"], "only the oldest left"
+    assert kept[-1]["at"] == WALL_AT + 3600 * 199
+    assert "journal_thinned" in [log["event"] for log in logs]
+    assert reader.report(WALL_AT, WALL_AT + 3600 * 200)["begins_at"] == begins_at
+    assert 0.8 * size_max < reader.size_bytes() < 1.5 * size_max + writer.WAL_KEPT_BYTES
+
+
+def test_one_that_is_larger_than_a_smaller_limit_shrinks(path: Path) -> None:
+    write(path, a_long_story(hours=100))
+    before = path.stat().st_size
+    journal = HistoryWriter(path, size_max_bytes=500_000)
+    journal.write(a_long_story(hours=1))
+    journal.close()
+    assert path.stat().st_size <= pruning.COMPACT_ABOVE * 500_000 < before
+
+
+def test_times_that_a_damaged_file_has_made_infinite_do_not_keep_the_writer(path: Path) -> None:
+    write(path, a_long_story(hours=50))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE entries SET at = 9e999")
+    journal = HistoryWriter(path, size_max_bytes=100_000)
+    journal.write(a_long_story(hours=1))
+    assert journal.failure == ""
+    journal.close()
 
 
 # --- the threads ------------------------------------------------------------------------------------------
