@@ -215,7 +215,7 @@ def test_another_version_of_flux_is_said_in_plain_words(yard_of: YardOf) -> None
     yard.eventually("it says so", lambda: yard.reported(launch, "failed"))
     (said,) = yard.reported(launch, "failed")
     assert "this node's image has flux-core 0.88.0, rank 0 runs 0.99.0" in said
-    assert "make the image with flux-core 0.99.0" in said
+    assert "build the image with flux-core 0.99.0" in said
     assert node.broker() is None
 
 

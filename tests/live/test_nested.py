@@ -126,7 +126,7 @@ def test_the_outer_instance_knows_where_the_inner_one_listens(nested: Nested) ->
 
 def test_expand_brings_nodes_and_its_cancel_takes_them_away(nested: Nested) -> None:
     said = nested.verb("expand", nested.job, "-N", "2")
-    assert "brings n1, n2" in said
+    assert "provides n1, n2" in said
     eventually("both have joined", lambda: nested.online() == [0, 1, 2], WITHIN_S)
     assert sorted(nested.inner("run", "-N2", "-n2", "-c2", "flux", "getattr", "hostname").split()) == ["n1", "n2"]
 
