@@ -2,6 +2,9 @@
 
 The first jobs of the queue are served first, a limited number a second. A text must stay true until it is replaced,
 so it names clock times and never a remaining duration.
+
+Flux refuses to change the memo of a job that has ended (job-manager, ENOENT). A memo must therefore go as soon as
+its job starts: :meth:`JobMemos.removals` works it out from the news itself, before any plan is made.
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-from nodemanager.core.jobs import JobId, JobState
+from nodemanager.core.facts import QueueSeen
+from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.reason_text import ClockReading, format_wall_time, to_sentence
 from nodemanager.core.reasons import Reason
 from nodemanager.planner.cost import timings
@@ -21,6 +25,7 @@ TEXTS_PER_UPDATE_MAX = 20
 JOBS_WITH_MEMO_MAX = 1000  # jobs further back get a memo once they move up
 
 STARTED_STATES = (JobState.RUN, JobState.CLEANUP)
+UNKNOWN_TEXT = ""  # no reason has it
 
 
 class JobMemos:
@@ -28,7 +33,21 @@ class JobMemos:
 
     def __init__(self) -> None:
         self._shown: dict[JobId, str] = {}
+        self._started: list[JobId] = []  # started jobs that may still have a memo; the latest start last
+        self._trusted = False
         self._next_s = float("-inf")
+
+    def distrust(self) -> None:
+        """Forget what is shown: another manager may have written memos, or Flux may have lost them."""
+        self._trusted = False
+
+    def removals(self, fact: QueueSeen) -> Mapping[JobId, None]:
+        """Return the memos to remove at once: those of jobs that have just started."""
+        started = [job.id for job in fact.jobs if job.state in STARTED_STATES]
+        removed = {job_id: None for job_id in started if self._shown.pop(job_id, None) is not None}
+        for job_id in fact.ended:
+            self._shown.pop(job_id, None)
+        return removed
 
     def changes(self, snapshot: Snapshot, made: Plan) -> Mapping[JobId, str | None]:
         """Return the memos to change, by job; None means: remove the memo.
@@ -38,26 +57,45 @@ class JobMemos:
         if made.stands_still is not None or snapshot.now_s < self._next_s:
             return {}
         self._next_s = snapshot.now_s + UPDATE_EVERY_S
+        if not self._trusted:
+            self._inherit(snapshot, made)
+        self._forget_started(snapshot)
         texts: dict[JobId, str | None] = {}
-        for job_id in list(self._shown):
-            job = snapshot.jobs.get(job_id)
-            if job is None or job.state in STARTED_STATES:
-                del self._shown[job_id]
-            if job is not None and job.state in STARTED_STATES:
+        while self._started and len(texts) < TEXTS_PER_UPDATE_MAX:
+            if (job_id := self._started.pop()) in snapshot.jobs:
                 texts[job_id] = None
         for job_id, reason in islice(made.jobs.items(), JOBS_WITH_MEMO_MAX):
             if len(texts) >= TEXTS_PER_UPDATE_MAX:
                 break
-            words = _text_without_numbers(reason)
+            words = _text_without_times(reason)
             if self._shown.get(job_id) != words:
                 self._shown[job_id] = words
                 texts[job_id] = _memo_text(reason, snapshot)
         return texts
 
+    def _inherit(self, snapshot: Snapshot, made: Plan) -> None:
+        """Assume that every job has an unknown memo. Those of waiting jobs are replaced, the others removed."""
+        self._trusted = True
+        self._shown = dict.fromkeys(islice(made.jobs, JOBS_WITH_MEMO_MAX), UNKNOWN_TEXT)
+        started = [job for job in snapshot.jobs.values() if job.state in STARTED_STATES]
+        self._started = [job.id for job in sorted(started, key=_start_order)]
 
-def _text_without_numbers(reason: Reason) -> str:
-    """Write a reason without its numbers, which change all the time: only other words call for a new memo."""
-    words = [str(value) for value in reason.figures.values() if isinstance(value, str | tuple)]
+    def _forget_started(self, snapshot: Snapshot) -> None:
+        for job_id in list(self._shown):
+            job = snapshot.jobs.get(job_id)
+            if job is None or job.state in STARTED_STATES:
+                del self._shown[job_id]
+            if job is not None and job.state in STARTED_STATES:
+                self._started.append(job_id)
+
+
+def _start_order(job: Job) -> tuple[float, JobId]:
+    return job.began_at or 0.0, job.id
+
+
+def _text_without_times(reason: Reason) -> str:
+    """Write a reason without its times and amounts, which change all the time. Other words or counts are news."""
+    words = [str(value) for value in reason.figures.values() if isinstance(value, str | tuple | int)]
     return " ".join([reason.code, *words])
 
 

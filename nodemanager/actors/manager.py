@@ -20,6 +20,7 @@ from nodemanager.actors.job_memos import JobMemos
 from nodemanager.actors.messages import Begin, ManagerMessage, UsePolicy
 from nodemanager.actors.worker_pool import WorkerPool
 from nodemanager.core.facts import (
+    ClaimHeld,
     CloudCallFailed,
     Fact,
     FluxCallFailed,
@@ -154,6 +155,7 @@ class Manager(CrashOnlyActor):
         if (subject := _answered_subject(fact)) is not None:
             self._workers.mark_done(subject)
         self._facts.append(fact)
+        self._remove_memos(fact)
         before = self._snapshot
         self._snapshot = observe(before, fact, self._policy)
         self._dirty = True
@@ -161,6 +163,16 @@ class Manager(CrashOnlyActor):
         if after.slot_types is not before.slot_types or after.promised is not before.promised:
             self._use_policy(self._policy)
         self._log_moves(before)
+
+    def _remove_memos(self, fact: Fact) -> None:
+        """Remove the memo of each job that has just started. A short job may have ended before the next plan."""
+        match fact:
+            case ClaimHeld():
+                self._memos.distrust()
+            case QueueSeen() if (started := self._memos.removals(fact)) and self._addresses is not None:
+                self._addresses.flux.tell(ShowOnJobs(started))
+            case _:
+                pass
 
     def _use_policy(self, policy: Policy) -> None:
         """Take a policy, with slots and types as the instance has them, and check the instance against it again."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,13 +121,18 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if not site.flux.simulated:
         print(f"{site.path}: note: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
+    if slots > site.limits.nodes_max:
+        print(
+            f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
+            f" {site.limits.nodes_max} nodes can never run"
+        )
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
     """Write the bootstrap of an elastic instance, or print what to add to an existing one."""
-    from nodemanager.flux.setup.bootstrap import BootstrapError, write_bootstrap
+    from nodemanager.flux.setup.bootstrap import BootstrapError, find_bootstrap, write_bootstrap
     from nodemanager.join.key_material import MaterialError, make_material
 
     if chosen.existing is not None:
@@ -137,14 +144,33 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
     output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - removes "..", but does not resolve links
     joins_by_service = site.flux.join is JoinMethod.SERVICE
     try:
+        if (found := find_bootstrap(site, output, nested=chosen.nested)) is not None:
+            print(found)
         # An existing bootstrap is kept, for example of an instance whose nodes joined by directory so far.
-        if not (joins_by_service and output == site.flux.bootstrap_dir and output.is_dir()):
+        elif not (joins_by_service and output == site.flux.bootstrap_dir and output.is_dir()):
             print(write_bootstrap(site, output, nested=chosen.nested))
         if joins_by_service:
             pin = make_material(site, output)
             print(f"Written: {site.join.material_dir}, for the join service. Its fingerprint is {pin}.")
             print(f"Start the join service with\n  flux-node-manager join-service --config {site.path}")
     except (BootstrapError, MaterialError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def start_command(site: Site, chosen: argparse.Namespace) -> int:
+    """Print the command that starts rank 0 from bootstrap_dir."""
+    from nodemanager.flux.setup import bootstrap
+
+    folder = site.flux.bootstrap_dir
+    if site.flux.simulated or not (folder / "conf.d").is_dir() or not (folder / "state").is_dir():
+        print(f"{folder}, bootstrap_dir of {site.path}, was not written by init: run init first", file=sys.stderr)
+        return EXIT_FAILED
+    make_command = bootstrap.nested_command if chosen.nested else bootstrap.start_command
+    try:
+        print(shlex.join(make_command(site, folder, bootstrap.find_flux())))
+    except bootstrap.BootstrapError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
@@ -321,7 +347,8 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
             return EXIT_USAGE
         resizing = resize_verb.plan_resize(site, counts)
         print(resizing, flush=True)
-        resize_verb.resize(site, resizing, lambda text: print(text, flush=True), force=chosen.force)
+        say = partial(print, flush=True)
+        resize_verb.resize(site, resizing, say, force=chosen.force, restarted=chosen.i_restart_it)
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
@@ -399,6 +426,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "run": run,
     "check": check,
     "init": init,
+    "start-command": start_command,
     "cloud-test": cloud_test,
     "prices": prices,
     "join-service": join_service,
@@ -433,7 +461,7 @@ SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
 SERVING = frozenset({"run", "join-service"})  # they print nothing
 SIMULATING = frozenset({"simulate", "chaos"})  # verbs with options of their own, which take long to import
-WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate"})
+WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command"})
 
 ROTATED_TEXT = """\
 Replaced: {certificate}. Running brokers keep the old certificate until they end.
@@ -479,7 +507,9 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         "--region", metavar="NAME", help="for prices: the region in the price list, if the site does not name it"
     )
     parser.add_argument("--output", metavar="DIR", help="for init: the folder for the bootstrap")
-    parser.add_argument("--nested", action="store_true", help="for init: rank 0 will be a job of an outer Flux")
+    parser.add_argument(
+        "--nested", action="store_true", help="for init, start-command: rank 0 will be a job of an outer Flux"
+    )
     parser.add_argument(
         "-N", dest="nodes", type=int, metavar="COUNT", help="for expand: the number of nodes to add"
     )
@@ -493,6 +523,9 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
         help="for slots, resize: the new number of slots of each node type",
     )
     parser.add_argument("--force", action="store_true", help="for resize: resize even if jobs run; they are lost")
+    parser.add_argument(
+        "--i-restart-it", action="store_true", help="for resize: you or your supervisor start rank 0 when it ends"
+    )
     if simulates:
         _add_simulating(parser)
     return parser

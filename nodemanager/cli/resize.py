@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nodemanager.config.site import JoinMethod, Site
 from nodemanager.config.text.flux_toml import (
@@ -129,14 +130,21 @@ def _new_names(own: Sequence[SlotName], name: TypeName, taken: Iterable[str], co
 # --- the restart ------------------------------------------------------------------------------------------
 
 
-def resize(site: Site, resize_plan: ResizePlan, say: Callable[[str], None], *, force: bool) -> None:
+def resize(
+    site: Site, resize_plan: ResizePlan, say: Callable[[str], None], *, force: bool, restarted: bool
+) -> None:
     """Write the table, restart rank 0, and wait until the instance has its new size.
 
-    Raises :class:`ResizeError`. While jobs run, nothing is changed unless ``force`` is given.
+    Raises :class:`ResizeError`. While jobs run, nothing is changed unless ``force`` is given. If nothing is known
+    to restart rank 0, nothing is changed unless ``restarted`` says that something does.
     """
     try:
         with bindings.connection(site.flux.uri) as handle:
-            _restart(_Rank0Restart(handle, site, resize_plan.file, say), resize_plan, force=force)
+            stop = _Rank0Restart(handle, site, resize_plan.file, say)
+            stop.check_instance()
+            if not restarted:
+                stop.check_supervisor()
+            _restart(stop, resize_plan, force=force)
     except (FluxError, FluxConfigError, MaterialError) as error:
         raise ResizeError(f"rank 0 cannot be restarted: {error}") from error
     _wait_for_size(site, resize_plan.size)
@@ -145,7 +153,6 @@ def resize(site: Site, resize_plan: ResizePlan, say: Callable[[str], None], *, f
 def _restart(stop: _Rank0Restart, resize_plan: ResizePlan, *, force: bool) -> None:
     """Restart rank 0 with the longer table. A failure before the restart itself leaves everything unchanged."""
     before = resize_plan.file.text()
-    stop.check_instance()
     try:
         stop.check_jobs(force=force)
         stop.write(resize_plan.text)
@@ -175,6 +182,17 @@ class _Rank0Restart:
                 " bootstrap_dir is not its configuration, or was edited since rank 0 started"
             )
 
+    def check_supervisor(self) -> None:
+        """Check that something restarts rank 0 when it ends. Raises :class:`ResizeError`."""
+        if not self._site.flux.restart_command and not is_restarted_by_systemd(self._pid()):
+            raise ResizeError(
+                "nothing is known to restart rank 0: set restart_command in [Flux], run rank 0 as a systemd service"
+                " with Restart=, or give --i-restart-it and start rank 0 again when it ends. Nothing has changed"
+            )
+
+    def _pid(self) -> int:
+        return int(bindings.ask(self._handle, "attr.get", {"name": "broker.pid"}, timeout_s=TIMEOUT_S)["value"])
+
     def check_jobs(self, *, force: bool) -> None:
         """Unload the schedulers, and check that no job runs unless ``force``. Raises :class:`ResizeError`."""
         active = self._count_jobs()
@@ -202,8 +220,7 @@ class _Rank0Restart:
         if self._site.flux.restart_command:
             _run_restart_command(self._site.flux.restart_command)
         else:
-            pid = int(bindings.ask(self._handle, "attr.get", {"name": "broker.pid"}, timeout_s=TIMEOUT_S)["value"])
-            bindings.ask(self._handle, "rexec.exec", terminate_command(pid), timeout_s=TIMEOUT_S)
+            bindings.ask(self._handle, "rexec.exec", terminate_command(self._pid()), timeout_s=TIMEOUT_S)
 
     def reload_schedulers(self) -> None:
         """Load the schedulers again after a failure."""
@@ -225,8 +242,32 @@ class _Rank0Restart:
             self._unloaded.append(module.path)
 
 
+def systemd_unit(cgroup: str) -> str | None:
+    """Return the systemd service that a ``/proc/PID/cgroup`` names (cgroups(7)); None if it names none."""
+    for line in cgroup.splitlines():
+        unit = line.rpartition("/")[2]
+        # user@UID.service is a whole login session, which restarts nothing in it.
+        if unit.endswith(".service") and not unit.startswith("user@"):
+            return unit
+    return None
+
+
+def is_restarted_by_systemd(pid: int) -> bool:
+    """Whether the process belongs to a systemd service that systemd starts again after a clean end."""
+    try:
+        unit = systemd_unit(Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8"))
+        if unit is None:
+            return False
+        command = ["systemctl", "show", "--property=Restart", "--value", unit]
+        asked = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_S)  # noqa: S603
+    except (OSError, UnicodeError, subprocess.SubprocessError):
+        return False
+    return asked.stdout.strip() in ("always", "on-success")
+
+
 def _jobs_run_text(running: int) -> str:
-    return f"{running} jobs run and would be lost: wait until they end, or give --force"
+    run = "1 job runs" if running == 1 else f"{running} jobs run"
+    return f"{run} and would be lost: wait for the end, or give --force"
 
 
 def _run_restart_command(command: str) -> None:

@@ -75,6 +75,8 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
     shown = {name: _format_figure(name, value) for name, value in figures.items()}
     template = SENTENCES.get(code)
     if template is not None:
+        if shown.get("jobs"):
+            template += ENDINGS.get(code, "")
         try:
             return template.format_map(shown).removesuffix(": ")  # a drain may have no reason
         except KeyError:
@@ -158,7 +160,8 @@ SENTENCES: Mapping[str, str] = {
     "no_type_fits": "no node type fits: the nearest, {nearest}, lacks {lacks}",
     "only_observed": "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
     "no_node_type": "the site has no node type",
-    "no_free_slot": "all slots of {node_type} that fit are taken, {short} more needed",
+    "no_free_slot": "{short} short of {node_type}: too few of the {slots} slots that fit are free",
+    "all_slots_taken": "all {slots} slots of {node_type} are taken",
     "nodes_max": "the fleet has reached nodes_max, {short} more needed",
     "price_per_hour_max": "a {node_type} node costs more an hour than the {left} left under price_per_hour_max",
     "at_quota": "the provider allows {node_count} nodes ({scope}), next try at {until_at}: {detail}",
@@ -175,6 +178,9 @@ SENTENCES: Mapping[str, str] = {
     "fits_no_job_that_is_short": "no job that needs nodes fits on it",
     "another_mix_is_cheaper": "{node_types} serve the jobs for {price_per_hour} an hour, and no mix is cheaper",
     "one_zone_short": "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
+    "job_never_runs": (
+        "job {job} can never run, and holds up {job_count} other jobs: raise the limits, or flux cancel {job}"
+    ),
     "gpu_node_taken": "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
     "job_across_zones": "job {job} wants one zone, but will start across {zones}",
     "drained_yet_paid": (
@@ -253,3 +259,5 @@ SENTENCES: Mapping[str, str] = {
     "gone_yet_online": "gone at the provider, but its rank is still online",
     "gone": "gone",
 }
+# Added to the sentence if the reason names jobs.
+ENDINGS: Mapping[str, str] = {"no_free_slot": "; waits for jobs {jobs}"}

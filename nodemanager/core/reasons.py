@@ -22,6 +22,10 @@ class Reason:
     code: str
     figures: Mapping[str, Figure] = field(default_factory=_no_figures)
 
+    def with_figures(self, **figures: Figure) -> Reason:
+        """The same reason with more figures."""
+        return Reason(self.code, MappingProxyType({**self.figures, **figures}))
+
     def __str__(self) -> str:
         return " ".join([self.code, *(f"{name}={_format_figure(value)}" for name, value in self.figures.items())])
 

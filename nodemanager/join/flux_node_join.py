@@ -993,7 +993,7 @@ def with_hosts(before: str, hosts: Dict[str, str]) -> str:
 
 def is_plain(name: str, address: str) -> bool:
     """Return whether a name and an address are safe to write into a hosts file."""
-    return bool(re.match(r"^[A-Za-z0-9._-]+$", name) and re.match(r"^[0-9A-Fa-f.:]+$", address))
+    return bool(re.fullmatch(r"[A-Za-z0-9._-]+", name) and re.fullmatch(r"[0-9A-Fa-f.:]+", address))
 
 
 def flux_toml(bootstrap: Dict[str, Any], certificate: str) -> str:

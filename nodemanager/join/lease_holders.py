@@ -45,11 +45,17 @@ class LeaseHolders:
         self._kept: dict[LaunchId, _Holder] = {}
 
     def note_request(self, launch: LaunchId, name: str, now_at: float) -> HolderCheck:
-        """Note a request of a process that knows the launch's key. A process without a name is not checked."""
-        if not name:
+        """Note a request of a process that knows the launch's key.
+
+        A process without a name is not checked until one with a name was heard. Then it can never hold the launch:
+        else a copy would only have to leave out its name.
+        """
+        if not name and launch not in self._kept:
             return HolderCheck(holds=True, is_second=False)
         holder = self._kept.setdefault(launch, _Holder(name, now_at, name))
         is_second = self._is_new_return(holder, name)
+        if not name:
+            return HolderCheck(holds=False, is_second=is_second)
         # abs(): if the clock jumps, in either direction, the next process becomes the holder.
         if name == holder.name or abs(now_at - holder.heard_at) >= self._silent_s:
             holder.name, holder.heard_at = name, now_at

@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
+from itertools import islice
 from types import MappingProxyType
 
 from nodemanager.core.jobs import Job, JobId
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.placement.flux_scheduler import Availability
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.supply import SlotAndRank
+from nodemanager.planner.placement.supply import SlotAndRank, is_slot_specific
 from nodemanager.planner.state.queue_index import BatchKey, key_of
 from nodemanager.planner.state.snapshot import Node
 
@@ -55,6 +56,7 @@ class JobReasons(Mapping[JobId, Reason]):
         self._jobs = jobs
         self._placement = placement
         self._settling = settling
+        self._waits_for: dict[TypeName, tuple[str, ...]] = {}
         self._delays = delays
 
     def __getitem__(self, id_: JobId) -> Reason:
@@ -111,6 +113,33 @@ class JobReasons(Mapping[JobId, Reason]):
         return +counts
 
     def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
+        reason = self._why_placed_so(key, ids, index)
+        if reason.code != "no_free_slot" or is_slot_specific(key.shape.constraint, self._placement.supply.policy):
+            return reason
+        name = TypeName(str(reason.figures["node_type"]))
+        if name not in self._waits_for:
+            self._waits_for[name] = tuple(map(str, self._jobs_on_slots_of(name)))
+        return reason.with_figures(jobs=self._waits_for[name]) if self._waits_for[name] else reason
+
+    def _jobs_on_slots_of(self, name: TypeName) -> list[JobId]:
+        """The first few jobs that hold slots of a type: they run there, or its nodes boot for them."""
+        supply = self._placement.supply
+        slots = frozenset(supply.policy.types[name].slots)
+        ranks = {rank for slot, rank in supply.snapshot.rank_of_slot.items() if slot in slots}
+        running = (
+            job
+            for job in self._jobs.values()
+            if job.allocations and any(it.rank in ranks for it in job.allocations)
+        )
+        found = {job.id: None for job in islice(running, NAMES_MAX)}
+        for node in self._placement.assignment.nodes() if len(found) < NAMES_MAX else ():
+            if node.place[0] in slots:
+                found |= dict.fromkeys(self._placement.assignment.jobs_on(node, NAMES_MAX)[0])
+            if len(found) >= NAMES_MAX:
+                break
+        return sorted(found)[:NAMES_MAX]
+
+    def _why_placed_so(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
         placement = self._placement
         if key in placement.demand.put_off:
             return placement.demand.put_off[key]

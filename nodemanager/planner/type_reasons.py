@@ -23,7 +23,11 @@ from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.queue_index import BatchKey
 from nodemanager.planner.state.snapshot import Node, Snapshot
+
+# Why a job never runs although Flux does not reject it.
+NEVER = ("beyond_limits",)
 
 
 def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Mapping[TypeName, Reason]:
@@ -54,7 +58,7 @@ def _why_not(node_type: NodeType, placement: Placement, instead: Reason | None) 
     ):
         return because("fits_no_job_that_is_short")
     if supply.count_free(name) <= 0:
-        return because("no_free_slot", node_type=name, slots=supply.rank_index.slots.get(name, 0), short=0)
+        return because("all_slots_taken", node_type=name, slots=supply.rank_index.slots.get(name, 0))
     return instead
 
 
@@ -71,11 +75,27 @@ def _why_nothing_bought(placement: Placement) -> Reason:
 def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds) -> tuple[Reason, ...]:
     """What the site's administrator should fix."""
     return (
+        *_endless_blockers(placement),
         *_unguarded_gpu_nodes(snapshot, policy, placement, needs),
         *_gpu_nodes_taken(snapshot, policy, placement),
         *_jobs_across_zones(placement),
         *_drained_nodes(snapshot, policy),
     )
+
+
+def _endless_blockers(placement: Placement) -> Iterator[Reason]:
+    """Warn if the job that holds up the queue can never run."""
+    if placement.stuck is None or placement.stuck[2].code not in NEVER:
+        return
+    job = placement.stuck[0]
+    behind = sum(len(ids) - placement.count_served(key) for key, ids in placement.batches.items())
+    beyond = sum(len(ids) for key, ids in placement.demand.batches.items() if _is_beyond(key, placement))
+    yield because("job_never_runs", job=str(job), job_count=behind + beyond - 1)
+
+
+def _is_beyond(key: BatchKey, placement: Placement) -> bool:
+    why = placement.infeasible.get((key.shape, key.span_s))
+    return why is not None and why.code in NEVER
 
 
 def _unguarded_gpu_nodes(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.cli.resize import ResizeError, new_slots, plan_resize
+from nodemanager.cli.resize import ResizeError, is_restarted_by_systemd, new_slots, plan_resize, systemd_unit
 from nodemanager.config.site import load_site
 from nodemanager.core.slots import SlotName, TypeName
 from tests.paths import CONFIG
@@ -63,3 +63,21 @@ def test_what_adds_nothing_is_refused(counts: dict[str, int], said: str) -> None
     wanted = {TypeName(name): count for name, count in counts.items()}
     with pytest.raises(ResizeError, match=said):
         new_slots(wanted, DIVISION, HOSTS, OWN)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("0::/system.slice/flux.service\n", "flux.service"),
+        ("12:pids:/x\n1:name=systemd:/system.slice/flux.service\n", "flux.service"),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", None),
+        ("0::/user.slice/user-1000.slice/user@1000.service\n", None),
+        ("0::/\n", None),
+    ],
+)
+def test_a_supervised_broker_is_known_by_its_systemd_service(cgroup: str, unit: str | None) -> None:
+    assert systemd_unit(cgroup) == unit
+
+
+def test_a_process_that_is_gone_has_no_supervisor() -> None:
+    assert not is_restarted_by_systemd(2**30)

@@ -181,6 +181,16 @@ def test_a_copy_of_a_node_starts_no_broker_while_that_renews_and_is_an_alarm() -
     assert "two processes at once" in alarms[0]
 
 
+def test_a_copy_gains_nothing_by_leaving_out_its_name() -> None:
+    rig = AdmissionRig()
+    key = str(granted(rig.redeem(instance="a"))["lease_key"])
+    for now_at in (10.0, 20.0):
+        assert at(rig, now_at, "renew", "a", key) == "granted"
+        assert at(rig, now_at + 1.0, "fetch", "", key) == "in_use"
+    assert rig.reported(JoinPhase.REPLAYED)
+    assert at(rig, 20.0 + 2 * SILENT_S, "fetch", "", key) == "in_use", "not after a silence either"
+
+
 def test_a_client_that_is_started_again_is_let_in_when_the_former_is_silent_and_is_no_alarm() -> None:
     rig = AdmissionRig()
     key = str(granted(rig.redeem(instance="a"))["lease_key"])
@@ -201,12 +211,12 @@ def test_one_that_was_cut_off_and_another_that_took_its_place_are_an_alarm_when_
     assert len(rig.reported(JoinPhase.REPLAYED)) == 1
 
 
-def test_a_client_that_does_not_name_its_process_is_not_checked() -> None:
+def test_a_client_that_does_not_name_its_process_is_not_checked_until_one_does() -> None:
     rig = AdmissionRig()
     key = rig.key()
     assert at(rig, 1.0, "fetch", "", key) == "granted"
     assert at(rig, 2.0, "fetch", "a", key) == "granted"
-    assert at(rig, 3.0, "fetch", "", key) == "granted"
+    assert at(rig, 3.0, "fetch", "", key) == "in_use"
 
 
 def test_a_key_that_is_wrong_makes_nobody_a_holder() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodemanager.join.flux_node_join import JoinClient, JoinRefused, JoinUnreachable
+from nodemanager.join.flux_node_join import JoinClient, JoinRefused, JoinUnreachable, is_plain
 
 STANDING = {
     "may_start": True,
@@ -292,3 +292,16 @@ def test_57_a_notice_waits_for_a_service_that_is_away() -> None:
     reports = machine.done.count("report")
     run_for(machine, client, 40.0)
     assert machine.done.count("report") == reports + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "plain"),
+    [
+        ("cloud1", "10.0.0.1", True),
+        ("cloud1\n", "10.0.0.1", False),
+        ("cloud1", "10.0.0.1\n", False),
+        ("a b", "::1", False),
+    ],
+)
+def test_a_line_of_the_hosts_file_has_nothing_else_in_it(name: str, address: str, plain: bool) -> None:
+    assert is_plain(name, address) is plain

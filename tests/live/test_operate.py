@@ -47,10 +47,30 @@ def test_a_waiting_job_says_why_where_users_look_and_no_longer_once_it_runs(elas
     runs = elastic.submit("sleep", "600", requires=LARGE)
     elastic.eventually("it runs", lambda: elastic.jobs()[runs].began_at is not None)
     waits = elastic.submit("true", requires=LARGE)
-    elastic.eventually("the memo says why", lambda: "all slots of large" in memo(elastic, waits))
+    elastic.eventually("the memo says why", lambda: "short of large" in memo(elastic, waits))
     elastic.eventually("a running job has none", lambda: memo(elastic, runs) == "")
     elastic.flux("cancel", str(runs))
     elastic.eventually("the other has run", lambda: elastic.result(waits) == "COMPLETED")
+    assert memo(elastic, waits) == "", "an ended job keeps its memo for good, so it went when the job started"
+
+
+def test_a_memo_of_an_earlier_manager_goes_too(elastic: Elastic, tmp_path: Path) -> None:
+    """The job starts while no manager runs; the next one clears what the last one wrote."""
+    first = elastic.start_manager()
+    first.until_said("claimed")
+    end = tmp_path / "end"
+    runs = elastic.submit("sh", "-c", UNTIL, "sh", str(end), requires=LARGE)
+    elastic.eventually("it runs", lambda: elastic.jobs()[runs].began_at is not None)
+    waits = elastic.submit("sleep", "600", requires=LARGE)
+    elastic.eventually("the memo says why", lambda: memo(elastic, waits))
+    first.process.send_signal(signal.SIGKILL)
+    first.process.wait(10)
+    end.touch()
+    elastic.eventually("the other one starts", lambda: elastic.jobs()[waits].began_at is not None)
+    assert memo(elastic, waits)
+    elastic.start_manager().until_said("claimed")
+    elastic.eventually("its memo is gone", lambda: memo(elastic, waits) == "")
+    elastic.flux("cancel", str(waits))
 
 
 def test_flux_answers_how_the_fleet_stands(elastic: Elastic) -> None:

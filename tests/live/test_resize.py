@@ -23,7 +23,7 @@ def test_twenty_pending_jobs_outlive_a_resize_and_run_on_the_new_slots(site: Ela
     said = resized(site, "small=5", "gpu=2")
 
     assert "s[3-5] of type small, g2 of type gpu" in said
-    assert "0 running jobs end, 20 waiting jobs stay" in said
+    assert "0 running jobs are lost, 20 waiting jobs stay" in said
     assert {job: seen.result for job, seen in site.jobs().items()} == dict.fromkeys(jobs, "")
     # New slots have the last ranks: those that there were keep theirs.
     assert {slot: (rank.rank, rank.type_name) for slot, rank in site.ranks().items()} == {
@@ -83,7 +83,7 @@ def test_nodes_that_join_by_ticket_fetch_the_longer_table_and_come_back(by_ticke
 def resized(site: Elastic, *options: str) -> str:
     """Run the verb, while rank 0 has a supervisor; what it said."""
     counts = [option for option in options if option != "--force"]
-    flags = [option for option in options if option == "--force"]
+    flags = ["--i-restart-it", *(option for option in options if option == "--force")]
     verb = site.start_verb("resize", *flags, "--slots", *counts)
     site.restart_head_when_it_ends()
     said, _ = verb.communicate(timeout=VERB_WITHIN_S)
@@ -96,9 +96,16 @@ def test_while_a_job_runs_nothing_is_changed(site: Elastic) -> None:
     job = site.submit("sleep", "600")
     site.eventually("the job runs", lambda: site.jobs()[job].began_at is not None)
 
-    assert "1 jobs run, and would end with rank 0" in site.verb("resize", "--slots", "small=5", status=1)
+    said = site.verb("resize", "--i-restart-it", "--slots", "small=5", status=1)
+    assert "1 job runs and would be lost" in said
 
     assert site.result(job) == ""
     assert set(site.ranks()) == {"s1", "s2", "g1"}
     ended = site.submit("true")
     site.eventually("jobs are started as before", lambda: site.result(ended) == "COMPLETED")
+
+
+def test_where_nobody_restarts_rank_0_it_is_left_alone(site: Elastic) -> None:
+    assert "nothing is known to restart rank 0" in site.verb("resize", "--slots", "small=5", status=1)
+    assert len(site.ranks()) == 3
+    assert site.result(site.submit("true", requires={"properties": ["small"]})) == "", "rank 0 is up"

@@ -28,7 +28,7 @@ LAYERS = (
 # The same within those packages whose folders have an order. "" is the package's own folder.
 ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
-    "planner": ("state", "cost", "observe", "placement", ""),
+    "planner": ("state", "cost", "observe", "packing", "placement", ""),
     "flux": ("parse", "records", "", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),

@@ -728,7 +728,7 @@ def _check_types(case: Case) -> None:
                 ]
                 price = sum((prices[name].price_per_hour for name in for_jobs), Decimal(0))
                 assert not case.made.settled or price == reason.figures["price_per_hour"]
-            case "no_free_slot":
+            case "all_slots_taken":
                 places = [rank for rank in case.snapshot.ranks.values() if rank.host in prices[name].slots]
                 leaves = [node.launch.slot for node in case.snapshot.nodes.values() if node.state is NodeState.GONE]
                 assert not any(_is_free(case, rank) for rank in places if rank.host not in leaves)

@@ -15,7 +15,7 @@ import stat
 import subprocess
 import tempfile
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nodemanager.config.site import JoinMethod, Site, uuid_file
@@ -48,11 +48,13 @@ class Bootstrap:
     uri: str  # where rank 0 will listen for the manager
     start_command: tuple[str, ...]
     warnings: tuple[str, ...]  # differences between the site and the output; ``site_warnings`` has others
+    is_new: bool = True
 
     def __str__(self) -> str:
+        done = "Written" if self.is_new else "Unchanged"
         return "\n".join(
             (
-                f"Written: {self.output}, for cluster {self.cluster_uuid}.",
+                f"{done}: {self.output}, for cluster {self.cluster_uuid}.",
                 "Start rank 0 with",
                 f"  {shlex.join(self.start_command)}",
                 f"Its address will be {self.uri}",
@@ -93,6 +95,28 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nes
             cluster_uuid = _publish(site, written, output)
     except OSError as error:
         raise BootstrapError(f"{error.filename or output}: {error.strerror}") from error
+    return _describe(site, output, flux, cluster_uuid, nested=nested)
+
+
+def find_bootstrap(
+    site: Site, output: Path, flux_command: str = "flux", *, nested: bool = False
+) -> Bootstrap | None:
+    """Return what an earlier ``write_bootstrap`` wrote to ``output``; None if it would write something else now.
+
+    Raises :class:`BootstrapError` if there is no flux.
+    """
+    output = Path(os.path.abspath(output))  # noqa: PTH100 - do not follow links
+    try:
+        found = (output / "conf.d" / "flux.toml").read_text(encoding="utf-8")
+        complete = all((output / part).exists() for part in ("curve.cert", "state", "run"))
+    except (OSError, UnicodeError):
+        return None
+    if not (complete and site.cluster_uuid) or found != flux_toml(site, output / "curve.cert"):
+        return None
+    return replace(_describe(site, output, find_flux(flux_command), site.cluster_uuid, nested=nested), is_new=False)
+
+
+def _describe(site: Site, output: Path, flux: str, cluster_uuid: str, *, nested: bool) -> Bootstrap:
     uri = _uri(output)
     return Bootstrap(
         output=output,
@@ -131,10 +155,11 @@ def _flub_head_command(site: Site, output: Path, flux: str) -> list[str]:
 
 def nested_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ...]:
     """Return the command that submits rank 0 to the outer instance. The job records its URI and runs the broker."""
-    uri = _uri(output).replace("local://", "ssh://$(hostname)", 1)
+    socket_path = shlex.quote(_uri(output).removeprefix("local://"))
     broker = shlex.join(start_command(site, output, flux))
     forget = "env -u FLUX_URI -u FLUX_JOB_ID -u FLUX_KVS_NAMESPACE"
-    script = f'{shlex.quote(flux)} job memo "$FLUX_JOB_ID" uri="{uri}" && exec {forget} {broker}'
+    memo = f'{shlex.quote(flux)} job memo "$FLUX_JOB_ID" uri="ssh://$(hostname)"{socket_path}'
+    script = f"{memo} && exec {forget} {broker}"
     return (flux, "submit", f"--job-name={site.cluster}", "-N1", "-n1", "sh", "-c", script)
 
 
@@ -145,7 +170,10 @@ def _check_output(site: Site, output: Path) -> None:
         raise BootstrapError(f"{output} must not contain state_dir, {site.state_dir}: choose another folder")
     if os.path.lexists(output):
         existing = next(iter(sorted(output.iterdir())), output) if output.is_dir() else output
-        raise BootstrapError(f"{existing} exists and is not overwritten: choose another folder, or move it away")
+        raise BootstrapError(
+            f"{existing} exists and is not overwritten: choose another folder, or move it away. To start rank 0 "
+            "with what it has, use flux-node-manager start-command"
+        )
     socket_path = _uri(output).removeprefix("local://")
     if len(os.fsencode(socket_path)) > _SOCKET_PATH_MAX_BYTES:
         raise BootstrapError(
@@ -254,6 +282,7 @@ def flux_toml(site: Site, certificate: Path) -> str:
         "[kvs]",
         f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
         "",
+        *_job_limits(site),
         "# Only Fluxion reads this. Its default policy denies jobs that need more nodes than are up.",
         "[sched-fluxion-qmanager]",
         'queue-policy = "easy"',
@@ -266,6 +295,22 @@ def flux_toml(site: Site, certificate: Path) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _job_limits(site: Site) -> list[str]:
+    """Have Flux refuse a job that ``nodes_max`` never allows. In queue order it would hold up the whole queue."""
+    nodes_max = site.limits.nodes_max
+    if nodes_max >= len(site.slots):
+        return []
+    cores = sorted((node.cores for node in site.node_types for _ in node.slots), reverse=True)
+    return [
+        f"# Flux refuses jobs that nodes_max = {nodes_max} never allows. If you raise it, raise both limits here,",
+        "# and run: flux config reload",
+        "[policy.limits]",
+        f"job-size.max.nnodes = {nodes_max}",
+        f"job-size.max.ncores = {sum(cores[:nodes_max])}",
+        "",
+    ]
 
 
 def _resource_config(node_type: NodeType) -> list[str]:

@@ -187,6 +187,9 @@ def _notes(site: Site, config: Mapping[str, Any], folder: Path, conf: Path) -> I
         yield "Consider [kvs] checkpoint-period: without it a crash of rank 0 loses all jobs."
     if QMANAGER not in config:
         yield f'Fluxion needs [{QMANAGER}] queue-policy = "easy", or it denies jobs for more nodes than are up.'
+    if site.limits.nodes_max < len(site.slots) and "limits" not in config.get("policy", {}):
+        yield f"Consider [policy.limits] job-size.max.nnodes = {site.limits.nodes_max}, nodes_max of the site:"
+        yield "a larger job can never run, and in queue order it holds up all jobs behind it."
     yield "Rank 0 must be started with -Sbroker.quorum=1 (flux.service does so) and a statedir."
     expected = folder if conf != folder else conf.parent
     if site.flux.bootstrap_dir != expected and conf.name == "conf.d":

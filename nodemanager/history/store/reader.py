@@ -146,12 +146,10 @@ class HistoryReader:
             raise HistoryUnreadable(f"{self._path}: the last event {what} before {at}: {fault}") from fault
 
     def launch_on_slot(self, slot: str, at: float) -> str | None:
-        """The launch that had a slot at a time."""
+        """The launch that had a slot at a time, or had it last before that time."""
         rows = self._rows(
-            "SELECT launch FROM lives WHERE slot = ? AND requested_at <= ? AND (ended_at IS NULL OR ended_at >= ?)"
-            " ORDER BY requested_at DESC LIMIT 1",
+            "SELECT launch FROM lives WHERE slot = ? AND requested_at <= ? ORDER BY requested_at DESC LIMIT 1",
             slot,
-            at,
             at,
         )
         return str(rows[0]["launch"]) if rows else None

@@ -14,14 +14,14 @@ from itertools import groupby, islice
 from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId, Shape
+from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
+from nodemanager.planner.packing.types import Item, Load, Lot, Packed, PackingLimits, pieces_on_empty
 from nodemanager.planner.placement.flux_scheduler import (
     cores_of_piece,
     on_different_nodes,
     pieces_of,
     slots_per_piece,
 )
-from nodemanager.planner.placement.packing import PIECES_EXACT, fill, pack
-from nodemanager.planner.placement.packing_types import Item, Load, Lot, Packed, PackingLimits, pieces_on_empty
 from nodemanager.planner.placement.supply import Offer, SlotAndRank
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.queue_index import BatchKey

@@ -15,6 +15,8 @@ from nodemanager.planner.state.policy import Policy
 
 # Obstacles that go away if another node is stopped.
 CAPS = ("nodes_max", "price_per_hour_max")
+# They say how many nodes the job is short of.
+SHORT_OF_NODES = ("no_free_slot", "nodes_max")
 # Flux itself rejects jobs that no slot could ever serve, so they block no other job.
 INFEASIBLE = ("no_type_fits", "too_few_slots")
 
@@ -83,10 +85,15 @@ class LeftToBuy:
 
 
 def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Reason:
-    """The first obstacle to ``want`` pieces of a job that a fleet without other jobs could serve."""
+    """The first obstacle to ``want`` pieces of a job that a fleet without other jobs could serve.
+
+    Its figure ``short`` counts nodes of the type it names: those that are still missing if the job got everything
+    that is free or may be bought.
+    """
     policy = supply.policy
     nodes_left, price_left = left.nodes, left.price
     first: Reason | None = None
+    each_first = 1  # how many pieces a node of the type in ``first`` takes
     memory = memory_per_piece(shape, supply)
     for node_type in by_preference(policy, shape):
         name, each = node_type.name, pieces_per_node(node_type, shape, memory)
@@ -104,9 +111,16 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Rea
         nodes_left -= taken
         price_left -= taken * price
         if want > 0 and first is None:
-            first = _limit_reached(node_type, slots, want, taken < free, nodes_left, price_left, supply)
-    # The parts fit but the whole does not: report a missing slot of the cheapest type.
-    return first or _no_free_slot(by_preference(policy, shape)[0], supply, shape)
+            first = _limit_reached(node_type, slots, taken < free, nodes_left, price_left, supply)
+            each_first = each
+    if first is None:
+        # The parts fit but the whole does not: report a missing slot of the cheapest type.
+        cheapest = by_preference(policy, shape)[0]
+        slots = supply.count_slots_for(cheapest, shape.constraint)
+        first = because("no_free_slot", node_type=cheapest.name, slots=slots)
+    if first.code in SHORT_OF_NODES:
+        return first.with_figures(short=max(1, -(-want // each_first)))
+    return first
 
 
 def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) -> int:
@@ -129,7 +143,6 @@ def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) ->
 def _limit_reached(
     node_type: NodeType,
     slots: int,
-    short: int,
     has_free: bool,
     nodes_left: int,
     price_left: Decimal,
@@ -137,9 +150,9 @@ def _limit_reached(
 ) -> Reason:
     name, policy = node_type.name, supply.policy
     if not has_free:
-        return because("no_free_slot", node_type=name, slots=slots, short=short)
+        return because("no_free_slot", node_type=name, slots=slots)
     if nodes_left <= 0:
-        return because("nodes_max", node_type=name, short=short, nodes_max=policy.nodes_max)
+        return because("nodes_max", node_type=name, nodes_max=policy.nodes_max)
     if supply.budget_left is not None:
         return supply.budget_left
     return because(
@@ -149,11 +162,6 @@ def _limit_reached(
         left=price_left,
         price_per_hour_max=policy.price_per_hour_max,
     )
-
-
-def _no_free_slot(node_type: NodeType, supply: Supply, shape: Shape) -> Reason:
-    slots = supply.count_slots_for(node_type, shape.constraint)
-    return because("no_free_slot", node_type=node_type.name, slots=slots, short=1)
 
 
 def _why_no_type_fits(shape: Shape, policy: Policy) -> Reason:

@@ -121,7 +121,7 @@ def find_node(published: Publication, name: str) -> Node:
     nodes = published.snapshot.nodes
     if (by_launch := nodes.get(LaunchId(name))) is not None:
         return by_launch
-    by_slot = [it for it in nodes.values() if it.launch.slot == name]
+    by_slot = [it for it in nodes.values() if name in (it.launch.slot, it.cloud and it.cloud.provider_id)]
     if by_slot:
         return by_slot[0]
     is_slot = name in published.snapshot.rank_of_slot

@@ -10,6 +10,7 @@ import time
 import tomllib
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,12 @@ from nodemanager.config.site import Site, load_site, uuid_file
 from nodemanager.core.slots import SlotName
 from nodemanager.flux.setup.bootstrap import (
     BootstrapError,
+    find_bootstrap,
     find_flux,
     flux_toml,
     follower_command,
     guest_warnings,
+    nested_command,
     open_run_folder,
     user_data,
     write_bootstrap,
@@ -123,6 +126,15 @@ def test_the_configuration_names_every_host_and_what_it_offers(site: Site) -> No
     }
 
 
+def test_flux_refuses_jobs_that_nodes_max_never_allows(folder: Path) -> None:
+    """Four of the five slots: the largest four nodes have seven cores."""
+    text = SITE.format(address="127.0.0.1")
+    assert "nodes_max = 5" in text
+    (folder / "site.ini").write_text(text.replace("nodes_max = 5", "nodes_max = 4"), encoding="utf-8")
+    toml = tomllib.loads(flux_toml(load_site(folder / "site.ini"), Path("/x/curve.cert")))
+    assert toml["policy"] == {"limits": {"job-size": {"max": {"nnodes": 4, "ncores": 7}}}}
+
+
 @pytest.mark.parametrize(
     ("address", "bind"),
     [("10.0.0.1", "tcp://*:9000"), ("boss.example.org", "tcp://*:9000"), ("127.0.0.9", "tcp://127.0.0.9:9000")],
@@ -201,6 +213,29 @@ def test_nothing_that_exists_is_overwritten(folder: Path, site: Site, output: Pa
     with pytest.raises(BootstrapError, match=f"{existing.partition('/')[0]} exists and is not overwritten"):
         write_bootstrap(site, output, a_flux(folder, KEYGEN))
     assert everything_in(folder / "state") == before
+
+
+def test_its_own_unchanged_folder_is_recognised(folder: Path, site: Site, output: Path) -> None:
+    flux = a_flux(folder, KEYGEN)
+    assert find_bootstrap(site, output, flux) is None
+    written = write_bootstrap(site, output, flux)
+    site = load_site(folder / "site.ini")
+    before = everything_in(folder / "state")
+    found = find_bootstrap(site, output, flux)
+    assert found == replace(written, is_new=False)
+    assert str(found) == str(written).replace("Written", "Unchanged")
+    assert everything_in(folder / "state") == before
+    (output / "conf.d" / "flux.toml").write_text("[bootstrap]", encoding="utf-8")
+    assert find_bootstrap(site, output, flux) is None
+
+
+def test_a_nested_rank_0_records_its_path_as_it_is_written(folder: Path, site: Site) -> None:
+    """The job's shell must run nothing that stands in the path."""
+    output = folder / "$(touch ran)"
+    *_, script = nested_command(site, output, a_flux(folder, 'echo "$@" >>memo'))
+    subprocess.run(["sh", "-c", script], cwd=folder, env={"PATH": "/usr/bin:/bin"}, check=True)
+    assert not (folder / "ran").exists()
+    assert f"{output}/run/local-0" in (folder / "memo").read_text(encoding="utf-8").splitlines()[0]
 
 
 def test_a_file_or_a_dangling_link_in_the_place_of_the_folder_is_not_overwritten(

@@ -94,6 +94,7 @@ def test_a_reason_of_the_past_is_found(reader: HistoryReader) -> None:
     assert (said["code"], said["at"]) == ("node_ordered", WALL_AT)
     assert reader.reason_at("7", WALL_AT - 1) is None
     assert reader.launch_on_slot("cloud1", WALL_AT + 50) == "cloud1-1"
+    assert reader.launch_on_slot("cloud1", WALL_AT + 10_000_000) == "cloud1-1", "after its end too"
     assert reader.launch_on_slot("cloud1", WALL_AT - 10_000) is None
 
 

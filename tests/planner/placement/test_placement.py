@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import Job, JobId, JobState, OnHosts, QueuePolicy, RankAllocation, Shape
 from nodemanager.core.nodes import NodeState
+from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
 from nodemanager.planner.placement.allocation import UNBOUNDED, Allocation
 from nodemanager.planner.placement.placement import Placement
@@ -233,7 +234,22 @@ def test_the_price_cap_is_exact_to_the_last_digit() -> None:
 
 def test_no_free_slot_says_how_many_there_are_and_how_many_are_short() -> None:
     reason = why_not(whole_nodes(4), whole_nodes(2), world=a_world(CLOUD))
-    assert reason == because("no_free_slot", node_type="cloud", slots=4, short=2)
+    assert reason == because("no_free_slot", node_type="cloud", slots=4, short=2, jobs=("1",))
+
+
+def test_short_counts_nodes_not_pieces_and_the_jobs_that_hold_the_slots_are_named() -> None:
+    """Five tasks of half a node each need three nodes; two of the three slots are held by two other jobs."""
+    fleet = a_world(replace(CLOUD, slots=CLOUD.slots[:3]))
+    for slot in ("cloud1", "cloud2"):
+        fleet.busy_node(slot)
+        rank = fleet.snapshot.rank_of_slot[SlotName(slot)]
+        held = (RankAllocation(rank, CLOUD.cores, 0),)
+        fleet.job(whole_nodes(1), state=JobState.RUN, allocations=held)
+    fleet.job(Shape(slots=5, cores_per_slot=CLOUD.cores // 2))
+    (reason,) = fleet.plan().jobs.values()
+    assert reason == because("no_free_slot", node_type="cloud", slots=3, short=2, jobs=("1", "2"))
+    text = to_sentence(reason.code, reason.figures)
+    assert text == "2 short of cloud: too few of the 3 slots that fit are free; waits for jobs 1, 2"
 
 
 def test_more_nodes_than_there_are_slots_is_said_as_such() -> None:
@@ -245,6 +261,16 @@ def test_a_job_for_whole_nodes_gets_one_that_is_too_small_only_where_there_is_no
     eight_tasks = Shape(slots=8, cores_per_slot=1, nodes=1, exclusive=True)
     assert boots(a_world(CLOUD, GPU).job(eight_tasks).plan()) == ["gpu1"]
     assert boots(a_world(CLOUD).job(eight_tasks).plan()) == ["cloud1"]
+
+
+def test_a_job_that_can_never_run_is_warned_of_with_how_many_it_holds_up() -> None:
+    fleet = a_world(CLOUD, nodes_max=2).job(whole_nodes(1), whole_nodes(3), whole_nodes(1), whole_nodes(4))
+    warning = because("job_never_runs", job="2", job_count=2)
+    assert fleet.plan().warnings == (warning,)
+    text = to_sentence(warning.code, warning.figures)
+    assert text == "job 2 can never run, and holds up 2 other jobs: raise the limits, or flux cancel 2"
+    gaps_filled = World(replace(fleet.policy, queue_policy=QueuePolicy.BACKFILL), fleet.snapshot)
+    assert gaps_filled.plan().warnings == (), "there it holds up nobody"
 
 
 # --- whatever the fleet -----------------------------------------------------------------------------------

@@ -92,6 +92,11 @@ def test_a_node_is_explained_by_its_slot_or_its_launch(client: TestClient, name:
     assert asked(client, f"/explain/node/{name}")["node"]["slot"] == "cpu1"
 
 
+def test_a_node_is_explained_by_its_provider_id(client: TestClient) -> None:
+    node = next(it for it in asked(client, "/nodes")["nodes"] if it["provider_id"])
+    assert asked(client, f"/explain/node/{node['provider_id']}")["node"]["slot"] == node["slot"]
+
+
 def test_a_type_is_explained(client: TestClient) -> None:
     explained = asked(client, "/explain/type/gpu")
     assert explained["node_type"]["gpus"] == 4

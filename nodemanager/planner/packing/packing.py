@@ -3,7 +3,7 @@
 Nothing here knows jobs, slots or time. Counts go in and counts come out: a :class:`Load` is a number of nodes with
 equal contents. So the effort depends on the kinds of work and of nodes, not on their numbers.
 
-Few pieces are packed optimally (``packing_exact``). Many are packed greedily by patterns. In each step the kind of
+Few pieces are packed optimally (``exact``). Many are packed greedily by patterns. In each step the kind of
 node is taken whose best filling is worth most for its cost, as often as there is work for it. The last few pieces,
 for which the choice matters most, are then repacked optimally.
 """
@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from nodemanager.planner.placement import packing_exact
-from nodemanager.planner.placement.packing_types import (
+from nodemanager.planner.packing import exact
+from nodemanager.planner.packing.types import (
     Item,
     Load,
     Lot,
@@ -40,7 +40,7 @@ def pack(
     ``fits[item][lot]``: the most pieces of an item that an empty node of the lot takes; 0 if the lot does not suit.
     """
     if sum(item.pieces for item in items) <= PIECES_EXACT:
-        loads = packing_exact.search(items, lots, fits, limits)
+        loads = exact.search(items, lots, fits, limits)
         if loads is not None:
             return Packed(loads, (0,) * len(items))
     dearest = max((lot.cost for lot in lots), default=0)
@@ -77,7 +77,7 @@ def _repack_last(
         return packed
     few = [replace(item, pieces=pieces) for item, pieces in zip(items, again, strict=True)]
     rest = [replace(lot, count=count) for lot, count in zip(lots, free, strict=True)]
-    found = packing_exact.search(few, rest, fits, PackingLimits(sum(again), spent * 2), below=spent)
+    found = exact.search(few, rest, fits, PackingLimits(sum(again), spent * 2), below=spent)
     return packed if found is None else Packed((*kept, *found), packed.left)
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodemanager.planner.placement.packing import fill, pack
-from nodemanager.planner.placement.packing_types import (
+from nodemanager.planner.packing.packing import fill, pack
+from nodemanager.planner.packing.types import (
     Item,
     Load,
     Lot,

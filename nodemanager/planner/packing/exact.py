@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from nodemanager.planner.placement.packing_types import (
+from nodemanager.planner.packing.types import (
     Item,
     Load,
     Lot,
