@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; a restart is the recovery
 GC_THRESHOLD = 20_000  # new objects before a garbage collection; Python's default of 700 is reached in a tick
+SIGNALS_EVERY_S = 1.0
 STOP_S = 1.0  # how long actors may take to end their calls before the process exits without them
 
 A = TypeVar("A", bound=CrashOnlyActor)
@@ -369,7 +370,9 @@ def serve(site: Site, ports: SitePorts, outputs: Outputs) -> int:
     outputs.start(service)
     freeze_startup_objects()
     service.start()
-    service.fate.ended.wait()
+    # The kernel may deliver a signal to another thread. Python then handles it only after this wait has ended.
+    while not service.fate.ended.wait(SIGNALS_EVERY_S):
+        pass
     systemd.notify_stopping()
     service.stop()
     outputs.stop(STOP_S)

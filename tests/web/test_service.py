@@ -586,3 +586,15 @@ def test_what_is_not_there_or_not_asked_rightly_has_its_own_status(running: Runn
         timeout=60,
     )
     assert ran.returncode == 69
+
+
+def test_a_service_that_was_suspended_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """The kernel gives SIGTERM to any thread that runs again, and the main one may still be waiting."""
+    service = Running(tmp_path)
+    try:
+        eventually("it answers", lambda: service.verb("status")[0] == 0)
+        for number in (signal.SIGSTOP, signal.SIGCONT, signal.SIGTERM):
+            service.process.send_signal(number)
+        assert service.process.wait(20) == 0
+    finally:
+        service.process.kill()
