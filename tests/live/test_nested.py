@@ -130,7 +130,7 @@ def test_expand_brings_nodes_and_its_cancel_takes_them_away(nested: Nested) -> N
     eventually("both have joined", lambda: nested.online() == [0, 1, 2], WITHIN_S)
     assert sorted(nested.inner("run", "-N2", "-n2", "-c2", "flux", "getattr", "hostname").split()) == ["n1", "n2"]
 
-    nested.outer.run("cancel", said.split()[0])
+    nested.outer.run("cancel", said.split()[1])
     eventually("both have left", lambda: nested.online() == [0], WITHIN_S)
     eventually("only the inner instance runs there", lambda: nested.outer_jobs() == ["inner"], WITHIN_S)
 
