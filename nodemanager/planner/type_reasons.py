@@ -194,8 +194,7 @@ def _drained_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
         if node.state is NodeState.IDLE and node.rank is not None and drained_by_others(node.rank):
             drained[node.launch.type_name].append(node)
     for name, nodes in sorted(drained.items()):
-        tariffs = (billing.tariff_of(node.launch, policy) for node in nodes)
-        price = sum((tariff.price_per_hour for tariff in tariffs if tariff is not None), Decimal(0))
+        price = sum((billing.price_per_hour(node.launch, policy) for node in nodes), Decimal(0))
         if price > 0:
             slots = tuple(sorted(node.launch.slot for node in nodes)[:NAMES_MAX])
             yield because(

@@ -30,7 +30,7 @@ Size = tuple[int, int, int, int, int | None, bool]
 
 def batches_beyond(batches: Mapping[BatchKey, Sequence[JobId]], supply: Supply) -> Mapping[BatchKey, Reason]:
     """The batches for which one plan has no time, and why. ``batches``: in the order of the queue."""
-    work = Work(supply)
+    work = WorkEstimate(supply)
     types = len(supply.policy.node_types)
     plain = all(key.shape.constraint is ANYWHERE for key in batches)
     if plain and work.steps_of(len(batches), types, len(batches)) <= STEPS_MAX:
@@ -55,7 +55,7 @@ def batches_beyond(batches: Mapping[BatchKey, Sequence[JobId]], supply: Supply) 
 
 
 @dataclass(slots=True)
-class Work:
+class WorkEstimate:
     """The work for the batches so far."""
 
     supply: Supply

@@ -201,7 +201,7 @@ def test_a_fuzzed_queue_gets_a_plan_within_the_budget(begin: int) -> None:
 
 def _steps(batches: dict[BatchKey, None], snapshot: Snapshot, policy: Policy) -> int:
     """The steps of a plan for these batches."""
-    work = work_budget.Work(current_supply(snapshot, policy, Decimal(0)))
+    work = work_budget.WorkEstimate(current_supply(snapshot, policy, Decimal(0)))
     steps = [work.add(key) for key in batches]
     assert None not in steps
     return work.steps
