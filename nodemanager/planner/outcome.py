@@ -10,7 +10,7 @@ from heapq import merge
 from itertools import islice
 from types import MappingProxyType
 
-from nodemanager.core.jobs import Job, JobId
+from nodemanager.core.jobs import Job, JobId, NodeLoad
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
@@ -41,6 +41,7 @@ class Purchase:
     zone: str
     serves: tuple[JobId, ...]
     job_count: int
+    load: NodeLoad = ()
 
 
 class JobReasons(Mapping[JobId, Reason]):
@@ -255,7 +256,7 @@ def fleet_needs(jobs: Mapping[JobId, Job], placement: Placement) -> FleetNeeds:
     for node in placement.assignment.nodes():
         serves, count = placement.assignment.jobs_on(node, NAMES_MAX)
         if node.offer.availability is Availability.NEW:
-            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count))
+            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count, node.load))
         else:
             needed.setdefault(node.place[0], []).extend(serves)
     purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))

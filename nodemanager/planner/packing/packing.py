@@ -47,12 +47,12 @@ def pack(
     packed = Packed((), tuple(item.pieces for item in items))
     for penalty in NODE_PENALTIES:
         dear = [replace(lot, cost=lot.cost + int(penalty * dearest)) if lot.bought else lot for lot in lots]
-        packed = _cheapest_greedy(items, dear, fits)
+        packed = _cheapest_greedy(items, dear, fits) if effort.left > 0 else pack_by_patterns(items, dear, fits)
         if limits.allow(packed.loads, lots):
             better = _improved(packed, items, dear, fits, limits, effort)
             return better if total_cost(better.loads, lots) <= total_cost(packed.loads, lots) else packed
-    if sum(item.pieces for item in items) <= PIECES_EXACT:
-        loads = exact.search(items, lots, fits, limits, effort)
+    if 0 < sum(item.pieces for item in items) <= PIECES_EXACT:
+        loads = exact.search(items, lots, fits, limits, Effort(exact.STEPS_MAX))
         if loads is not None:
             return Packed(loads, (0,) * len(items))
     return _cut_to_limits(packed, lots, limits)
