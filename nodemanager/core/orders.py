@@ -191,7 +191,7 @@ class PostRoster:
 
 @dataclass(frozen=True, slots=True)
 class BootNode:
-    """Lease a slot and create its node. ``serves``: the jobs it is bought for, at most ten. ``load``: all of them."""
+    """Lease a slot and create its node. ``serves``: the first ten jobs it is bought for. ``load``: all of them."""
 
     launch: Launch
     serves: tuple[JobId, ...]

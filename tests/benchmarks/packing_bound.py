@@ -15,12 +15,15 @@ import highspy
 from nodemanager.planner.packing.knapsack import Knapsack
 from nodemanager.planner.packing.types import Item, Lot
 
+KNAPSACK_GAP, KNAPSACK_S = 1e-4, 2.0
+CLOSE = 3e-4  # the bound is near enough to the value of the program
+
 Pattern = tuple[int, tuple[tuple[int, int], ...]]  # the lot, and (item, pieces)
 
 
 @dataclass(frozen=True)
 class Bound:
-    """``least``: no packing costs less. ``best``: the cost of one that was found. ``closed``: no column is missing."""
+    """``least``: no packing costs less. ``best``: what one found costs. ``closed``: no column is missing."""
 
     least: float
     best: float
@@ -28,7 +31,12 @@ class Bound:
 
 
 def bound(
-    items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], *, rounds: int = 3000, mip_s: float = 20.0
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    *,
+    rounds: int = 3000,
+    mip_s: float = 20.0,
 ) -> Bound:
     """The bound, and the best packing of the columns found. Needs ``highspy``."""
     lots_used = _undominated(lots, fits)
@@ -56,7 +64,8 @@ def bound(
             closed = True
             break
         columns.update(dict.fromkeys(new))
-        if value <= least * (1 + 1e-5):
+        if value <= least * (1 + CLOSE):
+            closed = True
             break
     best = _solve_whole(items, lots, list(columns), mip_s)
     return Bound(least, best, closed)
@@ -101,9 +110,7 @@ def _solve_whole(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[P
     return float(highs.getInfo().objective_function_value)
 
 
-def _model(
-    items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern]
-) -> tuple[highspy.Highs, int]:
+def _model(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern]) -> tuple[highspy.Highs, int]:
     highs = highspy.Highs()
     highs.silent()
     inf = highspy.kHighsInf
@@ -124,7 +131,8 @@ def _knapsack(
     shared = [i for i, item in enumerate(items) if not item.exclusive and fits[i][number] and worth[i] > 1e-9]
     highs = highspy.Highs()
     highs.silent()
-    highs.setOptionValue("mip_rel_gap", 1e-7)
+    highs.setOptionValue("mip_rel_gap", KNAPSACK_GAP)
+    highs.setOptionValue("time_limit", KNAPSACK_S)
     for i in shared:
         highs.addCol(-worth[i], 0, min(fits[i][number], items[i].pieces), 0, [], [])
     for resource in ("cores", "gpus", "memory_bytes"):

@@ -62,9 +62,10 @@ class Size:
         """The same as a type of a site."""
         names = tuple(SlotName(f"{self.name}-{number}") for number in range(slots))
         price = self.price * PRICE_UNIT
+        memory = self.memory_mib * MIB
         return NodeType(
-            TypeName(self.name), self.name, self.cores, self.gpus, self.memory_mib * MIB, price, Billing(1.0, 60.0), names
-        )  # fmt: skip
+            TypeName(self.name), self.name, self.cores, self.gpus, memory, price, Billing(1.0, 60.0), names
+        )
 
 
 @dataclass(frozen=True)
@@ -84,13 +85,14 @@ class Case:
 
     def jobs(self, at: float) -> list[Job]:
         """The queue: the kinds take turns."""
-        left = [[kind.shape(), kind.jobs] for kind in self.kinds]
+        left = [kind.jobs for kind in self.kinds]
+        shapes = [kind.shape() for kind in self.kinds]
         queue: list[Job] = []
-        while left:
-            for entry in left:
-                queue.append(Job(JobId(len(queue)), JobState.SCHED, entry[0], at))  # type: ignore[arg-type]
-                entry[1] -= 1  # type: ignore[operator]
-            left = [entry for entry in left if entry[1]]  # type: ignore[comparison-overlap]
+        while any(left):
+            for number, shape in enumerate(shapes):
+                if left[number]:
+                    queue.append(Job(JobId(len(queue)), JobState.SCHED, shape, at))
+                    left[number] -= 1
         return queue
 
 

@@ -1,8 +1,8 @@
 """Pack at the bound: column generation (Gilmore and Gomory, 1961), then whole numbers of nodes.
 
-The linear program says how often each pattern is used, and what each piece is worth. Knapsacks with these worths give
-further patterns, until none saves anything. Then every pattern is used as often as the program says, rounded down.
-What is left is packed in the same way again, with at least one node fixed each time.
+The linear program says how often each pattern is used, and what each piece is worth. Knapsacks with these worths
+give further patterns, until none saves anything. Then every pattern is used as often as the program says, rounded
+down. What is left is packed in the same way again, with at least one node fixed each time.
 """
 
 from __future__ import annotations
@@ -187,7 +187,11 @@ class _Program:
                 break
             before = sum(sack.steps for sack in sacks)
             smooth = [SMOOTH * a + (1 - SMOOTH) * b for a, b in zip(smooth, linear.worth, strict=True)]
-            new = self._price(sacks, turns, smooth) or self._price(sacks, turns, linear.worth) or self._search(sacks, turns)
+            new = (
+                self._price(sacks, turns, smooth)
+                or self._price(sacks, turns, linear.worth)
+                or self._search(sacks, turns)
+            )
             packing.effort.left -= sum(sack.steps for sack in sacks) - before
             if not new:
                 break

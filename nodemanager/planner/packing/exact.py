@@ -2,8 +2,8 @@
 
 Pieces are placed one by one, the most demanding first, on an open node or on a new one of each lot. A branch is cut
 if it cannot cost less than the best so far. The bound, for each resource alone: the rest costs at least its worth,
-less what the open nodes may still take. The number of steps is limited, so the effort is the same every time; at the
-limit the best so far is returned.
+less what the open nodes may still take. The number of steps is limited, so the effort is the same every time. At
+the limit the best so far is returned.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def search(
 ) -> tuple[Load, ...] | None:
     """The cheapest packing of all pieces within the limits; None if none costs less than ``below``.
 
-    The search ends at a packing that costs no more than ``enough``. ``worth``: of a piece of each item, if known: no
-    contents of a node are worth more than the node costs.
+    The search ends at a packing that costs no more than ``enough``. ``worth``: of a piece of each item, if
+    known; no contents of a node are worth more than the node costs.
     """
     search_ = _Search(items, lots, fits, limits, below, enough, worth, min(effort.left, steps_max))
     search_.place(0, 0, 0)

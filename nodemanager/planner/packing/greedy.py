@@ -122,18 +122,7 @@ class _PatternPacking:
         memory per core is taken, else the one with the least. Among equals the largest comes first.
         """
         items, left, whole = self.items, self.left, self.lots[lot]
-        cores, gpus, memory_bytes = whole.cores, whole.gpus, whole.memory_bytes
-        chosen: dict[int, int] = {}
-        for number in self._scarce[lot]:
-            item = items[number]
-            if left[number] <= 0 or item.exclusive:
-                continue
-            pieces = min(left[number], item.per_node_max, pieces_that_fit(item, cores, gpus, memory_bytes))
-            if pieces > 0:
-                chosen[number] = pieces
-                cores -= pieces * item.cores
-                gpus -= pieces * item.gpus
-                memory_bytes -= pieces * item.memory_bytes
+        chosen, cores, memory_bytes = self._with_gpus(lot)
         order = self._plain[lot]
         low, high, gone = 0, len(order) - 1, 0
         while low <= high and cores > 0:
@@ -144,10 +133,8 @@ class _PatternPacking:
                 item = items[number]
                 had = chosen.get(number, 0)
                 most -= had
-                if item.per_node_max - had < most:
-                    most = item.per_node_max - had
-                if cores // item.cores < most:
-                    most = cores // item.cores
+                most = min(most, item.per_node_max - had)
+                most = min(most, cores // item.cores)
                 if most > 0 and item.memory_bytes and memory_bytes // item.memory_bytes < most:
                     most = memory_bytes // item.memory_bytes
                 if most > 0:
@@ -167,17 +154,43 @@ class _PatternPacking:
             self._plain[lot] = [number for number in order if left[number] > 0]
         return chosen
 
+    def _with_gpus(self, lot: int) -> tuple[dict[int, int], int, int]:
+        """The pieces with GPUs that one node takes, and what cores and memory they leave."""
+        whole = self.lots[lot]
+        cores, gpus, memory_bytes = whole.cores, whole.gpus, whole.memory_bytes
+        chosen: dict[int, int] = {}
+        for number in self._scarce[lot]:
+            item = self.items[number]
+            if self.left[number] <= 0 or item.exclusive:
+                continue
+            pieces = min(self.left[number], item.per_node_max, pieces_that_fit(item, cores, gpus, memory_bytes))
+            if pieces > 0:
+                chosen[number] = pieces
+                cores -= pieces * item.cores
+                gpus -= pieces * item.gpus
+                memory_bytes -= pieces * item.memory_bytes
+        return chosen, cores, memory_bytes
+
 
 # --- best fit ---------------------------------------------------------------------------------------------
 
 
-def pack_best_fit(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], *, by_share: bool) -> Packed:
+def pack_best_fit(
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    *,
+    by_share: bool,
+    below: float = float("inf"),
+) -> Packed | None:
     """Plain best fit, the largest pieces first: onto the open node with the fewest free cores, else onto a new one.
 
     A new node is of the cheapest lot that takes the piece; ``by_share``: of the one where its share costs least.
+    None if it costs no less than ``below``.
     """
-    packing = _BestFit(items, lots, fits, by_share)
-    return Packed(tuple(packing.loads()), tuple(packing.left))
+    packing = _BestFit(items, lots, fits, by_share, below)
+    loads = tuple(packing.loads())
+    return Packed(loads, tuple(packing.left)) if packing.cost < below else None
 
 
 @dataclass(order=True, slots=True)
@@ -199,6 +212,8 @@ class _BestFit:
     lots: Sequence[Lot]
     fits: Sequence[Sequence[int]]
     by_share: bool
+    below: float
+    cost: int = 0
     left: list[int] = field(init=False)
     _count: list[int] = field(init=False)
     _open: list[_Open] = field(default_factory=list)  # that still have free cores, the fullest first
@@ -215,11 +230,15 @@ class _BestFit:
             max((dominant_share(item, lot) for lot, fit in zip(self.lots, row, strict=True) if fit), default=0.0)
             for item, row in zip(self.items, self.fits, strict=True)
         ]
-        order = sorted(range(len(self.items)), key=lambda i: (-self.items[i].exclusive, -largest[i], -self.items[i].cores, i))
+        order = sorted(
+            range(len(self.items)), key=lambda i: (-self.items[i].exclusive, -largest[i], -self.items[i].cores, i)
+        )
         for number in order:
             if not self.items[number].exclusive:
                 self._join(number)
             self._start(number)
+            if self.cost >= self.below:
+                return
         for group in sorted((*self._full, *self._open), key=lambda it: it.number):
             yield Load(group.lot, group.nodes, tuple(sorted(group.pieces)))
 
@@ -235,7 +254,9 @@ class _BestFit:
             each = 0
             if group.cores >= item.cores and fits[group.lot]:
                 each = min(
-                    item.per_node_max, pieces_that_fit(item, group.cores, group.gpus, group.memory_bytes), self.left[number]
+                    item.per_node_max,
+                    pieces_that_fit(item, group.cores, group.gpus, group.memory_bytes),
+                    self.left[number],
                 )
             if not each:
                 kept.append(group)
@@ -264,6 +285,7 @@ class _BestFit:
                 size = self.lots[lot]
                 empty = _Open(size.cores, 0, nodes, lot, size.memory_bytes, size.gpus, ())
                 self._count[lot] -= nodes
+                self.cost += nodes * size.cost
                 self._keep([self._with(empty, nodes, number, each)])
 
     def _cost(self, item: Item, lot: int) -> float:

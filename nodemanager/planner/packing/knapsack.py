@@ -48,7 +48,8 @@ class Knapsack:
 
         The first that are worth more than ``enough`` will do.
         """
-        best, contents = self._best_alone(worth)
+        best, alone = self._best_alone(worth)
+        contents = list(alone)
         balance, tried = self._balance, 0
         while 0 <= balance < len(BALANCES) and not tried >> balance & 1:
             tried |= 1 << balance
@@ -67,7 +68,9 @@ class Knapsack:
         value, contents = self._best_alone(worth)
         best = (value, contents) if value > above else None
         above = max(above, value)
-        value, found, branches = _branch(self._by_density(worth, self._balance), worth, self.lot, above, BALANCES[self._balance])
+        value, found, branches = _branch(
+            self._by_density(worth, self._balance), worth, self.lot, above, BALANCES[self._balance]
+        )
         self.steps += 12 * branches
         return (value, tuple(sorted(found))) if value > above else best
 
@@ -155,13 +158,13 @@ def _branch(
             if most > 0:
                 # Smaller numbers are tried later, the largest of them first.
                 each = worth[item]
-                for pieces in range(most):
-                    stack.append(
-                        (
-                            index, value + pieces * each, cores - pieces * of_cores, memory - pieces * of_memory,
-                            gpus - pieces * of_gpus, (contents, item, pieces) if pieces else contents,
-                        )
-                    )  # fmt: skip
+                stack.extend(
+                    (
+                        index, value + pieces * each, cores - pieces * of_cores, memory - pieces * of_memory,
+                        gpus - pieces * of_gpus, (contents, item, pieces) if pieces else contents,
+                    )
+                    for pieces in range(most)
+                )  # fmt: skip
                 contents = (contents, item, most)
                 value += most * each
                 cores -= most * of_cores
@@ -175,6 +178,6 @@ def _branch(
 def _unroll(contents: tuple[object, ...]) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     while contents:
-        contents, item, pieces = contents  # type: ignore[assignment,misc]
+        contents, item, pieces = contents  # type: ignore[assignment]
         found.append((item, pieces))  # type: ignore[arg-type]
     return found

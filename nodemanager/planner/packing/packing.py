@@ -18,14 +18,13 @@ from nodemanager.planner.packing.greedy import pack_best_fit, pack_by_patterns
 from nodemanager.planner.packing.types import Effort, Item, Load, Lot, Packed, PackingLimits, total_cost
 from nodemanager.planner.state.frozen import replace
 
-PIECES_EXACT = 10  # up to so many pieces, all ways are tried
-PIECES_REPACKED = 10
-NODES_REPACKED = 16
-STEPS_REPACKED = 4_000
-NO_LIMITS = PackingLimits(10**9, 10**18)
-ITEMS_MAX = 64  # up to so many items, columns are computed
 STEPS_MAX = 200_000  # of one packing
+ITEMS_MAX = 64  # up to so many items, columns are computed
 ENOUGH = 1.0002  # a packing that is so near to the bound is not improved
+PIECES_EXACT = 10  # up to so many pieces are packed by trying all ways
+# The nodes that are worth least for their cost are repacked: how many of them, and how many steps a search takes.
+NODES_REPACKED, STEPS_REPACKED = 16, 4_000
+NO_LIMITS = PackingLimits(10**9, 10**18)
 # Penalties for each node, as multiples of the dearest cost: tried in turn if there are not enough nodes.
 NODE_PENALTIES = (0.0, 0.25, 1.0, 4.0, 64.0)
 
@@ -43,6 +42,55 @@ def pack(
     Without ``effort`` it is ``STEPS_MAX``. With none left, the packing is greedy.
     """
     effort = effort if effort is not None else Effort(STEPS_MAX)
+    order = _Order(items, lots, fits)
+    return order.restored(_pack(order.items, order.lots, order.fits, limits, effort))
+
+
+def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
+    """Pack as much as these nodes take, ignoring limits: they are paid for."""
+    return pack_by_patterns(items, lots, fits)
+
+
+class _Order:
+    """Items and lots in an order of their own, so that the order in which they came makes no difference."""
+
+    def __init__(self, items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> None:
+        columns = [sorted(column) for column in zip(*fits, strict=True)] if items else [[]] * len(lots)
+        self._lots = sorted(range(len(lots)), key=lambda lot: (_lot_key(lots[lot]), columns[lot], lot))
+        rows = [[row[lot] for lot in self._lots] for row in fits]
+        self._items = sorted(range(len(items)), key=lambda item: (_item_key(items[item]), rows[item], item))
+        self.items = [items[item] for item in self._items]
+        self.lots = [lots[lot] for lot in self._lots]
+        self.fits = [rows[item] for item in self._items]
+
+    def restored(self, packed: Packed) -> Packed:
+        """The packing in the numbers of the order in which items and lots came. The fullest nodes come first."""
+        left = [0] * len(self._items)
+        for place, pieces in enumerate(packed.left):
+            left[self._items[place]] = pieces
+        loads = [
+            Load(self._lots[it.lot], it.nodes, tuple(sorted((self._items[item], of) for item, of in it.pieces)))
+            for it in packed.loads
+        ]
+        loads.sort(key=lambda load: -sum(pieces for _, pieces in load.pieces))
+        return Packed(tuple(loads), tuple(left))
+
+
+def _lot_key(lot: Lot) -> tuple[int, ...]:
+    return lot.cost, lot.price, lot.cores, lot.memory_bytes, lot.gpus, lot.count, lot.bought
+
+
+def _item_key(item: Item) -> tuple[int, ...]:
+    return item.cores, item.memory_bytes, item.gpus, item.per_node_max, item.exclusive, item.pieces
+
+
+def _pack(
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    limits: PackingLimits,
+    effort: Effort,
+) -> Packed:
     dearest = max((lot.cost for lot in lots), default=0)
     packed = Packed((), tuple(item.pieces for item in items))
     for penalty in NODE_PENALTIES:
@@ -58,19 +106,15 @@ def pack(
     return _cut_to_limits(packed, lots, limits)
 
 
-def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
-    """Pack as much as these nodes take, ignoring limits: they are paid for."""
-    return pack_by_patterns(items, lots, fits)
-
-
 def _cheapest_greedy(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
     """The cheapest of the greedy packings that places the most."""
-    found = [
-        pack_by_patterns(items, lots, fits),
-        pack_best_fit(items, lots, fits, by_share=True),
-        pack_best_fit(items, lots, fits, by_share=False),
-    ]
-    return min(found, key=lambda it: (sum(it.left), total_cost(it.loads, lots)))
+    best = pack_by_patterns(items, lots, fits)
+    for by_share in (True, False):
+        below = float("inf") if any(best.left) else total_cost(best.loads, lots)
+        found = pack_best_fit(items, lots, fits, by_share=by_share, below=below)
+        if found is not None and sum(found.left) <= sum(best.left):
+            best = found
+    return best
 
 
 def _improved(
@@ -137,10 +181,12 @@ def _repacked(
         of = sum(worth[item] * pieces for item, pieces in node.pieces)
         return of / (lots[node.lot].cost + 1), node.lot, node.pieces
 
-    nodes = sorted((replace_nodes(load, 1) for load in loads for _ in range(min(load.nodes, NODES_REPACKED))), key=value)
-    few, rest = nodes[:NODES_REPACKED], list(loads)
-    for node in few:
-        rest = without(rest, node)
+    few: list[Load] = []
+    rest: list[Load] = []
+    for load in sorted(loads, key=value):
+        nodes = min(load.nodes, NODES_REPACKED - len(few))
+        few += [Load(load.lot, 1, load.pieces)] * nodes
+        rest += [Load(load.lot, load.nodes - nodes, load.pieces)] if load.nodes > nodes else []
     free = [lot.count for lot in lots]
     for load in loads:
         free[load.lot] -= load.nodes
@@ -149,10 +195,12 @@ def _repacked(
         chosen, pieces = [], 0
         for place in range(first, len(few)):
             of = sum(count for _, count in few[place].pieces)
-            if pieces + of <= PIECES_REPACKED:
+            if pieces + of <= PIECES_EXACT:
                 chosen.append(place)
                 pieces += of
-        found = _repack([few[place] for place in chosen], items, lots, fits, worth, free, effort) if chosen else None
+        found = (
+            _repack([few[place] for place in chosen], items, lots, fits, worth, free, effort) if chosen else None
+        )
         if found is None:
             first += 1
             continue
@@ -194,20 +242,6 @@ def _repack(
     for node in found:
         free[node.lot] -= 1
     return tuple(Load(it.lot, 1, tuple((numbers[index], of) for index, of in it.pieces)) for it in found)
-
-
-def replace_nodes(load: Load, nodes: int) -> Load:
-    return Load(load.lot, nodes, load.pieces)
-
-
-def without(loads: Sequence[Load], node: Load) -> list[Load]:
-    """The loads without one of the nodes of a load."""
-    rest = list(loads)
-    for place, load in enumerate(rest):
-        if load.lot == node.lot and load.pieces == node.pieces:
-            rest[place : place + 1] = [replace_nodes(load, load.nodes - 1)] if load.nodes > 1 else []
-            break
-    return rest
 
 
 def _cut_to_limits(packed: Packed, lots: Sequence[Lot], limits: PackingLimits) -> Packed:

@@ -1,8 +1,8 @@
-"""The linear program of the packing: how often each pattern is used, so that all pieces are covered at the least cost.
+"""The linear program of the packing: how often each pattern is used to cover all pieces at the least cost.
 
-A revised simplex with an explicit inverse of the basis (Dantzig and Orchard-Hays, 1954). Rows are the items, each to
-be covered, and the lots that may run out, each with the most nodes. Columns are patterns. The inverse is kept by its
-columns, since a pattern has few pieces. All floats, in a fixed order: the same input gives the same result.
+A revised simplex with an explicit inverse of the basis (Dantzig and Orchard-Hays, 1954). Rows are the items, each
+to be covered, and the lots that may run out, each with the most nodes. Columns are patterns. The inverse is kept by
+its columns, since a pattern has few pieces. The order of all sums is fixed: the same input gives the same result.
 """
 
 from __future__ import annotations
@@ -84,7 +84,11 @@ class LinearProgram:
         for row, along in enumerate(direction):
             if along > EPSILON:
                 ratio = max(0.0, self._value[row]) / along
-                if leaving < 0 or ratio < least - EPSILON or (ratio < least + EPSILON and along > direction[leaving]):
+                if (
+                    leaving < 0
+                    or ratio < least - EPSILON
+                    or (ratio < least + EPSILON and along > direction[leaving])
+                ):
                     leaving, least = row, ratio
         if leaving < 0:
             return

@@ -76,7 +76,7 @@ class Packed:
 
 @dataclass(slots=True)
 class Effort:
-    """How many steps may still be taken. A step is about half a microsecond; counting makes it the same each time."""
+    """How many steps may still be taken. A step takes about a microsecond; counted, they are the same each time."""
 
     left: int
 

@@ -17,7 +17,16 @@ from nodemanager.core.jobs import ANYWHERE, JobId, NodeLoad, Shape
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.packing.dominated import find_dominated, used_up
 from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
-from nodemanager.planner.packing.types import Effort, Item, Load, Lot, Packed, PackingLimits, pieces_on_empty, pieces_that_fit
+from nodemanager.planner.packing.types import (
+    Effort,
+    Item,
+    Load,
+    Lot,
+    Packed,
+    PackingLimits,
+    pieces_on_empty,
+    pieces_that_fit,
+)
 from nodemanager.planner.placement.flux_scheduler import (
     cores_of_piece,
     on_different_nodes,
@@ -96,8 +105,8 @@ class Allocation:
     """The offers, and what has been taken of them so far.
 
     ``effort``: for a packing that is better than a greedy one; shared by all allocations of a plan. ``dominated``:
-    types on sale that were left out, and for each a better one. ``cost``: what a node of an offer costs for a number
-    of seconds. ``memory_bytes``: the memory of a job's piece.
+    types on sale that were left out, and for each a better one. ``cost``: what a node of an offer costs for some
+    seconds. ``memory_bytes``: the memory of a job's piece.
     ``zones``: the chosen zone of jobs that want all their nodes in one. Money is in the smallest unit of the
     prices.
     """
@@ -122,7 +131,7 @@ class Allocation:
     def with_work(self, works: Sequence[Work], *, share: bool, greedily: bool = False) -> Allocation | None:
         """The allocation with this work added at the least cost; None if not all of it can be placed.
 
-        ``share``: whether free resources on nodes with other work may be used. ``greedily``: without further effort.
+        ``share``: whether free resources on nodes with other work may be used. ``greedily``: without the effort.
         """
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
         if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
@@ -210,9 +219,7 @@ class Allocation:
             if self.left[number] and (ordered if offer.is_ordered else on_sale and self.nodes_left > 0)
         ]
 
-    def _give_planned(
-        self, works: Sequence[Work], items: Sequence[Item], first: int, pieces: list[int]
-    ) -> None:
+    def _give_planned(self, works: Sequence[Work], items: Sequence[Item], first: int, pieces: list[int]) -> None:
         """Give booting nodes the pieces they were bought for. ``pieces``, those that are left, is updated.
 
         Any other packing of the same pieces might need one node more.
@@ -318,7 +325,9 @@ class Allocation:
     def _what_suits(self, sources: Sequence[NodeGroup | int], first: int) -> list[tuple[object, ...]]:
         """For each source a key that is equal if the same of this work may use it."""
         works = self.works[first:]
-        constraints = dict.fromkeys(work.shape.constraint for work in works if work.shape.constraint is not ANYWHERE)
+        constraints = dict.fromkeys(
+            work.shape.constraint for work in works if work.shape.constraint is not ANYWHERE
+        )
         zoned = any(work.shape.one_zone for work in works)
         found: list[tuple[object, ...]] = []
         for source in sources:
