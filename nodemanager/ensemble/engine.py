@@ -288,7 +288,7 @@ class Engine:
         return not (beats and any(state.lives and self._holds(state) for state in self._metric_rules))
 
     def jobs_of(self, group: str) -> Mapping[str, int]:
-        """Count a group's active jobs: ``pending``, ``running``, and ``submitting`` while Flux has not shown them."""
+        """Count a group's active jobs: ``pending``, ``running``, and ``submitting`` until Flux shows them."""
         shown = {"submitting": 0, "pending": 0, "running": 0}
         for order in self.outstanding.values():
             shown["submitting"] += isinstance(order, Submit) and order.jobs.group == group

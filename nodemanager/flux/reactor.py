@@ -20,6 +20,7 @@ class Reactor:
         self._uri = uri
         self._futures: set[Future] = set()
         self._watchers: list[Any] = []
+        self._spent: list[Any] = []  # those of the watchers that will not call again
 
     def __enter__(self) -> Self:
         self.handle = connect(self._uri)
@@ -106,14 +107,40 @@ class Reactor:
 
         return cancel
 
+    def wait(
+        self,
+        what: str,
+        future: Future,
+        on_done: Callable[[], None],
+        on_failure: Callable[[CallFailed], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Call ``on_done`` when a future made on this handle is fulfilled, or ``on_failure``; then destroy it."""
+
+        def take(future: Future) -> None:
+            try:
+                future.get()
+            except OSError as error:
+                on_failure(CallFailed(what, error))
+            else:
+                on_done()
+            self._destroy(future)
+
+        with flux_call(what):
+            self._then(future, take, timeout_s)
+
     def _send(
         self, topic: str, payload: object, flags: int, take: Callable[[Future], None], timeout_s: float
     ) -> Future:
         with flux_call(topic):
             future = self.handle.rpc(topic, payload, LEADER, flags)
-            self._futures.add(future)
-            future.then(take, timeout=timeout_s)
+            self._then(future, take, timeout_s)
         return future
+
+    def _then(self, future: Future, take: Callable[[Future], None], timeout_s: float) -> None:
+        self._futures.add(future)
+        future.then(take, timeout=timeout_s)
 
     # Do not call this in a ``finally``: if a callback raises, the bindings still need its future's handle.
     def _destroy(self, future: Future) -> None:
@@ -126,10 +153,26 @@ class Reactor:
         """Make a timer that is not started yet; it has ``start`` and ``stop``."""
         return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: callback(), repeat=period_s))
 
-    def on_readable(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call ``callback`` whenever the file descriptor is readable."""
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, after a delay."""
+        for watcher in self._spent:
+            self._watchers.remove(watcher)
+            watcher.destroy()
+        self._spent.clear()
+
+        def once(*_: object) -> None:
+            callback()
+            self._spent.append(watcher)  # destroyed later: its own callback still runs
+
+        watcher = self._watch(self.handle.timer_watcher_create(max(0.0, delay_s), once))
+        watcher.start()
+
+    def on_readable(self, fd: int, callback: Callable[[], None]) -> Any:
+        """Call ``callback`` whenever the descriptor is readable. Returns a watcher: stop it before you close."""
         flags = flux_module("flux.constants").FLUX_POLLIN
-        self._watch(self.handle.fd_watcher_create(fd, lambda *_: callback(), flags)).start()
+        watcher = self._watch(self.handle.fd_watcher_create(fd, lambda *_: callback(), flags))
+        watcher.start()
+        return watcher
 
     def serve(
         self,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from nodemanager.flux.bindings import Handle, flux_call, flux_module
+from nodemanager.flux.bindings import Future, Handle, flux_call, flux_module
 
 _URGENCY = 16  # RFC 30's default
 _F58_MAX = 64
@@ -19,13 +19,20 @@ _F58_MAX = 64
 def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> int:
     """Submit a jobspec (RFC 14) and return the job's id. Raises ``CallFailed``."""
     ffi, raw = _c_api()
+    with flux_call("job submission"), send(handle, jobspec) as future:
+        future.wait_for(timeout_s)
+        job_id = ffi.new("flux_jobid_t[1]")
+        raw.flux_job_submit_get_id(future, job_id)
+        return int(job_id[0])
+
+
+def send(handle: Handle, jobspec: Mapping[str, Any], urgency: int = _URGENCY) -> Future:
+    """Send a jobspec, and return the future of the answer. Raises ``CallFailed``."""
+    _, raw = _c_api()
     with flux_call("job submission"):
-        sent = raw.flux_job_submit(handle, json.dumps(jobspec).encode(), _URGENCY, 0)
-        with flux_module("flux.future").Future(sent) as future:
-            future.wait_for(timeout_s)
-            job_id = ffi.new("flux_jobid_t[1]")
-            raw.flux_job_submit_get_id(future, job_id)
-            return int(job_id[0])
+        return flux_module("flux.future").Future(
+            raw.flux_job_submit(handle, json.dumps(jobspec).encode(), urgency, 0)
+        )
 
 
 def parse_id(text: str) -> int:
