@@ -17,6 +17,7 @@ from nodemanager.ensemble.deeds import Call, Cancel, Deed, Fired, Noted, Notify,
 from nodemanager.ensemble.file.model import Action, ActionKind, Count, Ensemble, JobSet, Trigger
 from nodemanager.ensemble.file.schema import read_action
 from nodemanager.ensemble.inputs import Answered, Begun, Input, JobEvent, Refused, Tick
+from nodemanager.ensemble.journal import UNCOUNTED, Taken
 from nodemanager.ensemble.members import Member, RuleState
 from nodemanager.ensemble.metrics import Metrics
 
@@ -38,7 +39,7 @@ class Engine:
         self.ended = ""  # why the run has ended; "" while it goes on
         self._deeds: list[Deed] = []
         self._members: dict[int, Member] = {}  # by job, until its last event
-        self._seen: dict[int, int] = {}  # the events taken of each of those jobs
+        self._taken: dict[int, Taken] = {}  # of each of those jobs
         self._gone: set[int] = set()  # the jobs whose last event was taken
         self._open: dict[str, int] = {}  # by group, the members that have not ended
         self._held: list[tuple[str, JobSet]] = []  # sets that wait for other groups, by the key of their rule
@@ -67,9 +68,9 @@ class Engine:
                 self._take_answer(it)
         return self._deeds
 
-    def seen(self, job: int) -> int | None:
-        """Return how many events of a job were taken; None if its last one was."""
-        return None if job in self._gone else self._seen.get(job, 0)
+    def taken(self, job: int) -> Taken | None:
+        """Return what was taken of a job's events; None if its last one was."""
+        return None if job in self._gone else self._taken.get(job, (0, 0.0))
 
     def _begin(self, at: float) -> None:
         self.begun_at = at
@@ -126,14 +127,14 @@ class Engine:
         member = self._members.get(event.job)
         if member is None:
             return
-        self._seen[event.job] += 1
+        self._taken[event.job] = self._taken[event.job][0] + (event.name != UNCOUNTED), event.at
         was_open = not member.ended
         triggers = self._advance(member, event)
         if was_open:
             self._check_metrics(event.at, event)
         self._match_jobs(triggers, member.group, event.at, event)
         if event.name in _LAST_EVENTS:
-            del self._members[event.job], self._seen[event.job]
+            del self._members[event.job], self._taken[event.job]
             self._gone.add(event.job)
         if was_open and member.ended:
             self._submit_held(event.at)
@@ -143,7 +144,7 @@ class Engine:
         if isinstance(order, Submit):
             del self.outstanding[event.key]
             self._members[event.job] = Member(event.key, order.jobs, event.at)
-            self._seen[event.job] = 0
+            self._taken[event.job] = 0, 0.0
         elif event.job not in self._members and event.job not in self._gone:
             self._gone.add(event.job)
             self._deeds.append(Noted(event.at, f"job {event.job} repeats {event.key} and is cancelled"))

@@ -1,18 +1,23 @@
 """Read the job manager's journal (``job-manager.events-journal``, ``full``): the events of one run's own jobs.
 
 The journal begins with all events of each job that the instance remembers, job by job in no order, and marks the
-end of that backlog with the id -1. Then each event arrives as it is posted.
+end of that backlog with the id -1. Then each event arrives as it is posted. The backlog lacks what Flux does not
+store: annotations, which are left out here, and volatile memos, which is why memos are not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from nodemanager.ensemble.inputs import JobEvent
 from nodemanager.ensemble.jobspec import GROUP, KEY, RUN
 
 CAUGHT_UP = -1
+_NEVER_STORED = "annotations"
+UNCOUNTED = "memo"
+
+Taken = tuple[int, float]  # of one job: the events taken, without memos, and the time of the last
 
 
 class RunJournal:
@@ -32,16 +37,16 @@ class RunJournal:
         if events := list(self._events(record)):
             self._backlog.append(events)
 
-    def backlog(self, seen: Callable[[int], int | None]) -> list[JobEvent]:
+    def backlog(self, taken: Callable[[int], Taken | None]) -> list[JobEvent]:
         """Return the backlog's events, in the order of their times; each job's events stay in their order.
 
-        ``seen``: the number of a job's events that were taken before; None for all of them.
+        ``taken``: what was taken of a job's events before; None for all of them.
         """
         fresh: list[tuple[float, int, JobEvent]] = []
         for events in self._backlog:
-            taken = seen(events[0].job)
+            before = taken(events[0].job)
             latest = 0.0
-            for event in events[taken:] if taken is not None else ():
+            for event in () if before is None else _after(events, before):
                 latest = max(latest, event.at)
                 fresh.append((latest, len(fresh), event))
         self._backlog.clear()
@@ -55,9 +60,22 @@ class RunJournal:
         if job not in self._own:
             return
         for event in record["events"]:
-            yield _read_event(job, event, user)
+            if event["name"] != _NEVER_STORED:
+                yield _read_event(job, event, user)
             if event["name"] in {"clean", "invalidate"}:
                 self._own.discard(job)
+
+
+def _after(events: Iterable[JobEvent], taken: Taken) -> Iterator[JobEvent]:
+    count, last_at = taken
+    for event in events:
+        if event.name == UNCOUNTED:
+            if event.at > last_at:
+                yield event
+        elif count:
+            count -= 1
+        else:
+            yield event
 
 
 def _user_attributes(jobspec: Any) -> Mapping[str, Any]:

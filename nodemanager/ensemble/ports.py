@@ -18,13 +18,17 @@ Then = Callable[[str], None]  # called with why it failed; "" if it was done
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What is stored about the last run of a name. ``text``: the file's content. ``folder``: where its jobs run."""
+    """What is stored about the last run of a name.
+
+    ``text``: the file's content. ``folder``: where its jobs run. ``starts``: the processes that have driven it.
+    """
 
     run: str
     file: str
     text: str
     folder: str
     begun_at: float
+    starts: int = 1
     outcome: str = ""  # why it ended; "" while it goes on
     ended_at: float = 0.0
     summary: Mapping[str, Any] = field(default_factory=dict)
@@ -49,7 +53,10 @@ class EnsemblePort(Protocol):
         ...
 
     def read_log(self) -> str:
-        """Read the run's log as far as it was written; "" if there is none."""
+        """Take over the run's log: read it as far as it was written; "" if nothing was.
+
+        What an earlier process has sent to be appended, and is not stored yet, never comes into the log.
+        """
         ...
 
     def append(self, lines: str, then: Callable[[], None]) -> None:

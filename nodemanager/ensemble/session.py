@@ -64,6 +64,7 @@ class Session:
         self._in_doubt: set[str] = set()
         self._over = False
         self._begun_at = 0.0
+        self._beats = 0  # heartbeats since then
 
     def start(self) -> None:
         """Restore the run from its log, and go on."""
@@ -97,7 +98,7 @@ class Session:
             missed.append(Begun(now_at))
         else:
             self._begun_at = engine.begun_at
-        missed += _merged(self._journal.backlog(engine.seen), self._missed_ticks(now_at))
+        missed += _merged(self._journal.backlog(engine.taken), self._missed_ticks(now_at))
         self._arrive(missed, even_if_empty=True)
         if self._in_doubt:
             self._port.after(IN_DOUBT_S, self._repeat_what_is_in_doubt)
@@ -108,18 +109,20 @@ class Session:
         if not (period_s := self.engine.ensemble.heartbeat_s):
             return []
         last = round((max(self.engine.last_tick_at, self._begun_at) - self._begun_at) / period_s)
-        due = int((now_at - self._begun_at) / period_s)
-        return [
-            Tick(self._begun_at + number * period_s) for number in range(max(last, due - TICKS_MAX) + 1, due + 1)
-        ]
+        self._beats = int((now_at - self._begun_at) / period_s)
+        return [self._tick(number) for number in range(max(last, self._beats - TICKS_MAX) + 1, self._beats + 1)]
+
+    def _tick(self, number: int) -> Tick:
+        return Tick(self._begun_at + number * self.engine.ensemble.heartbeat_s)
 
     def _plan_beat(self) -> None:
-        if period_s := self.engine.ensemble.heartbeat_s:
-            self._port.after(period_s - (self._port.wall_at() - self._begun_at) % period_s, self._beat)
+        if self.engine.ensemble.heartbeat_s:
+            self._port.after(max(0.0, self._tick(self._beats + 1).at - self._port.wall_at()), self._beat)
 
     def _beat(self) -> None:
         if not self._over and not self.engine.ended:
-            self._arrive([Tick(self._port.wall_at())])
+            self._beats += 1
+            self._arrive([self._tick(self._beats)])
             self._plan_beat()
 
     def _arrive(self, inputs: Iterable[Input], *, even_if_empty: bool = False) -> None:

@@ -86,7 +86,7 @@ class SimulatedRun:
         """Start a process that runs the ensemble."""
         self.starts += 1
         self.port = SimulatedEnsemblePort(self.host, "run-1", Random(f"{self.world.seed}/{self.starts}"))
-        record = RunRecord("run-1", "test.yaml", "", "/tmp", self.world.wall_at())
+        record = RunRecord("run-1", "test.yaml", "", "/", self.world.wall_at())
         self.nodes = Nodes(self.port, self._nodes_max)
         self.session = Session(
             self.ensemble,

@@ -57,6 +57,7 @@ def ensemble(chosen: Namespace) -> int:
 
 
 def _usage(arguments: list[str], chosen: Namespace) -> int:
+    del arguments, chosen
     raise WrongUse(USAGE)
 
 
@@ -157,12 +158,13 @@ def _stop_signals() -> Iterator[tuple[socket.socket, list[int]]]:
     """
     stop_asked, wake = socket.socketpair()
     received: list[int] = []
-    wake.setblocking(False)
+    wake.setblocking(False)  # noqa: FBT003 - the interface of sockets
     before = signal.set_wakeup_fd(wake.fileno())
-    handlers = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+
+    handlers = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         with stop_asked, wake:
             yield stop_asked, received
@@ -185,7 +187,7 @@ def _status(arguments: list[str], chosen: Namespace) -> int:
         return EXIT_OK
     print(_sentence(document))
     if summary := document["summary"]:
-        make_console().print(groups_table(summary), rules_table(summary))
+        make_console(soft_wrap=not sys.stdout.isatty()).print(groups_table(summary), rules_table(summary))
     return EXIT_OK
 
 

@@ -23,6 +23,7 @@ from nodemanager.ensemble.ports import RunRecord
 from nodemanager.ensemble.session import Session
 
 _LINES = 8  # of the latest events in the table
+_ALWAYS = frozenset({"pending", "running", "success"})
 _COLUMNS = ("submitting", "pending", "running", "success", "failed", "retried", "cancelled", "refused")
 
 
@@ -137,13 +138,14 @@ def groups_table(summary: Mapping[str, Any]) -> Table:
     """Show the members of each group, and how long they wait and run on average."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("group", no_wrap=True)
-    for title in (*_COLUMNS, "mean pending", "mean duration"):
+    shown = [name for name in _COLUMNS if name in _ALWAYS or any(it[name] for it in summary["groups"].values())]
+    for title in (*shown, "mean pending", "mean duration"):
         table.add_column(title, justify="right")
     means = summary["metrics"]["mean"]
     for group, counts in summary["groups"].items():
         spans = [means.get(f"{group}-{span}") for span in ("pending", "duration")]
         times = ["-" if mean is None else format_fsd(max(0.0, round(mean, 3))) for mean in spans]
-        cells = [escape_document(group), *(str(counts[name] or "-") for name in _COLUMNS), *times]
+        cells = [escape_document(group), *(str(counts[name] or "-") for name in shown), *times]
         table.add_row(*(Text(cell) for cell in cells))
     return table
 

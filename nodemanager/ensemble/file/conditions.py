@@ -63,7 +63,7 @@ def _readings(path: str) -> Iterator[MetricName]:
         yield from _span(statistic, rest, 0.0)
     for pattern in (_QUANTILE, _SHORT_QUANTILE):  # of "p99.9.x" the group is "x", or "9.x"
         if (found := pattern.fullmatch(path)) and 0 <= float(found["percent"]) <= 100:
-            yield from _span("quantile", found["rest"], float(found["percent"]) / 100)
+            yield from _span("quantile", found["rest"], round(float(found["percent"]) / 100, 9))
 
 
 def _span(statistic: str, rest: str, fraction: float) -> Iterator[MetricName]:

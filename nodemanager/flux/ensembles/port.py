@@ -46,13 +46,13 @@ class RealEnsemblePort:
         self._reactor.after(delay_s, action)
 
     def read_log(self) -> str:
-        return records.read_log(self._reactor.handle, self._name, timeout_s=LOG_TIMEOUT_S)
+        return records.read_log(self._reactor.handle, self._name, self._record, timeout_s=LOG_TIMEOUT_S)
 
     def append(self, lines: str, then: Callable[[], None]) -> None:
         if not lines:
             self._reactor.after(0.0, then)
             return
-        sent = records.send_log(self._reactor.handle, self._name, lines)
+        sent = records.send_log(self._reactor.handle, self._name, self._record, lines)
         self._reactor.wait("ensemble log", sent, then, self._lost, timeout_s=LOG_TIMEOUT_S)
 
     def follow(self, on_record: Callable[[Mapping[str, Any]], None]) -> None:

@@ -1,6 +1,6 @@
 """The KVS keys of ensembles, below ``node-manager.ensembles.NAME``.
 
-``record`` is a JSON object, the last run of that name. ``log`` has a line of JSON for each input of a run that
+``record`` is a JSON object, the last run of that name. ``logs.N`` has a line of JSON for each input of a run that
 goes on.
 """
 
@@ -39,8 +39,20 @@ def read(handle: Handle, name: str, *, timeout_s: float) -> RunRecord | None:
 
 
 def begin(handle: Handle, name: str, record: RunRecord, *, timeout_s: float) -> None:
-    """Store the record of a new run, with an empty log."""
-    _write(handle, name, record, timeout_s)
+    """Store the record of a new run, with an empty log. Returns when that is on disk."""
+    _write(handle, name, record, {f"{FOLDER}.{name}.logs": None}, timeout_s)
+
+
+def take_over(handle: Handle, name: str, record: RunRecord, *, timeout_s: float) -> RunRecord:
+    """Store that another process drives the run, with a copy of its log. Returns the new record.
+
+    What the last process has still under way goes into the old copy, which nobody reads.
+    """
+    ours = replace(record, starts=record.starts + 1)
+    log = read_log(handle, name, record, timeout_s=timeout_s)
+    changes = {_log_key(name, record): None, **({_log_key(name, ours): log} if log else {})}
+    _write(handle, name, ours, changes, timeout_s)
+    return ours
 
 
 def finish(
@@ -53,21 +65,26 @@ def finish(
     *,
     timeout_s: float,
 ) -> None:
-    """Store that the run has ended, and remove its log."""
-    _write(handle, name, replace(record, outcome=outcome, ended_at=at, summary=summary), timeout_s)
+    """Store that the run has ended, and remove its log. Returns when that is on disk."""
+    ended = replace(record, outcome=outcome, ended_at=at, summary=summary)
+    _write(handle, name, ended, {f"{FOLDER}.{name}.logs": None}, timeout_s)
 
 
-def _write(handle: Handle, name: str, record: RunRecord, timeout_s: float) -> None:
-    changes = {f"{FOLDER}.{name}.record": json.dumps(record.document()), f"{FOLDER}.{name}.log": None}
+def _write(handle: Handle, name: str, record: RunRecord, logs: Mapping[str, str | None], timeout_s: float) -> None:
+    changes = {f"{FOLDER}.{name}.record": json.dumps(record.document()), **logs}
     kvs.commit(handle, changes, timeout_s=timeout_s)
 
 
-def read_log(handle: Handle, name: str, *, timeout_s: float) -> str:
+def read_log(handle: Handle, name: str, record: RunRecord, *, timeout_s: float) -> str:
     """Read the log of a run that goes on; "" if nothing was logged yet."""
-    key = f"{FOLDER}.{name}.log"
+    key = _log_key(name, record)
     return kvs.read(handle, [key], timeout_s=timeout_s).get(key, "")
 
 
-def send_log(handle: Handle, name: str, lines: str) -> Future:
+def send_log(handle: Handle, name: str, record: RunRecord, lines: str) -> Future:
     """Send lines to append to the log, and return the future of the answer."""
-    return kvs.send_append(handle, f"{FOLDER}.{name}.log", lines)
+    return kvs.send_append(handle, _log_key(name, record), lines)
+
+
+def _log_key(name: str, record: RunRecord) -> str:
+    return f"{FOLDER}.{name}.logs.{record.starts}"

@@ -157,7 +157,7 @@ class Runner:
                     f" ({record.file}). Restore that file, end the run with: flux-node-manager ensemble stop"
                     f" {assignment.name}, or choose another --name"
                 )
-            return record, True
+            return records.take_over(handle, assignment.name, record, timeout_s=TIMEOUT_S), True
         record = RunRecord(
             uuid.uuid4().hex[:12], assignment.file, assignment.text, assignment.folder, round(time.time(), 3)
         )

@@ -26,6 +26,7 @@ class EnsembleHost:
         self.flux = flux
         self.run_s = run_s
         self.logs: dict[str, str] = {}
+        self.owners: dict[str, SimulatedEnsemblePort] = {}  # of each log
         self.finished: dict[str, tuple[str, Mapping[str, Any]]] = {}
         self.memos: dict[int, str] = {}
         self.records: dict[int, dict[str, Any]] = {}
@@ -33,13 +34,12 @@ class EnsembleHost:
         flux.follow(JournalFollower(self._on_event, lambda _: None, lambda _: None))
 
     def _on_event(self, event: JobEvent) -> None:
-        if event.name == "annotations":  # no event of the journal: flux-core publishes it elsewhere
-            return
         shown = {"name": event.name, "timestamp": event.timestamp, "context": dict(event.context)}
         record = self.records.setdefault(event.job_id, {"id": int(event.job_id), "events": []})
         if event.jobspec is not None:
             record["jobspec"] = event.jobspec
-        record["events"].append(shown)
+        if event.name != "annotations":  # flux-core does not store these
+            record["events"].append(shown)
         live: dict[str, Any] = {"id": int(event.job_id), "events": [shown]}
         if event.name == "submit":
             live["jobspec"] = event.jobspec
@@ -68,12 +68,14 @@ class SimulatedEnsemblePort:
         self._world.after(delay_s, lambda: self._if_alive(action))
 
     def read_log(self) -> str:
+        self._host.owners[self._run] = self
         return self._host.logs.get(self._run, "")
 
     def append(self, lines: str, then: Callable[[], None]) -> None:
         def store() -> None:
-            self._host.logs[self._run] = self._host.logs.get(self._run, "") + lines
-            self._reply(then)
+            if self._host.owners.get(self._run) is self:
+                self._host.logs[self._run] = self._host.logs.get(self._run, "") + lines
+                self._reply(then)
 
         self._stored_at_s = max(self._stored_at_s, self._world.now_s + self._delay_s())
         self._world.after(self._stored_at_s - self._world.now_s, store)
