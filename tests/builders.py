@@ -54,7 +54,8 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
-from nodemanager.core.reasons import Reason
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
 from nodemanager.planner.brain import Brain
@@ -230,7 +231,10 @@ def a_node(
     if state is NodeState.IDLE:
         fields |= {"idle_looks": 2, "idle_since_s": NOW_S - 300}
     if state in (NodeState.DRAINING, NodeState.STOPPING):
-        fields |= {"retiring": Reason("window_closes"), "drained_s": NOW_S - 1}
+        fields |= {
+            "retiring": because(Code.WINDOW_CLOSES, idle_s=300.0, window_left_s=50.0, stop_lead_s=60.0),
+            "drained_s": NOW_S - 1,
+        }
     return Node(**(fields | changes))
 
 
