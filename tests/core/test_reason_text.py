@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pytest
 
+from nodemanager.core.reason_codes import Code, Figure
 from nodemanager.core.reason_text import (
     SENTENCES,
     ClockReading,
@@ -16,13 +17,14 @@ from nodemanager.core.reason_text import (
     to_sentence,
     with_user_names,
 )
-from nodemanager.core.reasons import because
+from nodemanager.core.reasons import Reason, because
 
 EDGE = ClockReading(now_s=500.0, wall_at=1_800_000_000.0)
 
 
-def said(code: str, **figures: str | float | Decimal | tuple[str, ...]) -> str:
-    return to_sentence(code, EDGE.figures(because(code, **figures)))
+def said(code: str, **figures: Figure) -> str:
+    """Any code with any figures, as a history may hold them."""
+    return to_sentence(code, EDGE.figures(Reason(Code.BUSY, figures)))
 
 
 def test_a_reason_is_a_sentence_with_its_figures() -> None:
@@ -39,7 +41,7 @@ def test_a_job_is_named_as_flux_names_it() -> None:
 
 
 def test_a_moment_of_the_monotonic_clock_is_shown_by_the_wall_clock() -> None:
-    figures = EDGE.figures(because("call_in_flight", call="create", deadline_s=530.0))
+    figures = EDGE.figures(because(Code.CALL_IN_FLIGHT, call="create", deadline_s=530.0))
     assert figures == {"call": "create", "deadline_at": 1_800_000_030.0}
     assert said("call_in_flight", call="create", deadline_s=530.0).endswith(
         "until 2027-01-15T08:00:30Z at the latest"
@@ -120,3 +122,16 @@ def test_users_are_named_by_name() -> None:
     )
     assert "with this job, user ada would exceed" in with_user_names(text, lambda userid: names[userid])
     assert with_user_names("superuser 1000, user x", str) == "superuser 1000, user x"
+
+
+def test_one_of_something_is_told_in_the_singular() -> None:
+    assert said("demand", job_count=1) == "bought for 1 job"
+    assert said("demand", job_count=11) == "bought for 11 jobs"
+    assert "holds up 1 other job:" in said("job_never_runs", job="58", job_count=1)
+    assert "needs 1 node at 0.1" in said(
+        "beyond_limits",
+        node_count=1,
+        price_per_hour=Decimal("0.1"),
+        nodes_max=1,
+        price_per_hour_max=Decimal("0.01"),
+    )
