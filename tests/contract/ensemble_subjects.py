@@ -12,7 +12,7 @@ from typing import Protocol
 
 import pytest
 
-from nodemanager.core.slots import Slot, SlotName
+from nodemanager.core.slots import Rank, Slot, SlotName
 from nodemanager.ensemble.ports import EnsemblePort, RunRecord
 from nodemanager.flux.bindings import CallFailed
 from nodemanager.flux.ensembles import records
@@ -43,7 +43,7 @@ class EnsembleSubject(Protocol):
 class SimulatedSubject:
     def __init__(self) -> None:
         self.world = World(1)
-        self.flux = SimulatedFlux(self.world, [SMALL], [Slot(SlotName("slot1"), 1, SMALL.name)])
+        self.flux = SimulatedFlux(self.world, [SMALL], [Slot(SlotName("slot1"), Rank(1), SMALL.name)])
         self.flux.broker_up(SlotName("slot1"))
         self.world.advance_by(1)
         self.host = EnsembleHost(self.flux, lambda spec: float(spec["tasks"][0]["command"][-1]))

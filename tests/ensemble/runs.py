@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
-from nodemanager.core.slots import Slot, SlotName
+from nodemanager.core.slots import Rank, Slot, SlotName
 from nodemanager.ensemble.deeds import Call, Deed, Fired, Submit
 from nodemanager.ensemble.file.schema import read_ensemble
 from nodemanager.ensemble.ports import RunRecord
@@ -67,7 +67,7 @@ class SimulatedRun:
     ) -> None:
         self.ensemble, self.warnings = read_ensemble(text)
         self.world = World(seed)
-        slots = [Slot(SlotName(f"slot{rank}"), rank, SMALL.name) for rank in range(1, nodes + 1)]
+        slots = [Slot(SlotName(f"slot{rank}"), Rank(rank), SMALL.name) for rank in range(1, nodes + 1)]
         self.flux = SimulatedFlux(self.world, [SMALL], slots)
         for slot in slots:
             self.flux.broker_up(slot.name)

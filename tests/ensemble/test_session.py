@@ -66,7 +66,7 @@ def test_t4_a_rule_for_no_group_never_runs() -> None:
 def test_without_until_done_a_run_goes_on_until_it_is_stopped() -> None:
     run = SimulatedRun(text("t4"), until_done=False)
     run.advance(60)
-    assert not run.outcome
+    assert not run.host.finished
     run.session.stop("stopped by its user")
     assert run.outcome == "stopped by its user"
     assert not run.host.logs

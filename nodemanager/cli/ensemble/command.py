@@ -180,8 +180,9 @@ def _stop_signals() -> Iterator[tuple[socket.socket, list[int]]]:
 def _status(arguments: list[str], chosen: Namespace) -> int:
     if not arguments:
         return _list(arguments, chosen)
+    name = _name(arguments[0], may_clean=False)
     with _instance(chosen) as runs:
-        document = runs.status(_name(arguments[0], may_clean=False))
+        document = runs.status(name)
     if chosen.json:
         print(json.dumps(document, indent=2))
         return EXIT_OK
