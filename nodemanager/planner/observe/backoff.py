@@ -36,8 +36,6 @@ TRANSIENT_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.THROTTLED, Failu
 PROBE_S_MAX = 3600.0  # the longest pause before one node above a learned quota is tried
 RETRY_S_MAX = 4 * 3600.0  # the longest pause before a trial boot while a breaker is open
 
-# Reasons for giving up a node that never came up, if they may be the image's fault.
-BOOT_FAILURES = frozenset({"never_joined", "failed_at_provider", "join_failed"})
 DIED = "died_booting"
 
 
