@@ -90,6 +90,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
+    from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
     del chosen
@@ -99,7 +100,8 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         site = service.with_cluster_uuid(site)
         service.record_cluster_name(site)
         outputs = Outputs(site)
-        ports = service.make_ports(site, outputs.status)
+        floors = Floors(time.monotonic, site.limits.nodes_max)
+        ports = service.make_ports(site, outputs.status, floors.answer)
     except service.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -109,7 +111,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return service.serve(site, ports, outputs)
+    return service.serve(site, ports, outputs, floors)
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:

@@ -95,6 +95,9 @@ class CustomPort(Protocol):
 class NodesPort(Protocol):
     """Keeps nodes for one ensemble."""
 
-    def keep(self, floor: int, change: int, then: Then) -> None:
-        """Keep at least ``floor`` nodes, after a change by ``change``. ``then`` gets the reason of a refusal."""
+    def keep(self, floor: int, then: Then) -> None:
+        """Keep at least ``floor`` nodes; 0 keeps none. ``then`` gets the reason of a refusal.
+
+        A floor lapses after three minutes, unless it is asked for again.
+        """
         ...

@@ -22,6 +22,7 @@ from nodemanager.ensemble.ports import CustomPort, EnsemblePort, NodesPort, RunR
 
 SUBMITTING_MAX = 256  # submissions under way at one time
 IN_DOUBT_S = 2.0  # how long a submission of an earlier process is waited for
+KEEP_EVERY_S = 60.0
 TICKS_MAX = 1000  # heartbeats that are made up for after a pause
 DONE = "nothing more can happen"
 
@@ -103,6 +104,15 @@ class Session:
         if self._in_doubt:
             self._port.after(IN_DOUBT_S, self._repeat_what_is_in_doubt)
         self._plan_beat()
+        self._keep_nodes()
+
+    def _keep_nodes(self) -> None:
+        """Ask for the nodes again from time to time, and for those that an earlier process had asked for."""
+        if self._over:
+            return
+        if self.engine.floor and not any(isinstance(it, Resize) for it in self.engine.outstanding.values()):
+            self._nodes.keep(self.engine.floor, _ignore)
+        self._port.after(KEEP_EVERY_S, self._keep_nodes)
 
     def _missed_ticks(self, now_at: float) -> list[Tick]:
         """Return the heartbeats since the last one that no process was there to make; only the latest of many."""
@@ -168,8 +178,8 @@ class Session:
                     self._answer(key, "")
                 else:
                     self._port.show_on_job(job, text, self._expect(key))
-            case Resize(key, change, floor):
-                self._nodes.keep(floor, change, self._expect(key))
+            case Resize(key, _, floor):
+                self._nodes.keep(floor, self._expect(key))
             case Call(key):
                 self._unanswered += 1
                 self._functions.call(deed, partial(self._on_returned, key))
@@ -240,6 +250,8 @@ class Session:
 
     def _end(self, outcome: str) -> None:
         self._over = True
+        if self.engine.floor:
+            self._nodes.keep(0, _ignore)
         self._port.finish(outcome, self.summary())
         self._on_end(outcome)
 
@@ -265,6 +277,10 @@ class Session:
             "begun_at": engine.begun_at,
             "at": engine.last_at,
         }
+
+
+def _ignore(_: str) -> None:
+    pass
 
 
 def _merged(events: list[JobEvent], ticks: list[Tick]) -> list[Input]:

@@ -2,7 +2,7 @@
 
 Flux delivers a service's requests to the handle that registered it. The name is free as soon as that handle is
 closed or its process dies. So the claim has its own handle and a small thread that only answers
-``node-manager.owner`` and ``node-manager.status``. It answers even while the port waits for a slow call or the
+``node-manager.owner``, ``.status`` and ``.floor``. It answers even while the port waits for a slow call or the
 watch reads a backlog.
 
 To check that we still hold the name, the port sends one RPC through the broker (0.5 ms). The answer must contain
@@ -60,16 +60,21 @@ def _read_owner(answer: Any) -> Owner:
 
 
 Status = Callable[[], object]
+Floor = Callable[[Any], object]  # answers a request to keep nodes for an ensemble
 
 
 class Claim:
-    """Our hold on the name. Any thread may call its methods; ``status`` is called in the claim's own thread."""
+    """Our hold on the name. Any thread may call its methods.
 
-    def __init__(self, uri: str, *, timeout_s: float, status: Status = dict) -> None:
+    ``status`` and ``floor`` are called in the claim's own thread.
+    """
+
+    def __init__(self, uri: str, *, timeout_s: float, status: Status = dict, floor: Floor | None = None) -> None:
         self._owner = Owner(secrets.token_hex(16), os.getpid(), socket.gethostname())
         self._uri = uri
         self._timeout_s = timeout_s
         self._status = status
+        self._floor = floor
         self._lock = threading.Lock()
         self._keeper: _NameHolder | None = None
 
@@ -77,7 +82,7 @@ class Claim:
         """Register the name again. Raises ``FluxError`` if that fails, ``CallFailed`` with EEXIST if it is held."""
         with self._lock:
             self._end()
-            keeper = _NameHolder(self._uri, self._owner, self._timeout_s, self._status)
+            keeper = _NameHolder(self._uri, self._owner, self._timeout_s, self._status, self._floor)
             try:
                 keeper.wait()
             except FluxError:
@@ -103,11 +108,12 @@ class Claim:
 class _NameHolder:
     """The thread that holds the name."""
 
-    def __init__(self, uri: str, owner: Owner, timeout_s: float, status: Status) -> None:
+    def __init__(self, uri: str, owner: Owner, timeout_s: float, status: Status, floor: Floor | None) -> None:
         self._uri = uri
         self._owner = owner
         self._timeout_s = timeout_s
         self._status = status
+        self._floor = floor
         self._ready = threading.Event()
         self._fault: FluxError | None = None
         self._asked_to_end, self._ask_to_end = socket.socketpair()
@@ -144,7 +150,12 @@ class _NameHolder:
                 f"{where} leads to rank {rank}, but the node manager must connect to rank 0:"
                 " run it on the leader's machine, with uri = the leader's local-uri"
             )
-        methods = {"owner": self._answer_owner, "status": self._status}
+        methods: dict[str, Callable[[Any], object]] = {
+            "owner": lambda _: self._answer_owner(),
+            "status": lambda _: self._status(),
+        }
+        if self._floor is not None:
+            methods["floor"] = self._floor
         # The status names no user and no job, so every user of the instance may request it.
         reactor.serve(SERVICE, methods, timeout_s=self._timeout_s, for_users=["status"])
         reactor.on_readable(self._asked_to_end.fileno(), reactor.stop)

@@ -9,7 +9,7 @@ from pathlib import Path
 from nodemanager.core.ports import Clock, FluxError
 from nodemanager.core.slots import NodeType
 from nodemanager.flux import bindings
-from nodemanager.flux.claim import Claim, Status
+from nodemanager.flux.claim import Claim, Floor, Status
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 
@@ -20,6 +20,7 @@ class RealFlux:
     ``uri``: an argument of ``flux_open`` that leads to rank 0; ``""`` means the enclosing instance. ``folder``: its
     conf.d is rank 0's configuration. ``folder`` and ``node_types`` are needed to change the types of slots.
     ``status``: returns the answer to ``node-manager.status`` as JSON; called in the claim's own thread.
+    ``floor``: answers ``node-manager.floor``, in the same thread.
     ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks.
 
     Raises ``BindingsMissing``, also if the instance runs another version. An unreachable instance raises only
@@ -36,6 +37,7 @@ class RealFlux:
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
         status: Status = dict,
+        floor: Floor | None = None,
         measures: bool = False,
         flub: bool = False,
     ) -> None:
@@ -50,7 +52,7 @@ class RealFlux:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._flub = flub
-        self._claim = Claim(uri, timeout_s=timeout_s, status=status)
+        self._claim = Claim(uri, timeout_s=timeout_s, status=status, floor=floor)
 
     def port(self) -> RealFluxPort:
         """Make a port for one thread. Its first call opens the handle."""

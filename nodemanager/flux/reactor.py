@@ -177,21 +177,22 @@ class Reactor:
     def serve(
         self,
         service: str,
-        methods: Mapping[str, Callable[[], object]],
+        methods: Mapping[str, Callable[[Any], object]],
         *,
         timeout_s: float,
         for_users: Container[str] = (),
     ) -> None:
         """Register a service on this broker and answer its methods. Raises ``CallFailed`` EEXIST if it exists.
 
-        The methods answer the instance's owner; those in ``for_users`` answer every user.
+        A method gets the request's payload, decoded from JSON; None if it has none. The methods answer the
+        instance's owner; those in ``for_users`` answer every user.
         """
         with flux_call(f"service {service}"), self.handle.service_register(service) as registered:
             registered.wait_for(timeout_s).get()
         for method, answer in methods.items():
             self._watch(
                 self.handle.msg_watcher_create(
-                    lambda served, _watcher, message, answer: served.respond(message, answer()),
+                    lambda served, _watcher, message, answer: served.respond(message, answer(message.payload)),
                     type_mask=flux_module("flux.constants").FLUX_MSGTYPE_REQUEST,
                     topic_glob=f"{service}.{method}",
                     rolemask=flux_module("flux.constants").FLUX_ROLE_USER if method in for_users else None,

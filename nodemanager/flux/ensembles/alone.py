@@ -1,28 +1,15 @@
-"""Run an ensemble from the command line, with custom functions in a worker, and without a node manager."""
+"""Run an ensemble from the command line: functions in a worker, nodes from the node manager, if there is one."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nodemanager.flux.ensembles.functions import WorkerFunctions
+from nodemanager.flux.ensembles.nodes import ManagerNodes
 from nodemanager.flux.ensembles.runner import Assignment, Runner, View
 from nodemanager.flux.reactor import Reactor
-
-
-class FixedNodes:
-    """:class:`nodemanager.ensemble.ports.NodesPort` of an instance whose nodes nobody changes."""
-
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
-
-    def keep(self, floor: int, change: int, then: Callable[[str], None]) -> None:
-        del floor, change
-        self._reactor.after(0.0, lambda: then(NO_SLOTS))
-
-
-NO_SLOTS = "this instance has no elastic slots: no node manager runs on it"
 
 
 def run_alone(
@@ -40,8 +27,11 @@ def run_alone(
         workers[:] = [WorkerFunctions(reactor, assignment.ensemble, uri)]
         return workers[0]
 
+    def nodes(reactor: Reactor) -> ManagerNodes:
+        return ManagerNodes(reactor, assignment.name)
+
     try:
-        runner = Runner(uri, assignment, view, stop_asked, functions=functions, nodes=FixedNodes)
+        runner = Runner(uri, assignment, view, stop_asked, functions=functions, nodes=nodes)
         return runner.run(), runner.summary
     finally:
         for worker in workers:

@@ -113,7 +113,8 @@ class Runner:
                 now_s = time.monotonic()
                 if self._connected:
                     lost_at_s, pause_s = now_s, 0.0
-                if not lost_at_s or failure.answered or now_s > lost_at_s + self._assignment.reconnect_s:
+                # While rank 0 starts again, some of its services are missing.
+                if not lost_at_s or now_s > lost_at_s + self._assignment.reconnect_s:
                     raise
                 self._view.lost(str(failure))
                 pause_s = min(max(2 * pause_s, RECONNECT_MIN_S), RECONNECT_MAX_S)
@@ -193,10 +194,10 @@ class Runner:
 
         reactor.request("resource.status", None, on_answer, lambda _: self._view.refresh(None), timeout_s=TIMEOUT_S)
 
-    def _status(self) -> object:
+    def _status(self, _: object) -> object:
         return self.summary
 
-    def _stop(self) -> object:
+    def _stop(self, _: object) -> object:
         if self._session_now is not None:
             self._session_now.stop(STOPPED)
         return {}
