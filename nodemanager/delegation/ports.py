@@ -8,7 +8,8 @@ hang. So no method waits: ``send`` passes a request on, and facts come back to t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Protocol
 
 from nodemanager.core.jobs import JobId
@@ -241,9 +242,13 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class FollowOutput:
-    """Send the output of a copy, from its beginning, as ``CopyOutput``, and then ``CopyOutputEnded``."""
+    """Send the output of a copy, from its beginning, as ``CopyOutput``, and then ``CopyOutputEnded``.
+
+    ``stream`` is in each answer, so that a stream can be told from an earlier one of the same copy.
+    """
 
     remote: JobId
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +338,7 @@ class CopyOutput:
 
     peer: PeerName
     remote: JobId
+    stream: int
     key: str
     events: Sequence[Mapping[str, Any]]
 
@@ -343,6 +349,7 @@ class CopyOutputEnded:
 
     peer: PeerName
     remote: JobId
+    stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,10 +391,10 @@ class Peer:
 
     name: PeerName
     uri: str
-    price_per_core_hour: str = "0"
+    price_per_core_hour: Decimal = Decimal(0)
     jobs_max: int = 1000
     output_max_bytes: int = 10 << 20
-    configured: bool = field(default=True)
+    configured: bool = True
 
 
 class HomePort(Protocol):

@@ -15,6 +15,15 @@ EXEC = "exec.eventlog"
 _SHELL = "shell."
 
 
+def counts_for_relay(key: str, events: Sequence[Mapping[str, Any]]) -> int:
+    """Count the events of a proxy that were passed on. Our own instance writes others into ``exec.eventlog``."""
+    return sum(1 for event in events if key == OUTPUT or _is_passed_on(event))
+
+
+def _is_passed_on(event: Mapping[str, Any]) -> bool:
+    return str(event.get("name", "")).startswith(_SHELL)
+
+
 class OutputRelay:
     """The state of one relay. ``passed`` counts the events of each key that our job has already."""
 
@@ -35,7 +44,7 @@ class OutputRelay:
         """Return the lines to append for these events of the copy; "" if there are none."""
         lines = []
         for event in events:
-            if key == EXEC and not str(event.get("name", "")).startswith(_SHELL):
+            if key == EXEC and not _is_passed_on(event):
                 continue
             self._seen[key] += 1
             if self._seen[key] > self._skip.get(key, 0) and not (self.cut and key == OUTPUT):
