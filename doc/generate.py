@@ -157,7 +157,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "housekeeping_max": "How long the housekeeping after a job may take. Then it is killed, and the node "
         "leaves.",
         "manager_silence_max": "With `join = service`: a node that has heard of no manager for this long "
-        "terminates itself once no job runs on it.",
+        "terminates itself once no job runs on it. With `provider = flux`: so does a node that has "
+        "not reached rank 0 for this long.",
     },
     "Policy": {
         "idle_confirmations": "How many looks in a row must find a node idle before it may leave.",

@@ -209,7 +209,11 @@ def _steer_node(verb: str, done: str, client: Client, site: Site, chosen: Namesp
 
 def _show_done(document: Mapping[str, Any], done: str, chosen: Namespace, console: Console) -> None:
     not_yet = "" if document["on_record"] else " (accepted, but not yet on record: see status)"
-    _show(document, chosen, console, lambda _: f"{done}{not_yet}")
+    _show(document, chosen, console, lambda readable: f"{done}{not_yet}{_waits_for(readable)}")
+
+
+def _waits_for(document: Mapping[str, Any]) -> str:
+    return f". Not yet: {document['waits_for']}" if document.get("waits_for") else ""
 
 
 def _user_name() -> str:

@@ -187,7 +187,9 @@ def nodes(document: Mapping[str, Any]) -> Table:
 def jobs(document: Mapping[str, Any]) -> RenderableType:
     """Format the list of jobs, or their counts if the client may not see them."""
     if not document["shown"]:
-        return Text(f"{document['total']} jobs; only the owner may see them. {_counts(document['waiting'])}")
+        return Text(
+            f"{_count(document['total'], 'job')}; only the owner may see them. {_counts(document['waiting'])}"
+        )
     table = _table("job", "user", "state", "wants", "waits", "because", right=["waits"])
     for job in document["jobs"]:
         table.add_row(
@@ -203,9 +205,15 @@ def jobs(document: Mapping[str, Any]) -> RenderableType:
 
 
 def _wants(job: Mapping[str, Any]) -> str:
-    cores = f"{job['slots']}x{job['cores_per_slot']} cores"
-    gpus = f" {job['gpus_per_slot']} GPUs each" if job["gpus_per_slot"] else ""
-    return (f"{job['nodes']} nodes, {cores}" if job["nodes"] is not None else cores) + gpus
+    each = _count(job["cores_per_slot"], "core")
+    if job["gpus_per_slot"]:
+        each += f" and {_count(job['gpus_per_slot'], 'GPU')}"
+    wants = each if job["slots"] == 1 else f"{job['slots']} x {each}"
+    return f"{_count(job['nodes'], 'node')}, {wants}" if job["nodes"] is not None else wants
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 # --- one thing --------------------------------------------------------------------------------------------
@@ -303,7 +311,10 @@ def _type_pairs(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]
     if not offer:
         return []
     return [
-        ("size", f"{offer['size']}: {offer['cores']} cores, {offer['gpus']} GPUs, {offer['market']}"),
+        (
+            "size",
+            f"{offer['size']}: {_count(offer['cores'], 'core')}, {_count(offer['gpus'], 'GPU')}, {offer['market']}",
+        ),
         (
             "price",
             f"{money(offer['price_per_hour'])} an hour, billed in windows of {span(offer['billing_window_s'])}",

@@ -26,6 +26,8 @@ MOMENT_FIGURES: Mapping[str, str] = {
 }
 JOB_FIGURES = frozenset({"job", "jobs"})  # if they hold ids; ``jobs`` may also be a count
 _USER = re.compile(r"\buser ([0-9]{1,10})\b")  # an account, as ``planner.cost.budget`` names it
+# "1 jobs" and "1 other jobs", where a sentence counts: no digit, "." or letter before it.
+_ONE_OF_MANY = re.compile(r"(?<![\w.,-])1( other|) (job|node|shape|time|signal|core|GPU)s\b")
 _TRAILING_MOMENT = re.compile(r" at (-?[0-9]+\.[0-9]+)$")
 
 
@@ -78,7 +80,8 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
         if shown.get("jobs"):
             template += ENDINGS.get(code, "")
         try:
-            return template.format_map(shown).removesuffix(": ")  # a drain may have no reason
+            sentence = template.format_map(shown).removesuffix(": ")  # a drain may have no reason
+            return _ONE_OF_MANY.sub(lambda found: f"1{found[1]} {found[2]}", sentence)
         except KeyError:
             pass
     elif code.startswith("blocked_"):

@@ -36,6 +36,7 @@ class NodeLife:
     outcome: str = ""
     why: str = ""  # the code of the reason for its end
     cost: float = 0.0
+    provider_id: str = ""  # "" if the provider never listed the node, or a version wrote it that did not keep it
 
 
 class LifeTracker:
@@ -102,4 +103,5 @@ def _advance_life(life: NodeLife, node: Node, clock: ClockReading, published: Pu
         first_job_at=life.first_job_at or (clock.to_wall(node.since_s) if first_job else None),
         outcome=life.outcome or ("joined" if joined else ""),
         cost=max(life.cost, cost),
+        provider_id=node.cloud.provider_id if node.cloud is not None else life.provider_id,
     )

@@ -10,13 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 
-from nodemanager.core.drains import drained_by_others
 from nodemanager.core.jobs import JobId, Shape
-from nodemanager.core.nodes import FluxRank, NodeState
+from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
-from nodemanager.planner.cost import billing
-from nodemanager.planner.observe.node_health import alarms
+from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.flux_scheduler import slots_per_piece
 from nodemanager.planner.placement.infeasibility import pieces_per_node
@@ -190,12 +188,11 @@ def _jobs_across_zones(placement: Placement) -> tuple[Reason, ...]:
 def _drained_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
     """Warn of idle nodes that somebody else drained: no job starts there, and the manager leaves them alone."""
     drained: defaultdict[TypeName, list[Node]] = defaultdict(list)
-    for node in node_index_of(snapshot).to_check.values():
-        if node.state is NodeState.IDLE and node.rank is not None and drained_by_others(node.rank):
+    for found in drained_nodes(snapshot, policy).values():
+        for node in found.nodes:
             drained[node.launch.type_name].append(node)
     for name, nodes in sorted(drained.items()):
-        price = sum((billing.price_per_hour(node.launch, policy) for node in nodes), Decimal(0))
-        if price > 0:
+        if (price := price_of(nodes, policy)) > 0:
             slots = tuple(sorted(node.launch.slot for node in nodes)[:NAMES_MAX])
             yield because(
                 "drained_yet_paid", node_type=name, nodes=slots, node_count=len(nodes), price_per_hour=price

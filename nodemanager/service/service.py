@@ -270,10 +270,10 @@ def _open_run_folder(site: Site) -> None:
 
 
 def _bootstrap_script(site: Site, launch: Launch) -> str:
-    from nodemanager.flux.setup import bootstrap  # noqa: PLC0415
+    from nodemanager.flux.setup import bootstrap, node_script  # noqa: PLC0415
 
     try:
-        return bootstrap.user_data(site, launch.slot)
+        return node_script.user_data(site, launch.slot)
     except bootstrap.BootstrapError as error:
         raise CloudError(FailureKind.CONFIG, str(error)) from error
 

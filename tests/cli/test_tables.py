@@ -15,7 +15,7 @@ from nodemanager.core.drains import hold_text
 from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.planner.plan import plan
-from tests.builders import a_job, a_node, a_policy, a_rank, a_snapshot, drained
+from tests.builders import a_job, a_node, a_policy, a_rank, a_snapshot, drained, tasks, whole_nodes
 from tests.web.fleets import HOST, a_stand
 
 POLICY = a_policy()
@@ -41,6 +41,14 @@ def with_node(drain_reason: str | None) -> Publication:
     rank = UP if drain_reason is None else drained(UP, drain_reason)
     snapshot = a_snapshot(POLICY, nodes=[a_node("cloud1", policy=POLICY, rank=rank)])
     return Publication(snapshot, plan(snapshot, POLICY), POLICY, acts=True)
+
+
+def test_what_a_job_wants_is_counted_in_the_singular_too() -> None:
+    shapes = [tasks(1, cores=1), tasks(2, cores=1, gpus=1), tasks(1, cores=2, gpus=2), whole_nodes(1)]
+    snapshot = a_snapshot(POLICY, jobs=[a_job(number, shape) for number, shape in enumerate(shapes, 1)])
+    text = as_text(tables.jobs(answer("/jobs", Publication(snapshot, plan(snapshot, POLICY), POLICY, acts=True))))
+    for wants in ("1 core ", "2 x 1 core and 1 GPU ", "2 cores and 2 GPUs ", "1 node, 1 core "):
+        assert f" {wants}" in text
 
 
 # --- without a reason -------------------------------------------------------------------------------------

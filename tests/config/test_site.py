@@ -663,6 +663,14 @@ def test_another_name_than_that_of_the_nodes_is_refused(tmp_path: Path) -> None:
 # --- secrets ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("section", ["Site", "Cloud", "Limits", "Node cpu", "Cloud Credential"])
+@pytest.mark.parametrize("key", ["secret_access_key", "Password", "client_secret", "token", "api_key"])
+def test_a_secret_in_a_wrong_section_is_not_shown(tmp_path: Path, section: str, key: str) -> None:
+    fault = the_fault(tmp_path, (section, key, "hunter2"))
+    assert fault.section == section
+    assert "hunter2" not in str(fault)
+
+
 def a_secret_file(folder: Path, content: bytes = b"hunter2\n", mode: int = 0o600) -> None:
     (folder / "secret").write_bytes(content)
     (folder / "secret").chmod(mode)

@@ -120,3 +120,16 @@ def test_users_are_named_by_name() -> None:
     )
     assert "with this job, user ada would exceed" in with_user_names(text, lambda userid: names[userid])
     assert with_user_names("superuser 1000, user x", str) == "superuser 1000, user x"
+
+
+def test_one_of_something_is_told_in_the_singular() -> None:
+    assert said("demand", job_count=1) == "bought for 1 job"
+    assert said("demand", job_count=11) == "bought for 11 jobs"
+    assert "holds up 1 other job:" in said("job_never_runs", job="58", job_count=1)
+    assert "needs 1 node at 0.1" in said(
+        "beyond_limits",
+        node_count=1,
+        price_per_hour=Decimal("0.1"),
+        nodes_max=1,
+        price_per_hour_max=Decimal("0.01"),
+    )

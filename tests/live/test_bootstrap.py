@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,8 @@ import pytest
 
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.slots import SlotName
-from nodemanager.flux.setup.bootstrap import Bootstrap, user_data, write_bootstrap
+from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap
+from nodemanager.flux.setup.node_script import user_data
 from tests.live.instance import eventually, free_port
 from tests.live.processes import END_WITHIN_S
 
@@ -33,6 +35,8 @@ head_address = 127.0.0.1
 port = {port}
 [Cloud]
 provider = local
+[Timing]
+boot_timeout = {boot_timeout}
 [Limits]
 nodes_max = 3
 price_per_hour_max = 1
@@ -139,10 +143,12 @@ class Instance:
 
 
 @pytest.fixture
-def instance() -> Iterator[Instance]:
+def instance(request: pytest.FixtureRequest) -> Iterator[Instance]:
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
         folder = Path(directory)
-        (folder / "site.ini").write_text(SITE.format(port=free_port()), encoding="utf-8")
+        (folder / "site.ini").write_text(
+            SITE.format(port=free_port(), boot_timeout=getattr(request, "param", "900s")), encoding="utf-8"
+        )
         bootstrap = write_bootstrap(load_site(folder / "site.ini"), folder / "state" / "flux")
         running = Instance(folder, load_site(folder / "site.ini"), bootstrap)
         try:
@@ -191,3 +197,27 @@ def test_nodes_and_queue_survive_a_restart_of_rank_0_but_no_node_outlives_its_si
     node.terminate()
     assert node.wait(20) == 0
     assert not broker.is_running()
+
+
+@pytest.mark.parametrize("instance", ["3s"], indirect=True)
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_local_node_ends_itself_once_rank_0_is_gone_for_good_and_its_last_task_has_ended(
+    instance: Instance, end: signal.Signals
+) -> None:
+    rank_0 = instance.start_rank_0()
+    node = instance.start_node()
+    instance.eventually("the slot is free", lambda: instance.free() == SLOT_RANK)
+    ends = instance.folder / "ends"
+    instance.flux("submit", "-N1", "sh", "-c", f"echo $$ >{ends}.new; mv {ends}.new {ends}; exec sleep 600")
+    instance.eventually("the job runs", ends.exists)
+    task = psutil.Process(int(ends.read_text()))
+    rank_0.send_signal(end)
+    rank_0.wait(20)
+    if end == signal.SIGKILL:
+        # Rank 0 has not ended the job. The node has looked and spared it, and looks again.
+        instance.eventually("it is spared", lambda: "a job keeps it" in (instance.folder / "log").read_text())
+        assert node.poll() is None
+        assert task.is_running()
+        task.kill()
+    assert node.wait(60) == 0
+    assert "rank 0 has been away for" in (instance.folder / "log").read_text()

@@ -14,7 +14,7 @@ import pytest
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.slots import SlotName
 from nodemanager.flux.instance import RealFlux
-from nodemanager.flux.setup.bootstrap import user_data
+from nodemanager.flux.setup.node_script import user_data
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.elastic import RPC_WITHIN_S, Elastic, Offer, an_elastic_site
 from tests.live.processes import without_flux

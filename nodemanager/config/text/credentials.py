@@ -12,12 +12,11 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from nodemanager.config.text.ini import Document, Fault, IniEntry
+from nodemanager.config.text.ini import Document, Fault, IniEntry, is_secret_key
 
 SECTION = "Cloud Credentials"
 
 _FILE = "_file"
-_SECRET_WORDS = ("secret", "password", "passwd", "passphrase", "token", "key")
 _SIZE_MAX_BYTES = 65_536
 _GROUP_AND_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -48,8 +47,7 @@ def _inline_value(entry: IniEntry, text: str, file: Path) -> str:
     if not text:
         raise ValueError("a value is needed")
     is_literal = text == entry.written
-    is_secret = any(word in entry.key.lower() for word in _SECRET_WORDS)
-    if is_literal and is_secret and file.stat().st_mode & _GROUP_AND_OTHERS:
+    if is_literal and is_secret_key(entry.key) and file.stat().st_mode & _GROUP_AND_OTHERS:
         raise ValueError(
             f"others may read this file: write ${{NAME}} for an environment variable, "
             f"or {entry.key}{_FILE} = path, or chmod 600 {file}"

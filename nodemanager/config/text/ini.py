@@ -20,6 +20,8 @@ from nodemanager.core.notation import escape_unprintable
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _HEADER = re.compile(r"\[(?P<header>[^\]]+)\]\s*(?:[#;].*)?$")
 _VALUE_SHOWN_MAX = 80
+_SECRET_WORDS = ("secret", "password", "passwd", "passphrase", "token", "key")
+_NOT_SECRET = frozenset({"key_name", "ssh_public_key", "token_file"})
 
 # Text with NUL is refused, so no section of a file can have these names.
 _BEFORE_SECTIONS = "\0before"
@@ -82,12 +84,15 @@ class Document:
         """Make a fault at a key, at its section if the key is not given, or at the file."""
         found = self.section(section)
         entry = found.entries.get(key)
-        value = entry.written if entry and section not in self.secret_sections else None
+        hidden = section in self.secret_sections or is_secret_key(key)
+        value = entry.written if entry and not hidden else None
         return Fault(self.file, problem, entry.line if entry else found.line, section, key, value, nearest)
 
 
 def read_ini(file: Path, environment: Mapping[str, str], secret_sections: Iterable[str] = ()) -> Document:
-    """Read a file; its faults are returned, never raised. No fault shows a value of ``secret_sections``."""
+    """Read a file; its faults are returned, never raised. No fault shows a value of ``secret_sections``
+    or of a key whose name says that it is a secret.
+    """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -99,6 +104,11 @@ def read_ini(file: Path, environment: Mapping[str, str], secret_sections: Iterab
         line = text[: text.index("\0")].count("\n") + 1
         return Document(file, {}, (Fault(file, "the file must be text, without NUL", line),), frozenset())
     return _DocumentBuilder(file, environment, frozenset(secret_sections)).build(_LineParser(), text)
+
+
+def is_secret_key(key: str) -> bool:
+    """Whether the value of a key of this name may be a secret, in whichever section it is."""
+    return key not in _NOT_SECRET and any(word in key.lower() for word in _SECRET_WORDS)
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from nodemanager.core.facts import QueueSeen
 from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, UnreadableJob
+from nodemanager.core.notation import escape_unprintable
 from nodemanager.flux.parse.jobspec import (
     ALL_BYTES_MAX,
     PLAIN_BYTES,
@@ -106,7 +107,7 @@ class JobQueue:
                 job.holds, job.ends_at = read_holdings(r)
                 job.began_at = seconds_at(timestamp, "timestamp")
         except ValueError as error:
-            job.fault = job.fault or f"event {event_name}: {error}"[:WHY_MAX]
+            job.fault = job.fault or escape_unprintable(f"event {event_name}: {error}"[:WHY_MAX])
         if event_name in _JOBSPEC_EVENTS:
             self._recount(job)
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.core.jobs import Job, JobId, JobState, Shape, UnreadableJob
-from nodemanager.core.notation import NotationError, parse_bytes, parse_job_id
+from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
 
@@ -85,7 +85,7 @@ def read_job(
             requeued_from=wish.requeued_from,
         )
     except ValueError as error:
-        return UnreadableJob(job_id, str(error)[:WHY_MAX])
+        return UnreadableJob(job_id, escape_unprintable(str(error)[:WHY_MAX]))
 
 
 @dataclass(frozen=True, slots=True)

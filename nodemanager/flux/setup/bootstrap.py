@@ -20,14 +20,12 @@ from pathlib import Path
 
 from nodemanager.config.site import JoinMethod, Site, uuid_file
 from nodemanager.config.text.flux_toml import (
-    ConfigFile,
     FluxConfigError,
     admits_guests,
-    bootstrap_hosts,
     read_conf_d,
 )
 from nodemanager.core.notation import compress_hostlist, format_idset
-from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.core.slots import NodeType
 
 # A crash of rank 0 loses at most this much of its queue. A checkpoint is cheap: it writes one reference.
 _CHECKPOINT_PERIOD = "10s"
@@ -140,7 +138,13 @@ def start_command(site: Site, output: Path, flux: str = "flux") -> tuple[str, ..
 
 
 def _table_head_command(site: Site, output: Path, flux: str) -> list[str]:
-    return _broker_command(flux, output, site.flux.head_host)
+    return broker_command(flux, output, site.flux.head_host)
+
+
+def broker_command(flux_command: str, folder: Path, host: str) -> list[str]:
+    """Return the command of a broker that takes its place in the table by its host name."""
+    conf = folder / "conf.d"
+    return [flux_command, "broker", f"--config-path={conf}", "-Sbroker.boot-method=config", f"-Shostname={host}"]
 
 
 def _flub_head_command(site: Site, output: Path, flux: str) -> list[str]:
@@ -396,124 +400,3 @@ def guest_warnings(site: Site) -> tuple[str, ...]:
         return ()
     remedy = f"run chmod o+x {shlex.join(closed)}, or start rank 0 with another rundir and set uri to its socket"
     return (f"the instance admits guests, but they cannot reach its socket {path}: {remedy}",)
-
-
-# --- a node -----------------------------------------------------------------------------------------------
-
-
-def follower_command(site: Site, slot: SlotName, flux_command: str = "flux") -> list[str]:
-    """Return the command of a broker that joins as ``slot``, for a node that can read the bootstrap folder."""
-    if slot not in site.slots and slot not in _current_table_hosts(site):
-        raise ValueError(f'"{slot}" is not a slot of {site.path}')
-    return _broker_command(flux_command, site.flux.bootstrap_dir, slot)
-
-
-def _current_table_hosts(site: Site) -> list[str]:
-    """Read the bootstrap table's current hosts: it may have grown since the site was loaded."""
-    try:
-        return bootstrap_hosts(ConfigFile.find(site.flux.bootstrap_dir).read())
-    except FluxConfigError:
-        return []
-
-
-def _broker_command(flux_command: str, folder: Path, host: str) -> list[str]:
-    conf = folder / "conf.d"
-    return [flux_command, "broker", f"--config-path={conf}", "-Sbroker.boot-method=config", f"-Shostname={host}"]
-
-
-def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
-    """Return the shell script that a node runs at boot. It runs the broker, and restarts it until SIGTERM.
-
-    Raises :class:`BootstrapError` if there is no flux, or if the instance's configuration cannot be read.
-    """
-    if site.flux.join is JoinMethod.IMAGE:
-        return _IMAGE_USER_DATA.format(slot=shlex.quote(slot), start=site.flux.image_start)
-    flux = find_flux(flux_command)
-    flub = site.flux.join is JoinMethod.FLUB
-    broker = shlex.join(_flub_follower_command(site, slot, flux) if flub else follower_command(site, slot, flux))
-    return _USER_DATA.format(
-        slot=shlex.quote(slot),
-        path=shlex.quote(f"{Path(flux).parent}:/usr/bin:/bin"),
-        open_rundir=_OPEN_RUNDIR if site_admits_guests(site) else "",
-        prepare=_FLUB_PREPARE if flub else ":",
-        broker=f'{broker} --config-path="$rundir/node.toml"' if flub else broker,
-    )
-
-
-def _flub_follower_command(site: Site, slot: SlotName, flux: str) -> list[str]:
-    """Return the command of a broker that gets its rank from Flux and uses the slot as its host name (``flub``)."""
-    server = site.flux.boot_server or site.flux.uri
-    return [flux, "broker", f"-Sbroker.boot-server={server}", f"-Shostname={slot}", "-Stbon.topo=kary:0"]
-
-
-# The broker starts with a configuration of its own. Without noverify it would drain itself, because its host name
-# is not the placeholder's.
-_FLUB_PREPARE = """printf '[resource]\\nnoverify = true\\n' >"$rundir/node.toml\""""
-
-# The image contains the configuration and the certificate. The slot becomes the node's unique host name.
-_IMAGE_USER_DATA = """\
-#!/bin/sh
-# Starts the Flux broker of a slot, with the configuration in the image.
-SLOT={slot}
-export SLOT
-{start}
-"""
-
-# A guest's job connects to the broker's socket. On a local node, and in a job of an outer instance, the folder
-# above belongs to this user too.
-_OPEN_RUNDIR = """
-# The instance admits guests: their jobs must reach the broker's socket.
-chmod go+x "${TMPDIR:-/tmp}" 2>/dev/null
-chmod 0755 "$rundir" || exit 1"""
-
-# A broker ends when rank 0 ends, and joins again when rank 0 is back. A broker whose leader died suddenly ignores
-# SIGTERM, so the script kills it after five seconds. The script has at most one child at a time, $!.
-_USER_DATA = """\
-#!/bin/sh
-# Runs the Flux broker of a slot until SIGTERM.
-set -u
-slot={slot}
-PATH={path}
-export PATH
-unset FLUX_URI FLUX_JOB_ID FLUX_KVS_NAMESPACE
-rundir=$(mktemp -d -t flux-slot.XXXXXX) || exit 1{open_rundir}
-
-leave() {{
-    trap '' TERM INT HUP
-    child=${{!:-}}
-    if [ -n "$child" ] && kill -TERM "$child" 2>/dev/null; then
-        looks=25
-        while kill -0 "$child" 2>/dev/null; do
-            if [ "$looks" -eq 0 ]; then
-                kill -KILL "$child"
-                wait "$child"
-                break
-            fi
-            looks=$((looks - 1))
-            sleep 0.2
-        done
-    fi
-    rm -rf "$rundir"
-    exit 0
-}}
-trap leave TERM INT HUP
-
-delay=1
-while :; do
-    started=$(date +%s)
-    {prepare}
-    {broker} -Srundir="$rundir" </dev/null &
-    wait "$!"
-    status=$?
-    if [ "$(($(date +%s) - started))" -ge 60 ]; then
-        delay=1
-    fi
-    echo "slot $slot: the broker ended with $status, next start in $delay s" >&2
-    sleep "$delay" &
-    wait "$!"
-    delay=$((delay * 2))
-    if [ "$delay" -gt 30 ]; then
-        delay=30
-    fi
-done
-"""

@@ -15,7 +15,7 @@ from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import owner_of
 from nodemanager.flux.instance import RealFlux
-from nodemanager.flux.setup import bootstrap, outer
+from nodemanager.flux.setup import node_script, outer
 from nodemanager.flux.submit import format_id, parse_id, submit
 
 TIMEOUT_S = 10.0
@@ -50,7 +50,7 @@ def _job_name(site: Site) -> str:
 def task_script(site: Site, slots: Sequence[SlotName]) -> str:
     """Return the script of the job's tasks. Each task runs the user-data of its own slot."""
     arms = "".join(
-        f"{task}) exec /bin/sh -c {shlex.quote(bootstrap.user_data(site, slot))} ;;\n"
+        f"{task}) exec /bin/sh -c {shlex.quote(node_script.user_data(site, slot))} ;;\n"
         for task, slot in enumerate(slots)
     )
     return f'case "$FLUX_TASK_RANK" in\n{arms}esac\n'

@@ -145,11 +145,12 @@ class HistoryReader:
         except _CorruptEventError as fault:  # an older one would be a wrong answer
             raise HistoryUnreadable(f"{self._path}: the last event {what} before {at}: {fault}") from fault
 
-    def launch_on_slot(self, slot: str, at: float) -> str | None:
-        """The launch that had a slot at a time, or had it last before that time."""
+    def launch_of_node(self, name: str, at: float) -> str | None:
+        """The launch that had a slot or a provider's id at a time, or had it last before that time."""
         rows = self._rows(
-            "SELECT launch FROM lives WHERE slot = ? AND requested_at <= ? ORDER BY requested_at DESC LIMIT 1",
-            slot,
+            "SELECT launch FROM lives WHERE ? IN (slot, provider_id) AND requested_at <= ?"
+            " ORDER BY requested_at DESC LIMIT 1",
+            name,
             at,
         )
         return str(rows[0]["launch"]) if rows else None

@@ -91,6 +91,9 @@ MIGRATIONS: tuple[str, ...] = (
             SELECT MIN(at) AS at FROM (SELECT at FROM entries UNION ALL SELECT hour * 3600.0 FROM spend)
         ) WHERE at IS NOT NULL;
     """,
+    """
+    ALTER TABLE lives ADD COLUMN provider_id TEXT NOT NULL DEFAULT '';
+    """,
 )
 VERSION = len(MIGRATIONS)
 

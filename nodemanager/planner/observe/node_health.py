@@ -6,7 +6,7 @@ waiting jobs, which get other nodes instead. An alarm alone changes nothing: the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -110,22 +110,31 @@ def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DrainedNodes:
-    """Nodes that are up, cost money and take no jobs because somebody other than the manager drained them."""
+    """Idle nodes that cost money and take no jobs, because somebody other than the manager drained them."""
 
-    count: int
+    nodes: tuple[Node, ...]
     price_per_hour: Decimal
+
+    @property
+    def count(self) -> int:
+        return len(self.nodes)
 
 
 def drained_nodes(snapshot: Snapshot, policy: Policy) -> Mapping[str, DrainedNodes]:
-    """The nodes that Flux itself ("flux") and that persons ("person") have drained."""
+    """The idle nodes that Flux itself ("flux") and that persons ("person") have drained.
+
+    A drained node whose job still runs is not among them: so far its cost is that of the job.
+    """
     found: dict[str, list[Node]] = {"flux": [], "person": []}
-    for node in node_index_of(snapshot).nodes.values():
-        if node.may_be_billed and node.rank is not None and node.rank.online and drained_by_others(node.rank):
+    for node in node_index_of(snapshot).to_check.values():
+        if node.state is NodeState.IDLE and node.rank is not None and drained_by_others(node.rank):
             found["flux" if is_drain_by_flux(node.rank.drain_reason) else "person"].append(node)
-    return {
-        by: DrainedNodes(len(nodes), sum((billing.price_per_hour(it.launch, policy) for it in nodes), Decimal(0)))
-        for by, nodes in found.items()
-    }
+    return {by: DrainedNodes(tuple(nodes), price_of(nodes, policy)) for by, nodes in found.items()}
+
+
+def price_of(nodes: Iterable[Node], policy: Policy) -> Decimal:
+    """What nodes cost in an hour."""
+    return sum((billing.price_per_hour(node.launch, policy) for node in nodes), Decimal(0))
 
 
 def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from nodemanager.actors.manager import Publication
+from nodemanager.core.drains import drained_by_others
 from nodemanager.core.facts import (
     DecisionsPaused,
     DecisionsResumed,
@@ -56,10 +57,15 @@ class Control:
         return self._tell_and_wait(fact, lambda set_: launch in set_.holds, launch)
 
     def retire(self, name: str, by: str) -> Document:
-        """Retire a node."""
+        """Retire a node. If somebody drained it, ``waits_for`` says what ends that hold: until then it stays."""
         published, launch = self._find_node(name, "retire")
         fact = RetirementRequested(launch, Mark(by, published.snapshot.wall_at))
-        return self._tell_and_wait(fact, lambda set_: launch in set_.retirements, launch)
+        done = self._tell_and_wait(fact, lambda set_: launch in set_.retirements, launch)
+        rank = published.snapshot.nodes[launch].rank
+        if rank is None or not drained_by_others(rank):
+            return done
+        remedy = f"flux resource undrain {rank.rank}"
+        return {**done, "waits_for": f'somebody drained it ("{rank.drain_reason}"), which keeps it: {remedy}'}
 
     def release(self, name: str, by: str) -> Document:
         """Undo a hold or a retirement."""

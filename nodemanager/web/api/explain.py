@@ -95,7 +95,7 @@ def _nodes_for(published: Publication, job_: Document) -> list[Document]:
 
 
 def node(published: Publication, name: str) -> Document:
-    """Explain a node, named by its slot or its launch. Raises ``UnknownSubject``."""
+    """Explain a node, named by its slot, its launch or its provider's id. Raises ``UnknownSubject``."""
     found = find_node(published, name)
     clock = clock_of(published)
     document = node_document(found, published)
@@ -117,7 +117,7 @@ def _standstill(published: Publication) -> Document | None:
 
 
 def find_node(published: Publication, name: str) -> Node:
-    """Find a node by its launch or its slot. Raises ``UnknownSubject``."""
+    """Find a node by its launch, its slot or its provider's id. Raises ``UnknownSubject``."""
     nodes = published.snapshot.nodes
     if (by_launch := nodes.get(LaunchId(name))) is not None:
         return by_launch
@@ -180,7 +180,7 @@ def explain_past(reader: HistoryReader, kind: str, name: str, at: float) -> Docu
     """
     subject = _history_subject(kind, name)
     event = reader.reason_at(subject, at) if kind != "node" or _LAUNCH.fullmatch(name) else None
-    if event is None and kind == "node" and (launch := reader.launch_on_slot(name, at)) is not None:
+    if event is None and kind == "node" and (launch := reader.launch_of_node(name, at)) is not None:
         subject, event = launch, reader.reason_at(launch, at)
     if event is None:
         raise UnknownSubject(

@@ -272,6 +272,15 @@ def test_a_jobspec_that_cannot_be_read_makes_an_unreadable_job(jobspec: object) 
     assert journal.says(7, "clean").queue.changes(3.0).ended == (7,)
 
 
+def test_why_a_job_cannot_be_read_contains_nothing_that_controls_a_terminal() -> None:
+    system = {"duration": 0, "constraints": {"\x1b[2J": ["\x07"]}}
+    journal = Journal().says(7, "submit", jobspec={**JOBSPEC, "attributes": {"system": system}}).waits(8)
+    journal.says(8, "jobspec-update", **{"\x1b[2J..b": 1})
+    for job in (7, 8):
+        assert journal.why(job).isprintable()
+        assert r"\x1b[2J" in journal.why(job)
+
+
 @pytest.mark.parametrize(
     ("event", "context", "why"),
     [

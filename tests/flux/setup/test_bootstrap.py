@@ -22,13 +22,12 @@ from nodemanager.flux.setup.bootstrap import (
     find_bootstrap,
     find_flux,
     flux_toml,
-    follower_command,
     guest_warnings,
     nested_command,
     open_run_folder,
-    user_data,
     write_bootstrap,
 )
+from nodemanager.flux.setup.node_script import follower_command, user_data
 
 SITE = """
 [Site]

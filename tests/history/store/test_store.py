@@ -93,9 +93,10 @@ def test_a_reason_of_the_past_is_found(reader: HistoryReader) -> None:
     assert said is not None
     assert (said["code"], said["at"]) == ("node_ordered", WALL_AT)
     assert reader.reason_at("7", WALL_AT - 1) is None
-    assert reader.launch_on_slot("cloud1", WALL_AT + 50) == "cloud1-1"
-    assert reader.launch_on_slot("cloud1", WALL_AT + 10_000_000) == "cloud1-1", "after its end too"
-    assert reader.launch_on_slot("cloud1", WALL_AT - 10_000) is None
+    assert reader.launch_of_node("cloud1", WALL_AT + 50) == "cloud1-1"
+    assert reader.launch_of_node("cloud1", WALL_AT + 10_000_000) == "cloud1-1", "after its end too"
+    assert reader.launch_of_node("cloud1", WALL_AT - 10_000) is None
+    assert reader.launch_of_node("i-cloud1-1", WALL_AT + 50) == "cloud1-1", "by the provider's id too"
 
 
 @pytest.mark.parametrize(
@@ -302,11 +303,24 @@ def test_one_that_was_written_before_it_knew_when_it_began_is_told_it_by_what_st
     assert begins_at == WALL_AT // 3600 * 3600, "spend is kept by the hour"
 
 
+def test_one_that_was_written_before_it_kept_provider_ids_is_read_and_continued(path: Path) -> None:
+    write(path, a_story())
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("ALTER TABLE lives DROP COLUMN provider_id; PRAGMA user_version = 4;")
+    (old,) = HistoryReader(path).lives(1e9)
+    assert (old.launch, old.provider_id) == ("cloud1-1", "")
+    write(path, a_story()[:1])
+    assert HistoryReader(path).launch_of_node("i-cloud1-1", WALL_AT + 50) is None, "nobody knows it"
+    write(path, a_story())
+    assert HistoryReader(path).launch_of_node("i-cloud1-1", WALL_AT + 50) == "cloud1-1"
+    assert not list(path.parent.glob("*.unusable-*"))
+
+
 def test_what_is_let_go_does_not_change_when_it_began(path: Path) -> None:
     write(path, a_story())
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM entries")
-    write(path, a_story()[-1:])
+    write(path, a_story()[:1])
     assert HistoryReader(path).begins_at() == WALL_AT
 
 

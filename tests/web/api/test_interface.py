@@ -20,7 +20,7 @@ from nodemanager.planner.state.snapshot import Source
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
 from nodemanager.web.app import SECURITY_HEADERS
-from tests.builders import NOW_S, a_job, a_policy, a_snapshot, whole_nodes
+from tests.builders import NOW_S, a_job, a_node, a_policy, a_rank, a_snapshot, drained, whole_nodes
 from tests.paths import ROOT
 from tests.web.fleets import HOST, TOKEN, Stand, a_fleet, a_stand, published
 
@@ -239,6 +239,15 @@ def test_a_pause_stands_still_until_resumed(client: TestClient) -> None:
 def test_a_node_is_retired(client: TestClient) -> None:
     assert steer(client, "/retire/cpu1").status_code == 200
     assert asked(client, "/nodes")["nodes"][0]["to_retire"]["by"] == "operator"
+
+
+def test_who_retires_a_node_that_somebody_drained_is_told_that_it_stays(client: TestClient, stand: Stand) -> None:
+    policy = a_policy()
+    node = a_node("cloud1", policy=policy, rank=drained(a_rank("cloud1", online=True), "broken fan"))
+    stand.post(published(policy, a_snapshot(policy, nodes=[node])))
+    answer = steer(client, "/retire/cloud1").json()
+    assert answer["waits_for"] == 'somebody drained it ("broken fan"), which keeps it: flux resource undrain 1'
+    assert [it["code"] for it in asked(client, "/status")["warnings"]] == ["drained_yet_paid"]
 
 
 @pytest.mark.parametrize(

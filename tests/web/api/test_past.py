@@ -78,6 +78,7 @@ def asked(client: TestClient, path: str, after_s: float) -> Any:
         ("/explain/job/1", 90, "f2", "node_coming"),
         ("/explain/node/cloud1", 90, "cloud1-1", "booting"),
         ("/explain/node/cloud1-1", 150, "cloud1-1", "busy"),
+        ("/explain/node/i-cloud1-1", 150, "cloud1-1", "busy"),
         ("/explain/type/cloud", 30, "cloud", "bought"),
         ("/explain/type/cloud", 200, "cloud", "nothing_is_short"),
     ],
