@@ -34,8 +34,8 @@ class Needs:
 class PeerLoad:
     """How busy a peer is, as it last said at ``seen_at``.
 
-    ``queues`` is None if the peer has no named queues. ``last_start_at``: when its scheduler expects the last waiting
-    job with a forecast to start; None if it forecasts nothing.
+    ``queues`` is None if the peer has no named queues. ``last_start_at``: when its scheduler expects the last
+    waiting job with a forecast to start; None if it forecasts nothing.
     """
 
     seen_at: float
@@ -121,8 +121,8 @@ def choose(needs: Needs, candidates: Sequence[Candidate], now_at: float) -> Choi
 def expected_wait_s(needs: Needs, load: PeerLoad, pending: int, pending_cores: int, now_at: float) -> float:
     """Return how long the job would wait, as far as the peer's figures say.
 
-    It starts now if nobody waits and its nodes and cores are free. Behind waiting jobs it starts no earlier than the
-    last of them is expected to.
+    It starts now if nobody waits and its nodes and cores are free. Behind waiting jobs it starts no earlier than
+    the last of them is expected to.
     """
     fits = needs.cores <= load.cores_free - pending_cores and needs.nodes <= load.nodes_free
     if fits and not load.waiting:

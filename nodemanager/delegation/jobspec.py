@@ -104,7 +104,7 @@ def read_needs(original: Mapping[str, Any]) -> Needs:
     patience = ours.get(PATIENCE) if isinstance(ours, Mapping) else None
     resources = original.get("resources")
     if not isinstance(resources, list):
-        raise ValueError("resources: a list is needed")
+        raise ValueError("resources: a list is needed")  # noqa: TRY004 - as other faults of a jobspec
     nodes, cores, gpus = 0, 0, 0
     for resource in resources:
         counted = _count(resource)
@@ -122,7 +122,7 @@ def read_needs(original: Mapping[str, Any]) -> Needs:
 def _count(resource: object) -> dict[str, int]:
     """Count the nodes, cores and GPUs below one entry of ``resources``, each range by its lowest value."""
     if not isinstance(resource, Mapping):
-        raise ValueError("resources: an object is needed")
+        raise ValueError("resources: an object is needed")  # noqa: TRY004
     count = resource.get("count")
     if isinstance(count, Mapping):
         count = count.get("min", 1)

@@ -1,9 +1,9 @@
 """The next step for one delegated job, decided from both eventlogs. This is the whole logic of delegation.
 
-One rule makes a copy run exactly once: a copy is submitted with urgency 0, and gets the job's own urgency only after
-the eventlog of *our* instance names it (``delegate::submit``). The first such event counts. So a copy that was
-submitted before a crash, or by a second manager, waits at the peer until it is adopted or cancelled. A job whose copy
-may have started is never given to another peer.
+One rule makes a copy run exactly once: a copy is submitted with urgency 0, and gets the job's own urgency only
+after the eventlog of *our* instance names it (``delegate::submit``). The first such event counts. So a copy that
+was submitted before a crash, or by a second manager, waits at the peer until it is adopted or cancelled. A job
+whose copy may have started is never given to another peer.
 
 Each step is safe to repeat: the adapters treat "already done" as done.
 """

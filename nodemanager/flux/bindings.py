@@ -56,8 +56,8 @@ class VersionsDiffer(BindingsMissing):
 class CallFailed(FluxError):
     """One call to the instance failed.
 
-    ``what`` names the call, ``errno`` is Flux's error number and ``text`` its words. ``answered`` is true if a healthy broker refused
-    the call. If it is false (lost connection, timeout), the handle must not be used again.
+    ``what`` names the call, ``errno`` is Flux's error number and ``text`` its words. ``answered`` is true if a
+    healthy broker refused the call. If it is false (lost connection, timeout), the handle must not be used again.
     """
 
     def __init__(self, what: str, error: OSError) -> None:

@@ -56,7 +56,6 @@ class Reactor:
         timeout_s: float,
     ) -> None:
         """Send one RPC to the leader, and call ``on_answer`` with its answer (decoded JSON) or ``on_failure``."""
-
         self.take_later(
             topic,
             lambda: self.handle.rpc(topic, payload, LEADER, 0),

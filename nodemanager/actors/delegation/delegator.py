@@ -1,7 +1,8 @@
 """The delegator: it keeps both sides of each delegated job, and carries out the steps that ``steps`` decides.
 
-One request a job is under way at a time, so that each step sees the outcome of the one before. A carried-out request
-is folded into the job at once, as the event that it causes; the journal brings the same event a moment later.
+One request a job is under way at a time, so that each step sees the outcome of the one before. A carried-out
+request is folded into the job at once, as the event that it causes; the journal brings the same event a moment
+later.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from nodemanager.delegation.choose import choose
 from nodemanager.delegation.jobs import (
     DURATION,
     HOLD,
+    HOLD_UNTIL_AT,
     PROXY_R,
     REFUSED,
     STARTED,
@@ -85,8 +87,8 @@ from nodemanager.delegation.ports import (
     ShowRunning,
     StopOutput,
     Submit,
-    Submitted,
     SubmitRefused,
+    Submitted,
     Validate,
 )
 from nodemanager.delegation.relay import OutputRelay
@@ -138,7 +140,7 @@ class Delegator(CrashOnlyActor):
         self._changed = True
         self._publish_by_s = 0.0
 
-    def on_receive(self, message: DelegatorMessage) -> None:  # noqa: C901, PLR0912 - one arm a message
+    def on_receive(self, message: DelegatorMessage) -> None:  # noqa: C901 - one arm a message
         match message:
             case StartDelegation(mailbox=mailbox):
                 self._start(mailbox)
@@ -165,7 +167,7 @@ class Delegator(CrashOnlyActor):
                 self._take_peer_fact(message)
         self._changed = True
 
-    def _take_peer_fact(self, fact: PeerFact) -> None:  # noqa: C901 - one arm a fact
+    def _take_peer_fact(self, fact: PeerFact) -> None:  # noqa: C901, PLR0912 - one arm a fact
         state = self._peers[fact.peer]
         match fact:
             case PeerSynced():
@@ -385,7 +387,7 @@ class Delegator(CrashOnlyActor):
         step = next_step(Sides(tracked.proxy, views, tracked.chosen, self._home_started_at, tracked.relay))
         self._carry_out(tracked, step)
 
-    def _carry_out(self, tracked: TrackedJob, step: steps.Step) -> None:  # noqa: C901, PLR0912, PLR0915 - one arm a step
+    def _carry_out(self, tracked: TrackedJob, step: steps.Step) -> None:  # noqa: C901, PLR0912 - one arm a step
         job, now_at = tracked.proxy.id, self._clock.wall_at()
         match step:
             case steps.Wait(reason=reason):
@@ -680,7 +682,7 @@ def pretended_resources(nodelist: str) -> dict[str, Any]:
     execution = {
         "R_lite": [{"rank": "0", "children": {"core": "0"}}],
         "nodelist": [nodelist],
-        "starttime": 0,
+        "starttime": HOLD_UNTIL_AT,
         "expiration": 0,
     }
     return {"version": 1, "execution": execution}

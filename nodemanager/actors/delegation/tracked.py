@@ -1,4 +1,4 @@
-"""What the delegator remembers: its jobs and its peers. All of it is read again from both instances after a restart."""
+"""What the delegator remembers: its jobs and its peers. A restart reads all of it again from both instances."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def pretended_resources(target: str) -> dict[str, Any]:
         "execution": {
             "R_lite": [{"rank": "0", "children": {"core": "0"}}],
             "nodelist": [host],
-            "starttime": 0,
+            "starttime": int(HOLD_UNTIL),  # Flux needs one to change a running job's time limit
             "expiration": 0,
         },
     }

@@ -14,7 +14,7 @@ from typing import Any, assert_never
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxError
-from nodemanager.delegation.jobs import DURATION, PROXY_R, nodelist_of
+from nodemanager.delegation.jobs import DURATION, nodelist_of
 from nodemanager.delegation.jobspec import read_duration_s, read_target
 from nodemanager.delegation.ports import (
     AppendOutput,
@@ -142,7 +142,7 @@ class _HomeSession(Session[HomeRequest]):
         for request in requests:
             self._carry_out(request)
 
-    def _carry_out(self, request: HomeRequest) -> None:  # noqa: C901 - one arm a request
+    def _carry_out(self, request: HomeRequest) -> None:  # noqa: C901, PLR0912 - one arm a request
         match request:
             case ReadJobspec(job=job):
                 lookup = {"id": job, "keys": ["J"], "flags": 0}

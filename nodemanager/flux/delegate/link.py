@@ -1,8 +1,8 @@
 """A thread with a connection to one instance: requests go in, facts come out, and a lost connection is made again.
 
-Opening a handle by ssh blocks, and an instance may hang, so each instance has a thread, a handle and a reactor of its
-own. After a lost connection the bindings raise errors of any number, such as EEXIST. So a failed request counts as
-refused only if the instance then answers a probe; otherwise the connection counts as lost.
+Opening a handle by ssh blocks, and an instance may hang, so each instance has a thread, a handle and a reactor of
+its own. After a lost connection the bindings raise errors of any number, such as EEXIST. So a failed request counts
+as refused only if the instance then answers a probe; otherwise the connection counts as lost.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import collections
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 from nodemanager.core.ports import FluxError
@@ -73,7 +74,7 @@ class Session(Generic[Request]):
         on_answer: Callable[[Any], None],
         on_refused: Callable[[CallFailed], None] | None = None,
     ) -> None:
-        """Send one RPC. ``on_refused`` is called if a sound instance refuses it; without it that ends the connection."""
+        """Send one RPC. ``on_refused`` is called if a sound instance refuses it. Without it the connection ends."""
 
         def take_failure(failure: CallFailed) -> None:
             if on_refused is None or failure.timed_out:
@@ -104,8 +105,8 @@ class Link(Generic[Request]):
         self._lost = lost
         self._requests: collections.deque[Request] = collections.deque()
         self._wake, self._waker = socket.socketpair()
-        self._wake.setblocking(False)
-        self._waker.setblocking(False)
+        for end in (self._wake, self._waker):
+            end.settimeout(0)  # never block
         self._stopped = threading.Event()
         self._session: Session[Request] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -126,10 +127,8 @@ class Link(Generic[Request]):
             self._thread.join(STOP_WITHIN_S)
 
     def _rouse(self) -> None:
-        try:
+        with suppress(BlockingIOError):  # then it has enough to wake up for
             self._waker.send(_WAKE)
-        except BlockingIOError:
-            pass  # it has enough to wake up for
 
     def _run(self) -> None:
         pause_s = 0.0
@@ -148,10 +147,8 @@ class Link(Generic[Request]):
             pause_s = RECONNECT_MIN_S if session.synced else min(max(2 * pause_s, RECONNECT_MIN_S), RECONNECT_MAX_S)
 
     def _take_requests(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             self._wake.recv(4096)
-        except BlockingIOError:
-            pass
         session = self._session
         if session is None:
             return

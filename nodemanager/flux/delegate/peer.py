@@ -1,8 +1,8 @@
 """A peer by RPC: the journal of its jobs, submission, cancellation, output, and how busy it is.
 
-Payloads follow flux-core's modules ``job-manager``, ``job-info``, ``job-list``, ``job-ingest``, ``resource`` and the
-schedulers; RFC 27 (the scheduler's feasibility service). The manager's user must own the peer instance, because only
-its owner may read the journal.
+Payloads follow flux-core's modules ``job-manager``, ``job-info``, ``job-list``, ``job-ingest``, ``resource`` and
+the schedulers; RFC 27 (the scheduler's feasibility service). The manager's user must own the peer instance, because
+only its owner may read the journal.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from nodemanager.delegation.ports import (
     ReadCopy,
     StopOutput,
     Submit,
-    Submitted,
     SubmitRefused,
+    Submitted,
 )
 from nodemanager.delegation.relay import EXEC, OUTPUT
 from nodemanager.delegation.steps import HELD_URGENCY
 from nodemanager.flux.bindings import CallFailed, ask, flux_module
-from nodemanager.flux.delegate.events import read_event, read_eventlog, read_events
+from nodemanager.flux.delegate.events import read_eventlog, read_events
 from nodemanager.flux.delegate.link import CAUGHT_UP, Link, Session
 from nodemanager.flux.reactor import Reactor
 from nodemanager.flux.submit import submit_later
@@ -277,9 +277,7 @@ class _PeerSession(Session[PeerRequest]):
         }
         load.unanswered = len(questions)
         for topic, payload in questions.items():
-            self.ask(
-                topic, payload, partial(self._on_load, load, topic), lambda _, load=load: self._count_down(load)
-            )
+            self.ask(topic, payload, partial(self._on_load, load, topic), partial(self._on_no_load, load))
 
     def _on_load(self, load: _LoadRound, topic: str, answer: Mapping[str, Any]) -> None:
         load.answers[topic] = answer
@@ -291,8 +289,11 @@ class _PeerSession(Session[PeerRequest]):
                     "job-manager.queue-status",
                     {"name": queue},
                     partial(self._on_queue, load, queue),
-                    lambda _: self._count_down(load),
+                    partial(self._on_no_load, load),
                 )
+        self._count_down(load)
+
+    def _on_no_load(self, load: _LoadRound, _failure: CallFailed) -> None:
         self._count_down(load)
 
     def _on_queue(self, load: _LoadRound, queue: str, answer: Mapping[str, Any]) -> None:
@@ -351,7 +352,7 @@ def _cores_of_ranks(r: Any) -> dict[int, int]:
 
 
 def _fluxion_backlog(stats: Mapping[str, Any]) -> int:
-    """Count the jobs that wait in Fluxion's queues. Its counters count jobs that ever waited, so lists are counted."""
+    """Count the jobs in Fluxion's lists of waiting jobs. Its counters count every job that ever waited."""
     waiting = 0
     for queue in (stats.get("queues") or {}).values():
         lists = queue.get("pending_queues") or {}

@@ -21,8 +21,13 @@ class SetupIncomplete(FluxError):
     """The instance lacks a line of its configuration. The message names it."""
 
 
+def frobnicator_plugins(file: Path) -> tuple[str, ...]:
+    """Return the value of ``[ingest.frobnicator] plugins``: Flux's own plugins, then ours."""
+    return (*_STOCK_FROBNICATORS, str(file))
+
+
 def check_setup(handle: Handle, *, timeout_s: float) -> None:
-    """Return only if the instance is set up for delegation. Raises ``SetupIncomplete``, or another ``FluxError``."""
+    """Return only if the instance is set up for delegation. Raises ``SetupIncomplete`` or another ``FluxError``."""
     questions: dict[str, object] = {"config.get": None, "job-manager.jobtap": {"query_only": True}}
     answers = ask_all(handle, questions, timeout_s=timeout_s)
     faults = setup_faults(answers["config.get"], answers["job-manager.jobtap"])
@@ -35,12 +40,12 @@ def setup_faults(config: Mapping[str, Any], jobtap: Mapping[str, Any]) -> list[s
     faults = []
     if BYPASS not in {Path(name).name for name in jobtap.get("plugins", [])}:
         faults.append(
-            f'a delegated job would take real cores: add plugins = [{{ load = "{BYPASS}" }}] to [job-manager] in the'
-            " instance's configuration and restart rank 0"
+            f'a delegated job would take real cores: add plugins = [{{ load = "{BYPASS}" }}] to [job-manager] in'
+            " the instance's configuration and restart rank 0"
         )
     loaded = config.get("ingest", {}).get("frobnicator", {}).get("plugins", [])
     if FROBNICATOR_FILE not in {Path(name).name for name in loaded}:
-        plugins = ", ".join(f'"{name}"' for name in (*_STOCK_FROBNICATORS, f"/PATH/{FROBNICATOR_FILE}"))
+        plugins = ", ".join(f'"{name}"' for name in frobnicator_plugins(Path("/PATH", FROBNICATOR_FILE)))
         faults.append(
             f"--dependency=delegate:TARGET is unknown: add plugins = [{plugins}] to [ingest.frobnicator] in the"
             " instance's configuration and restart rank 0 (flux-node-manager init writes the file)"
