@@ -10,7 +10,7 @@ functions make single values and fill in what a test does not care about.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from itertools import takewhile
 from typing import Any, assert_never
@@ -54,13 +54,12 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
-from nodemanager.core.reasons import Reason
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
-from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.observe.observe import advance_to, observe
+from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.slot_types import with_slot_types
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
@@ -232,7 +231,10 @@ def a_node(
     if state is NodeState.IDLE:
         fields |= {"idle_looks": 2, "idle_since_s": NOW_S - 300}
     if state in (NodeState.DRAINING, NodeState.STOPPING):
-        fields |= {"retiring": Reason("window_closes"), "drained_s": NOW_S - 1}
+        fields |= {
+            "retiring": because(Code.WINDOW_CLOSES, idle_s=300.0, window_left_s=50.0, stop_lead_s=60.0),
+            "drained_s": NOW_S - 1,
+        }
     return Node(**(fields | changes))
 
 
@@ -287,12 +289,27 @@ def a_snapshot(
     return Snapshot(**(fields | changes))
 
 
-@dataclass
 class World:
-    """A snapshot and a policy, and what the manager does with them."""
+    """A brain, and a short way to say what it knows, what happens to it, and what it decides."""
 
-    policy: Policy
-    snapshot: Snapshot
+    def __init__(self, policy: Policy, snapshot: Snapshot) -> None:
+        self.brain = Brain(policy, snapshot=snapshot)
+
+    @property
+    def policy(self) -> Policy:
+        return self.brain.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self.brain = Brain(policy, snapshot=self.brain.snapshot)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.brain.snapshot
+
+    @snapshot.setter
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self.brain = Brain(self.brain.policy, snapshot=snapshot)
 
     # -- the state so far
 
@@ -350,13 +367,12 @@ class World:
 
     def wait(self, seconds: float, *, wall_jumps_s: float = 0.0) -> World:
         now_s, wall_at = self.snapshot.now_s + seconds, self.snapshot.wall_at + seconds + wall_jumps_s
-        self.snapshot = advance_to(self.snapshot, Tick(now_s, wall_at))
+        self.brain.advance(Tick(now_s, wall_at))
         return self
 
     def see(self, *facts: Fact) -> World:
         for fact in facts:
-            self.snapshot = observe(self.snapshot, fact, self.policy)
-            self.policy = with_slot_types(self.policy, self.snapshot.slot_types)
+            self.brain.take(fact)
         return self
 
     def see_queue(self, *jobs: Job) -> World:
@@ -391,10 +407,8 @@ class World:
         return plan(self.snapshot, self.policy)
 
     def decide(self) -> Plan:
-        """Plan, and commit the orders to the snapshot."""
-        made = self.plan()
-        self.snapshot = commit_actions(commit_asks(self.snapshot, made, self.policy), made, self.policy)
-        return made
+        """Decide, and count the orders as given."""
+        return self.brain.decide().plan
 
     # -- what is known
 

@@ -14,7 +14,8 @@ from datetime import UTC, datetime
 from decimal import Decimal
 
 from nodemanager.core.notation import compress_hostlist, format_fsd, format_job_id
-from nodemanager.core.reasons import Figure, Reason
+from nodemanager.core.reason_codes import Code, Figure
+from nodemanager.core.reasons import Reason
 
 # Figures that name a moment by the monotonic clock, which means nothing outside this process.
 MOMENT_FIGURES: Mapping[str, str] = {
@@ -73,27 +74,22 @@ def format_wall_time(at: float) -> str:
 
 
 def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
-    """Write a reason as a sentence. ``figures`` come from :meth:`ClockReading.figures`."""
+    """Write a reason as a sentence. ``figures`` come from :meth:`ClockReading.figures`, or from a stored history.
+
+    A history may hold codes and figures of another version: these are shown as they are.
+    """
     shown = {name: _format_figure(name, value) for name, value in figures.items()}
     template = SENTENCES.get(code)
     if template is not None:
         if shown.get("jobs"):
             template += ENDINGS.get(code, "")
         try:
-            sentence = template.format_map(shown).removesuffix(": ")  # a drain may have no reason
+            sentence = template.format_map(shown).removesuffix(": ")  # some have no text
             return _ONE_OF_MANY.sub(lambda found: f"1{found[1]} {found[2]}", sentence)
         except KeyError:
             pass
-    elif code.startswith("blocked_"):
-        return _blocked_sentence(code.removeprefix("blocked_create_"), shown)
     rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in shown.items())
     return code.replace("_", " ") + (f": {rest}" if rest else "")
-
-
-def _blocked_sentence(kind: str, shown: Mapping[str, str]) -> str:
-    until = f" until {shown['until_at']}" if "until_at" in shown else ""
-    detail = f": {shown['detail']}" if shown.get("detail") else ""
-    return f"not bought{until}: a create failed ({kind}){detail}"
 
 
 def _format_figure(name: str, value: Figure) -> str:
@@ -131,136 +127,158 @@ def format_duration(span_s: float) -> str:
 
 SENTENCES: Mapping[str, str] = {
     # nothing is decided
-    "not_the_actor": "nothing is decided: {why}",
-    "not_seen_yet": "nothing is decided: {source} has not answered yet",
-    "stale": "nothing is decided: {source} last answered {age_s} ago, longer than {stale_after_s}",
-    "paused": "nothing is decided: paused by {by} since {since_at}",
-    "instance_differs": "nothing is done: the instance does not match the site: {why}",
-    "safe_mode": "nothing is done: {why}; until {ends}",
+    Code.NOT_THE_ACTOR: "nothing is decided: {why}",
+    Code.NOT_SEEN_YET: "nothing is decided: {source} has not answered yet",
+    Code.STALE: "nothing is decided: {source} last answered {age_s} ago, longer than {stale_after_s}",
+    Code.PAUSED: "nothing is decided: paused by {by} since {since_at}",
+    Code.INSTANCE_DIFFERS: "nothing is done: the instance does not match the site: {why}",
+    Code.SAFE_MODE: "nothing is done: {why}; until {ends}",
     # a job waits
-    "settling": "nodes are bought once the queue is quiet",
-    "fits_on_a_node_that_is_up": "fits on {nodes}: about to start",
-    "node_kept_for_it": "{nodes} kept for it",
-    "node_free_soon": "waits for {nodes}: free in {free_in_s} at the latest",
-    "node_coming": "booting {nodes}",
-    "node_create_failed": "{nodes} ordered, but the provider failed to create it (tried again): {detail}",
-    "node_queued_outside": "{nodes} waits in the queue of the outer instance",
-    "node_ordered": "{nodes} ordered",
-    "behind_a_stuck_job": "behind job {job}, which cannot get its nodes",
-    "beyond_limits": (
+    Code.SETTLING: "nodes are bought once the queue is quiet",
+    Code.FITS_ON_A_NODE_THAT_IS_UP: "fits on {nodes}: about to start",
+    Code.NODE_KEPT_FOR_IT: "{nodes} kept for it",
+    Code.NODE_FREE_SOON: "waits for {nodes}: free in {free_in_s} at the latest",
+    Code.NODE_COMING: "booting {nodes}",
+    Code.NODE_CREATE_FAILED: "{nodes} ordered, but the provider failed to create it (tried again): {detail}",
+    Code.NODE_QUEUED_OUTSIDE: "{nodes} waits in the queue of the outer instance",
+    Code.NODE_ORDERED: "{nodes} ordered",
+    Code.BEHIND_A_STUCK_JOB: "behind job {job}, which cannot get its nodes",
+    Code.BEYOND_LIMITS: (
         "can never run: it needs {node_count} nodes at {price_per_hour} an hour, and the site allows {nodes_max}"
         " nodes at {price_per_hour_max} an hour"
     ),
-    "too_few_slots": "too few slots: the site has only {slots} that fit, {short} more needed",
-    "budget_spent": "the {period}'s budget of {budget} is spent ({spent}): nothing new starts",
-    "spend_to_record": "gone: its cost is recorded first",
-    "held": "held: its urgency or priority is 0",
-    "dependency": "waits for its dependency",
-    "not_yet_scheduled": "Flux has not handed it to the scheduler yet",
-    "queue_stopped": "queue {queue} is stopped",
-    "too_many_shapes": "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
-    "unreadable": "its jobspec cannot be read: {why}",
-    "no_type_fits": "no node type fits: the nearest, {nearest}, lacks {lacks}",
-    "only_observed": "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
-    "no_node_type": "the site has no node type",
-    "no_free_slot": "{short} short of {node_type}: too few of the {slots} slots that fit are free",
-    "all_slots_taken": "all {slots} slots of {node_type} are taken",
-    "nodes_max": "the fleet has reached nodes_max, {short} more needed",
-    "price_per_hour_max": "a {node_type} node costs more an hour than the {left} left under price_per_hour_max",
-    "at_quota": "the provider allows {node_count} nodes ({scope}), next try at {until_at}: {detail}",
-    "breaker_open": "{failures} boots of {node_type} failed in a row ({why}), next try at {retry_at}",
-    "breaker_trying": "{failures} boots of {node_type} failed in a row, one more is on trial",
-    "budget_cheapest_only": "the {period}'s budget is nearly spent: only the cheapest types are bought",
-    "budget_no_new_nodes": "existing nodes use up the {period}'s budget of {budget}: nothing is bought",
-    "budget_left": "the rest of the {period}'s budget of {budget} does not pay for its nodes",
-    "budget_of_account": "with this job, {account} would exceed the {period}'s budget of {budget}",
+    Code.TOO_FEW_SLOTS: "too few slots: the site has only {slots} that fit, {short} more needed",
+    Code.BUDGET_SPENT: "the {period}'s budget of {budget} is spent ({spent}): nothing new starts",
+    Code.SPEND_TO_RECORD: "gone: its cost is recorded first",
+    Code.HELD: "held: its urgency or priority is 0",
+    Code.DEPENDENCY: "waits for its dependency",
+    Code.NOT_YET_SCHEDULED: "Flux has not handed it to the scheduler yet",
+    Code.QUEUE_STOPPED: "queue {queue} is stopped",
+    Code.TOO_MANY_SHAPES: "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
+    Code.UNREADABLE: "its jobspec cannot be read: {why}",
+    Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
+    Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
+    Code.NO_NODE_TYPE: "the site has no node type",
+    Code.NO_FREE_SLOT: "{short} short of {node_type}: too few of the {slots} slots that fit are free",
+    Code.ALL_SLOTS_TAKEN: "all {slots} slots of {node_type} are taken",
+    Code.NODES_MAX: "the fleet has reached nodes_max, {short} more needed",
+    Code.PRICE_PER_HOUR_MAX: "a {node_type} node costs more an hour than the {left} left under price_per_hour_max",
+    Code.AT_QUOTA: "the provider allows {node_count} nodes ({scope}), next try at {until_at}: {detail}",
+    Code.BREAKER_OPEN: "{failures} boots of {node_type} failed in a row ({why}), next try at {retry_at}",
+    Code.BREAKER_TRYING: "{failures} boots of {node_type} failed in a row, one more is on trial",
+    Code.BUDGET_CHEAPEST_ONLY: "the {period}'s budget is nearly spent: only the cheapest types are bought",
+    Code.BUDGET_NO_NEW_NODES: "existing nodes use up the {period}'s budget of {budget}: nothing is bought",
+    Code.BUDGET_LEFT: "the rest of the {period}'s budget of {budget} does not pay for its nodes",
+    Code.BUDGET_OF_ACCOUNT: "with this job, {account} would exceed the {period}'s budget of {budget}",
+    # a create fails
+    Code.CREATE_CAPACITY: "a create failed (capacity): {detail}",
+    Code.CREATE_THROTTLED: "a create failed (throttled): {detail}",
+    Code.CREATE_CREDENTIALS: "a create failed (credentials): {detail}",
+    Code.CREATE_CONFIG: "a create failed (config): {detail}",
+    Code.CREATE_GONE: "a create failed (gone): {detail}",
+    Code.CREATE_TRANSIENT: "a create failed (transient): {detail}",
+    Code.BLOCKED_CREATE_CAPACITY: "not bought until {until_at}: a create failed (capacity): {detail}",
+    Code.BLOCKED_CREATE_THROTTLED: "not bought until {until_at}: a create failed (throttled): {detail}",
+    Code.BLOCKED_CREATE_CREDENTIALS: "not bought until {until_at}: a create failed (credentials): {detail}",
+    Code.BLOCKED_CREATE_CONFIG: "not bought until {until_at}: a create failed (config): {detail}",
+    Code.BLOCKED_CREATE_GONE: "not bought until {until_at}: a create failed (gone): {detail}",
+    Code.BLOCKED_CREATE_TRANSIENT: "not bought until {until_at}: a create failed (transient): {detail}",
     # a type is bought, or not
-    "bought": "{node_count} bought now",
-    "nothing_is_short": "running and booting nodes serve every waiting job",
-    "job_held_up": "nothing is bought: job {job} holds up the queue ({why})",
-    "fits_no_job_that_is_short": "no job that needs nodes fits on it",
-    "another_mix_is_cheaper": "{node_types} serve the jobs for {price_per_hour} an hour, and no mix is cheaper",
-    "one_zone_short": "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
-    "job_never_runs": (
+    Code.BOUGHT: "{node_count} bought now",
+    Code.NOTHING_IS_SHORT: "running and booting nodes serve every waiting job",
+    Code.JOB_HELD_UP: "nothing is bought: job {job} holds up the queue ({why})",
+    Code.FITS_NO_JOB_THAT_IS_SHORT: "no job that needs nodes fits on it",
+    Code.ANOTHER_MIX_IS_CHEAPER: "{node_types} serve the jobs for {price_per_hour} an hour, and no mix is cheaper",
+    Code.ONE_ZONE_SHORT: "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
+    Code.JOB_NEVER_RUNS: (
         "job {job} can never run, and holds up {job_count} other jobs: raise the limits, or flux cancel {job}"
     ),
-    "gpu_node_taken": "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
-    "job_across_zones": "job {job} wants one zone, but will start across {zones}",
-    "drained_yet_paid": (
+    Code.GPU_NODE_TAKEN: "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
+    Code.JOB_ACROSS_ZONES: "job {job} wants one zone, but will start across {zones}",
+    Code.DRAINED_YET_PAID: (
         "somebody drained {nodes}: no job starts there, at a cost of {price_per_hour} an hour;"
         " flux resource undrain ends this"
     ),
-    "gpu_node_unguarded": "job {job} wants no GPU, but may start on {node_type}",
-    "requeued": "job {job} is submitted again: the provider takes back its node {node}",
-    "unfit": "{node} gets no more work ({why})",
-    "hangs_at_work": "{node} is busy, and its broker has not answered for {hangs_s}",
-    "gone_at_provider_yet_up": "{absences} lists of the provider lack {node}, but it is still up",
+    Code.GPU_NODE_UNGUARDED: "job {job} wants no GPU, but may start on {node_type}",
+    Code.REQUEUED: "job {job} is submitted again: the provider takes back its node {node}",
+    Code.UNFIT: "{node} gets no more work ({why})",
+    Code.HANGS_AT_WORK: "{node} is busy, and its broker has not answered for {hangs_s}",
+    Code.GONE_AT_PROVIDER_YET_UP: "{absences} lists of the provider lack {node}, but it is still up",
+    # the slots change
+    Code.SLOTS_WISHED: "{slots} slots change their type: requested",
+    Code.DECLARED_AS_MEASURED: "{node_type} is declared as its nodes were measured",
+    Code.SLOTS_CHANGING: "nothing is decided while slots change",
+    Code.SLOTS_IN_USE: "{node_type} should give up {to_give} slots, but only {free} are free",
+    Code.SLOTS_DO_NOT_ADD_UP: "{types} have {have} slots together, but the request adds up to {wanted}",
+    Code.SLOTS_UNKNOWN_TYPE: "the site has no type {node_type}",
     # a node is bought, recorded, created
-    "demand": "bought for {job_count} jobs",
-    "nodes_min": "kept: nodes_min",
-    "spare": "one of {spares} spares",
-    "lease_to_record": "its lease is recorded first",
-    "lease_not_wanted": "not created yet, and no longer needed: its slot is given back",
-    "lease_above_limits": (
+    Code.DEMAND: "bought for {job_count} jobs",
+    Code.NODES_MIN: "kept: nodes_min",
+    Code.SPARE: "one of {spares} spares",
+    Code.LEASE_TO_RECORD: "its lease is recorded first",
+    Code.LEASE_NOT_WANTED: "not created yet, and no longer needed: its slot is given back",
+    Code.LEASE_ABOVE_LIMITS: (
         "not created yet, and the fleet has {node_count} nodes (limit {nodes_max}) at {price_per_hour} an hour"
         " (limit {price_per_hour_max}): its slot is given back"
     ),
-    "creating": "being created",
-    "create_paced": "its create waits for its turn ({creates_per_s} a second)",
-    "calls_in_flight_max": "its call waits for its turn ({calls_in_flight_max} at once)",
-    "call_in_flight": "{call} in flight, until {deadline_at} at the latest",
-    "retry_later": "next try at {retry_at} (tried {tries} times)",
-    "looked_for": "may exist: searched for in the provider's lists since {since_at}",
-    "unknown_type": "the site no longer has type {node_type}",
-    "booting": "booting for {waited_s} (given up after {boot_timeout_s})",
-    "queued_outside": "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})",
+    Code.CREATING: "being created",
+    Code.CREATE_PACED: "its create waits for its turn ({creates_per_s} a second)",
+    Code.CALLS_IN_FLIGHT_MAX: "its call waits for its turn ({calls_in_flight_max} at once)",
+    Code.CALL_IN_FLIGHT: "{call} in flight, until {deadline_at} at the latest",
+    Code.RETRY_LATER: "next try at {retry_at} (tried {tries} times)",
+    Code.LOOKED_FOR: "may exist: searched for in the provider's lists since {since_at}",
+    Code.UNKNOWN_TYPE: "the site no longer has type {node_type}",
+    Code.BOOTING: "booting for {waited_s} (given up after {boot_timeout_s})",
+    Code.QUEUED_OUTSIDE: (
+        "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})"
+    ),
     # a node stays
-    "busy": "busy",
-    "wanted": "needed by {jobs}",
-    "idle_unconfirmed": "idle in {looks} of {needs} looks",
-    "idle_not_long": "idle for {idle_s} (leaves after {idle_timeout_s})",
-    "paid_time_left": "idle for {idle_s}, paid for {window_left_s} more (leaves when {stop_lead_s} are left)",
-    "next_window_begins": (
+    Code.BUSY: "busy",
+    Code.WANTED: "needed by {jobs}",
+    Code.IDLE_UNCONFIRMED: "idle in {looks} of {needs} looks",
+    Code.IDLE_NOT_LONG: "idle for {idle_s} (leaves after {idle_timeout_s})",
+    Code.PAID_TIME_LEFT: "idle for {idle_s}, paid for {window_left_s} more (leaves when {stop_lead_s} are left)",
+    Code.NEXT_WINDOW_BEGINS: (
         "idle for {idle_s}, paid for only {window_left_s} more; no stop took less than {quickest_stop_s},"
         " so the next window is billed anyway (leaves in {goes_in_s})"
     ),
-    "held_by_drain": "drained by somebody else: {drain_reason}",
-    "drained_by_flux": "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
+    Code.HELD_BY_DRAIN: "drained by somebody else: {drain_reason}",
+    Code.DRAINED_BY_FLUX: "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
     "{foreign_drain_after_s}",
-    "held_by_operator": "held by {by} since {since_at}",
-    "may_rejoin": "its broker disconnected {away_s} ago and may come back",
-    "wanted_again": "needed again by {jobs}: kept",
-    "job_slipped_in": "a job started on it: kept",
-    "drained_for_another": "its rank still has the drain of an earlier node: undrained",
-    "busy_yet_drained_by_us": "busy, and drained by us for a reason that no longer applies: undrained",
+    Code.HELD_BY_OPERATOR: "held by {by} since {since_at}",
+    Code.MAY_REJOIN: "its broker disconnected {away_s} ago and may come back",
+    Code.WANTED_AGAIN: "needed again by {jobs}: kept",
+    Code.JOB_SLIPPED_IN: "a job started on it: kept",
+    Code.DRAINED_FOR_ANOTHER: "its rank still has the drain of an earlier node: undrained",
+    Code.BUSY_YET_DRAINED_BY_US: "busy, and drained by us for a reason that no longer applies: undrained",
     # a node leaves
-    "window_closes": "idle for {idle_s}, paid for only {window_left_s} more",
-    "makes_room": "makes room for job {job}",
-    "above_nodes_max": "the fleet has {node_count} nodes, and nodes_max is {nodes_max}",
-    "retired_by_operator": "retired by {by}",
-    "never_joined": "did not join within {boot_timeout_s}",
-    "failed_at_provider": "failed at the provider: {detail}",
-    "less_than_declared": "has less than its slot declares as {node_type}: {lacks}",
-    "broker_lost": "its broker disconnected {away_s} ago",
-    "hangs": "idle, and its broker has not answered for {hangs_s}",
-    "reclaimed": "the provider takes it back: {detail}",
-    "impaired": "the provider reports a fault: {detail}",
-    "housekeeping_survives": "its housekeeping survived {kills} signals, SIGKILL among them: no more are sent",
-    "housekeeping_stuck": "its housekeeping has run for {lasts_s}, longer than {housekeeping_max_s}",
-    "flaps": "its broker disconnected {times} times within {within_s}",
-    "found_drained": "an earlier run of the manager began to retire it",
-    "drain_unanswered": "Flux did not answer its drain: drained again",
-    "still_schedulable": "drained, but the scheduler has not noticed: drained again",
-    "not_drained": "not drained after the drain: drained again",
-    "broker_stopping": "its broker was told to stop {told_s} ago",
-    "join_failed": "reported that it cannot join: {detail}",
-    "ticket_replayed": "two clients presented its ticket",
-    "released_by_operator": "released by an operator",
-    "stopping": "being terminated, until the provider shows it gone",
-    "nothing_to_destroy": "to be terminated, but the provider has never shown it",
-    "orphan": "without a launch for {waited_s}",
-    "gone_yet_online": "gone at the provider, but its rank is still online",
-    "gone": "gone",
+    Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
+    Code.MAKES_ROOM: "makes room for job {job}",
+    Code.ABOVE_NODES_MAX: "the fleet has {node_count} nodes, and nodes_max is {nodes_max}",
+    Code.RETIRED_BY_OPERATOR: "retired by {by}",
+    Code.NEVER_JOINED: "did not join within {boot_timeout_s}",
+    Code.FAILED_AT_PROVIDER: "failed at the provider: {detail}",
+    Code.LESS_THAN_DECLARED: "has less than its slot declares as {node_type}: {lacks}",
+    Code.BROKER_LOST: "its broker disconnected {away_s} ago",
+    Code.HANGS: "idle, and its broker has not answered for {hangs_s}",
+    Code.RECLAIMED: "the provider takes it back: {detail}",
+    Code.IMPAIRED: "the provider reports a fault: {detail}",
+    Code.HOUSEKEEPING_SURVIVES: "its housekeeping survived {kills} signals, SIGKILL among them: no more are sent",
+    Code.HOUSEKEEPING_STUCK: "its housekeeping has run for {lasts_s}, longer than {housekeeping_max_s}",
+    Code.FLAPS: "its broker disconnected {times} times within {within_s}",
+    Code.FOUND_DRAINED: "an earlier run of the manager began to retire it",
+    Code.DRAIN_UNANSWERED: "Flux did not answer its drain: drained again",
+    Code.STILL_SCHEDULABLE: "drained, but the scheduler has not noticed: drained again",
+    Code.NOT_DRAINED: "not drained after the drain: drained again",
+    Code.BROKER_STOPPING: "its broker was told to stop {told_s} ago",
+    Code.JOIN_FAILED: "reported that it cannot join: {detail}",
+    Code.TICKET_REPLAYED: "two clients presented its ticket",
+    Code.RELEASED_BY_OPERATOR: "released by an operator",
+    Code.STOPPING: "being terminated, until the provider shows it gone",
+    Code.NOTHING_TO_DESTROY: "to be terminated, but the provider has never shown it",
+    Code.ORPHAN: "without a launch for {waited_s}",
+    Code.GONE_YET_ONLINE: "gone at the provider, but its rank is still online",
+    Code.GONE: "gone",
 }
 # Added to the sentence if the reason names jobs.
-ENDINGS: Mapping[str, str] = {"no_free_slot": "; waits for jobs {jobs}"}
+ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}

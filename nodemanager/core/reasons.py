@@ -4,35 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from types import MappingProxyType
+from typing import Unpack, cast
+
+from nodemanager.core.reason_codes import Code, Figure, Figures
 
 
-def _no_figures() -> Mapping[str, str]:
+def _no_figures() -> Mapping[str, Figure]:
     return MappingProxyType({})
-
-
-Figure = str | int | float | Decimal | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
     """A code and its figures. ``reason_text`` turns it into a sentence for display; sentences are never stored."""
 
-    code: str
+    code: Code
     figures: Mapping[str, Figure] = field(default_factory=_no_figures)
 
-    def with_figures(self, **figures: Figure) -> Reason:
+    def with_figures(self, **figures: Unpack[Figures]) -> Reason:
         """The same reason with more figures."""
-        return Reason(self.code, MappingProxyType({**self.figures, **figures}))
+        return Reason(self.code, MappingProxyType({**self.figures, **cast("dict[str, Figure]", figures)}))
 
     def __str__(self) -> str:
         return " ".join([self.code, *(f"{name}={_format_figure(value)}" for name, value in self.figures.items())])
 
 
-def because(code: str, **figures: Figure) -> Reason:
-    """Make a reason: ``because("paid_time_left", window_left_s=280)``."""
-    return Reason(code, MappingProxyType(figures))
+def because(code: Code, **figures: Unpack[Figures]) -> Reason:
+    """Make a reason: ``because(Code.PAID_TIME_LEFT, idle_s=95.0, window_left_s=280.0, stop_lead_s=60.0)``.
+
+    mypy checks the names and the types of the figures; ``tests/project/test_reasons.py`` checks that each call has
+    the figures of its code.
+    """
+    return Reason(code, MappingProxyType(cast("dict[str, Figure]", figures)))
 
 
 def _format_figure(value: Figure) -> str:

@@ -33,8 +33,10 @@ from nodemanager.core.orders import (
     RecordLaunches,
     RefuseSlots,
 )
+from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
-from nodemanager.core.reasons import Figure, Reason
+from nodemanager.core.reasons import Reason
+from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.outcome import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
 
@@ -284,11 +286,6 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
     blocks = last.snapshot.blocks if last is not None else {}
     for scope, block in now.snapshot.blocks.items():
         if blocks.get(scope) != block:
-            yield HistoryEvent(
-                clock.wall_at,
-                "block",
-                str(scope),
-                "begins",
-                block.reason.code,
-                {**clock.figures(block.reason), "until_at": clock.to_wall(block.until_s)},
-            )
+            refusal = refusal_reason(block)
+            figures = {**clock.figures(refusal), "until_at": clock.to_wall(block.until_s)}
+            yield HistoryEvent(clock.wall_at, "block", str(scope), "begins", refusal.code, figures)

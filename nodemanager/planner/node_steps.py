@@ -20,6 +20,7 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, SlotName, TypeName
 from nodemanager.planner import retirement
@@ -53,7 +54,7 @@ NodeAction = (
     | EndLease
 )
 
-BUSY = because("busy")
+BUSY = because(Code.BUSY)
 # Nodes of an observed type are left alone in these states. A stop that was begun is finished.
 LEFT_ALONE_IF_OBSERVED = (NodeState.BOOTING, NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 BROKER_STOP_TRIES = 3  # how often a broker is told to stop before its machine is destroyed anyway
@@ -110,16 +111,16 @@ class Step(NamedTuple):
 def next_step(node: Node, context: StepContext) -> Step:
     """Decide what to do with the node now. It has one call at a time, and a pause after a failed one."""
     if node.call is not None:
-        return Step(because("call_in_flight", call=str(node.call.kind), deadline_s=node.call.deadline_s))
+        return Step(because(Code.CALL_IN_FLIGHT, call=str(node.call.kind), deadline_s=node.call.deadline_s))
     if context.now_s < node.retry_s:
-        return Step(because("retry_later", retry_s=node.retry_s, tries=node.tries))
+        return Step(because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries))
     steered = operator.operator_step(node, context.snapshot.steering)
     if steered is not None:
         reason, action = steered
         waits = action is None and reason.code == "retired_by_operator"
         return _wait_for_jobs(node, reason, context) if waits else Step(reason, action)
     if node.launch.type_name in context.policy.observed and _is_left_alone(node):
-        return Step(because("only_observed", node_type=node.launch.type_name))
+        return Step(because(Code.ONLY_OBSERVED, node_type=node.launch.type_name))
     return STEP_OF_STATE[node.state](node, context)
 
 
@@ -132,15 +133,15 @@ def _is_left_alone(node: Node) -> bool:
 def _step_requested(node: Node, context: StepContext) -> Step:
     node_type = context.policy.types.get(node.launch.type_name)
     if not node.recorded:
-        return Step(because("lease_to_record"), RecordLaunches((node.launch,)))
+        return Step(because(Code.LEASE_TO_RECORD), RecordLaunches((node.launch,)))
     if node.create_sent_s is not None:
-        return Step(because("looked_for", absences=node.absences, since_s=node.known_s))
+        return Step(because(Code.LOOKED_FOR, absences=node.absences, since_s=node.known_s))
     if context.overspent is not None:
         return Step(context.overspent, EndLease(node.launch, context.overspent))
     if (review := context.unsent.get(node.id)) is not None:
         return Step(review.reason, EndLease(node.launch, review.reason) if review.ends else None)
     if node_type is None:
-        return Step(because("unknown_type", node_type=node.launch.type_name))
+        return Step(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name))
     block = block_on(node_type, node.launch.zone, context.snapshot)
     if block is not None:
         # The block may concern this type alone, so the lease ends and the next plan may choose another type.
@@ -149,13 +150,13 @@ def _step_requested(node: Node, context: StepContext) -> Step:
     if (none_left := context.allowance.why_none(node_type)) is not None:
         return Step(none_left, EndLease(node.launch, none_left))
     if context.creates_left <= 0:
-        return Step(because("create_paced", creates_per_s=context.policy.creates_per_s))
+        return Step(because(Code.CREATE_PACED, creates_per_s=context.policy.creates_per_s))
     if context.cloud_calls_left <= 0:
         return Step(_too_many_calls(context))
     context.allowance.take(node_type)
     context.creates_left -= 1
     context.cloud_calls_left -= 1
-    return Step(because("creating"), CreateNode(node.launch, node_type))
+    return Step(because(Code.CREATING), CreateNode(node.launch, node_type))
 
 
 def _step_booting(node: Node, context: StepContext) -> Step:
@@ -168,7 +169,7 @@ def _step_booting(node: Node, context: StepContext) -> Step:
     queued = node.cloud is not None and node.cloud.queued
     return Step(
         because(
-            "queued_outside" if queued else "booting",
+            Code.QUEUED_OUTSIDE if queued else Code.BOOTING,
             waited_s=waited_s,
             boot_timeout_s=context.policy.boot_timeout_s,
         )
@@ -179,7 +180,7 @@ def _step_lost(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None and not (node.rank is not None and node.rank.allocated):
         return _drain(node, given_up)
-    return Step(because("may_rejoin", away_s=context.now_s - node.since_s))
+    return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s))
 
 
 def _step_idle(node: Node, context: StepContext) -> Step:
@@ -189,7 +190,7 @@ def _step_idle(node: Node, context: StepContext) -> Step:
         return mended
     wanted = context.needed.get(node.launch.slot)
     if wanted is not None:
-        return Step(because("wanted", jobs=job_names(wanted)))
+        return Step(because(Code.WANTED, jobs=job_names(wanted)))
     counts = takes_jobs(node, context.snapshot, policy)
     # A node that takes no jobs does not count towards nodes_min.
     surplus = context.count_usable - policy.nodes_min if counts else 1
@@ -197,11 +198,11 @@ def _step_idle(node: Node, context: StepContext) -> Step:
         return _retire(node, context.overspent, context)
     if context.count_live > policy.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
         return _retire(
-            node, because("above_nodes_max", node_count=context.count_live, nodes_max=policy.nodes_max), context
+            node, because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.nodes_max), context
         )
     job, retiring = context.makes_room if context.makes_room is not None else (None, ())
     if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
-        return _retire(node, because("makes_room", job=str(job)), context)
+        return _retire(node, because(Code.MAKES_ROOM, job=str(job)), context)
     name = node.launch.type_name
     node_type = policy.types.get(name)
     spares = node_type.spares if node_type is not None and counts else 0
@@ -227,7 +228,7 @@ def _retire(node: Node, reason: Reason, context: StepContext) -> Step:
 def _mend_idle(node: Node, context: StepContext) -> Step | None:
     """Decide what to do with an idle node that is drained or unhealthy; None if it counts as idle all the same."""
     if _has_drain_of_previous_node(node):
-        reason = because("drained_for_another")
+        reason = because(Code.DRAINED_FOR_ANOTHER)
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     if _is_drained(node):
         return _replace_drain_by_flux(node, context)
@@ -243,7 +244,7 @@ def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
         return None
     lasts_s = context.now_s - since_s
     reason = because(
-        "drained_by_flux",
+        Code.DRAINED_BY_FLUX,
         drain_reason=drain_reason,
         lasts_s=lasts_s,
         foreign_drain_after_s=policy.foreign_drain_after_s,
@@ -277,13 +278,13 @@ def _step_busy(node: Node, context: StepContext) -> Step:
         # It takes no more jobs; running jobs continue.
         return _wait_for_jobs(node, why, context) if _is_drained(node) else _cordon(node, why)
     if (hangs_s := hung_s(node, context.now_s)) is not None:
-        return Step(because("hangs_at_work", node=node.launch.slot, hangs_s=hangs_s))
+        return Step(because(Code.HANGS_AT_WORK, node=node.launch.slot, hangs_s=hangs_s))
     if node.misfit is not None:
         return _cordon(node, node.misfit, hardware.drain_note(node.misfit))
     if context.overspent is not None and node.rank is not None:
         return _cordon(node, context.overspent)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
-        reason = because("busy_yet_drained_by_us")
+        reason = because(Code.BUSY_YET_DRAINED_BY_US)
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     return Step(BUSY)
 
@@ -294,7 +295,7 @@ def _wait_for_jobs(node: Node, why: Reason, context: StepContext) -> Step:
     lasts_s = overdue_housekeeping_s(node, context.policy, context.now_s)
     if not runs or lasts_s is None or survives_kills(node):
         return Step(why)
-    stuck = because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=context.policy.housekeeping_max_s)
+    stuck = because(Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=context.policy.housekeeping_max_s)
     return Step(stuck, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, stuck))
 
 
@@ -308,9 +309,9 @@ def _step_draining(node: Node, context: StepContext) -> Step:
     wanted = context.needed.get(node.launch.slot)
     fit = not gets_no_work(node, context.policy, context.now_s)
     if wanted is not None and fit and not (context.policy.destroy_on_replay and node.replayed):
-        return _reprieve(node, context, because("wanted_again", jobs=job_names(wanted)))
+        return _reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
     if node.drained_s is None or node.rank is None:
-        return _drain(node, node.retiring or because("drain_unanswered"))
+        return _drain(node, node.retiring or because(Code.DRAIN_UNANSWERED))
     obstacle = retirement.second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, context)
@@ -324,24 +325,24 @@ def _step_draining(node: Node, context: StepContext) -> Step:
 def _step_stopping(node: Node, context: StepContext) -> Step:
     """Stop the node again and again until it is seen gone, unless somebody undrained it after the second look."""
     if node.rank is not None and node.rank.allocated:
-        return _wait_for_jobs(node, because("job_slipped_in"), context)
+        return _wait_for_jobs(node, because(Code.JOB_SLIPPED_IN), context)
     if node.drained_s is None:
         # The claim was renewed since. Another manager may have kept the node meanwhile and given it work.
-        return _drain(node, node.retiring or because("drain_unanswered"))
+        return _drain(node, node.retiring or because(Code.DRAIN_UNANSWERED))
     return _stop(node, context)
 
 
 def _stop(node: Node, context: StepContext) -> Step:
     """Stop a node on which nothing runs: first its broker, then the machine."""
-    reason = node.retiring or because("stopping")
+    reason = node.retiring or because(Code.STOPPING)
     if node.rank is not None and node.rank.online and node.tries < BROKER_STOP_TRIES:
         if node.broker_told_s is None:
             return Step(reason, StopBroker(node.id, node.launch.rank))
         told_s = context.now_s - node.broker_told_s
         if told_s < context.policy.broker_stop_s:
-            return Step(because("broker_stopping", told_s=told_s, broker_stop_s=context.policy.broker_stop_s))
+            return Step(because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.broker_stop_s))
     if node.cloud is None:
-        return Step(because("nothing_to_destroy"))
+        return Step(because(Code.NOTHING_TO_DESTROY))
     if context.cloud_calls_left <= 0:
         return Step(_too_many_calls(context))
     context.cloud_calls_left -= 1
@@ -349,17 +350,17 @@ def _stop(node: Node, context: StepContext) -> Step:
 
 
 def _too_many_calls(context: StepContext) -> Reason:
-    return because("calls_in_flight_max", calls_in_flight_max=context.policy.calls_in_flight_max)
+    return because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls_in_flight_max)
 
 
 def _step_gone(node: Node, context: StepContext) -> Step:
     rank = context.snapshot.ranks.get(node.launch.rank)
     if node.cloud is not None and rank is not None and rank.online:
         # Its slot is free only once Flux's overlay network has noticed too.
-        return _wait_for_jobs(node, because("gone_yet_online"), context)
+        return _wait_for_jobs(node, because(Code.GONE_YET_ONLINE), context)
     if waits_for_record(node, context.snapshot):
-        return Step(because("spend_to_record"))
-    reason = because("gone")
+        return Step(because(Code.SPEND_TO_RECORD))
+    reason = because(Code.GONE)
     return Step(reason, EndLease(node.launch, reason))
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 
 from nodemanager.core.jobs import Job, JobId
 from nodemanager.core.nodes import LaunchId, NodeState
+from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.placement.flux_scheduler import Availability
@@ -22,12 +23,12 @@ from nodemanager.planner.state.snapshot import Node
 
 NAMES_MAX = 10
 
-REASON_BY_AVAILABILITY: Mapping[Availability, str] = {
-    Availability.UP: "fits_on_a_node_that_is_up",
-    Availability.KEPT: "node_kept_for_it",
-    Availability.SOON: "node_free_soon",
-    Availability.COMING: "node_coming",
-    Availability.NEW: "node_ordered",
+REASON_BY_AVAILABILITY: Mapping[Availability, Code] = {
+    Availability.UP: Code.FITS_ON_A_NODE_THAT_IS_UP,
+    Availability.KEPT: Code.NODE_KEPT_FOR_IT,
+    Availability.SOON: Code.NODE_FREE_SOON,
+    Availability.COMING: Code.NODE_COMING,
+    Availability.NEW: Code.NODE_ORDERED,
 }
 
 
@@ -101,10 +102,10 @@ class JobReasons(Mapping[JobId, Reason]):
 
     def count_by_reason(self) -> Mapping[str, int]:
         """Count the jobs by the code of their reason. Served jobs all count as "node_ordered"."""
-        counts = Counter(reason.code for reason in self._placement.demand.withheld.values())
+        counts: Counter[str] = Counter(reason.code for reason in self._placement.demand.withheld.values())
         for key, ids in self._placement.demand.batches.items():
             served = self._placement.served.get(key, 0)
-            counts["node_ordered"] += served
+            counts[Code.NODE_ORDERED] += served
             if served < len(ids):
                 # The first unserved job may be the stuck one, which has its own reason.
                 counts[self._reason(key, ids, served).code] += 1
@@ -150,8 +151,8 @@ class JobReasons(Mapping[JobId, Reason]):
             return stuck[2]
         own = placement.unserved.get(key)
         if stuck is not None and (own is None or key in placement.served):
-            return because("behind_a_stuck_job", job=str(stuck[0]))
-        return own if own is not None else because("behind_a_stuck_job", job="")
+            return because(Code.BEHIND_A_STUCK_JOB, job=str(stuck[0]))
+        return own if own is not None else because(Code.BEHIND_A_STUCK_JOB, job="")
 
     def _why_served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
         placement, id_ = self._placement, ids[index]
@@ -168,11 +169,14 @@ class JobReasons(Mapping[JobId, Reason]):
         nodes = tuple(slot for slot, when in availability.items() if when is latest)
         if latest is Availability.COMING and (delayed := next(filter(None, map(self._delays.get, nodes)), None)):
             return delayed
-        unheeded = {"unheeded": placement.demand.unheeded[id_]} if id_ in placement.demand.unheeded else {}
-        soon = {"free_in_s": free_in_s} if latest is Availability.SOON else {}
-        in_one_zone = latest is not Availability.UP and key.shape in placement.zones
-        zone = {"zone": placement.zones[key.shape]} if in_one_zone else {}
-        return because(REASON_BY_AVAILABILITY[latest], nodes=nodes, **soon, **zone, **unheeded)
+        figures: Figures = {"nodes": nodes}
+        if latest is Availability.SOON:
+            figures["free_in_s"] = free_in_s
+        if latest is not Availability.UP and key.shape in placement.zones:
+            figures["zone"] = placement.zones[key.shape]
+        if id_ in placement.demand.unheeded:
+            figures["unheeded"] = placement.demand.unheeded[id_]
+        return because(REASON_BY_AVAILABILITY[latest], **figures)
 
 
 def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:
@@ -181,9 +185,9 @@ def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:
     for node in nodes:
         slot = node.launch.slot
         if node.state is NodeState.REQUESTED and node.create_failure:
-            delays[slot] = because("node_create_failed", nodes=(slot,), detail=node.create_failure)
+            delays[slot] = because(Code.NODE_CREATE_FAILED, nodes=(slot,), detail=node.create_failure)
         elif node.state is NodeState.BOOTING and node.cloud is not None and node.cloud.queued:
-            delays[slot] = because("node_queued_outside", nodes=(slot,))
+            delays[slot] = because(Code.NODE_QUEUED_OUTSIDE, nodes=(slot,))
     return delays
 
 

@@ -37,6 +37,7 @@ from nodemanager.core.orders import (
     RequeueJob,
     SweepCloud,
 )
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
@@ -57,8 +58,6 @@ from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
-
-WHY_BOUGHT: Mapping[str, str] = {"demand": "demand", "nodes_min": "nodes_min", "spare": "spare"}
 
 IN_TRANSITION = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
 
@@ -161,7 +160,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     placement = place_within_budget(snapshot, policy, price)
     needs = fleet_needs(snapshot.jobs, placement)
     quiet = is_settled(snapshot, policy)
-    settling = None if quiet else because("settling", settles_at_s=settles_at_s(snapshot, policy))
+    settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     unsent = unsent_leases.review(snapshot, policy, price, placement, needs, settling)
     steps, reasons = _step_nodes(snapshot, policy, placement, needs, unsent)
     boots = _boot_orders(snapshot, policy, placement, needs) if quiet else ()
@@ -230,22 +229,22 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
 def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why nothing may be decided now; None if something may."""
     if not snapshot.claimed:
-        return because("not_the_actor", why=snapshot.claim.failure or "the instance has not been claimed yet")
+        return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
     if snapshot.wish_due_s is not None:
-        return because("slots_changing")
+        return because(Code.SLOTS_CHANGING)
     limit_s = policy.stale_after_s
     for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
         if source.seen_s is None:
-            return because("not_seen_yet", source=name, failure=source.failure)
+            return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
-            return because("stale", source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+            return because(Code.STALE, source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
     if snapshot.site_mismatch is not None:
         return snapshot.site_mismatch
     if (safe := why_safe_mode(snapshot, policy)) is not None:
         return safe
     paused = snapshot.steering.paused
-    return because("paused", by=paused.by, since_at=paused.at) if paused is not None else None
+    return because(Code.PAUSED, by=paused.by, since_at=paused.at) if paused is not None else None
 
 
 # --- settling ---------------------------------------------------------------------------------------------
@@ -336,21 +335,21 @@ def _boot_orders(
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     return tuple(
-        _boot_order(purchase, why, snapshot, policy)
-        for purchase, why in (*((purchase, "demand") for purchase in needs.purchases), *spares)
+        _boot_order(purchase, reason, snapshot, policy)
+        for purchase, reason in (*((purchase, _demand(purchase)) for purchase in needs.purchases), *spares)
         if allowance.take(purchase.node_type)
     )
 
 
-def _boot_order(purchase: Purchase, why: str, snapshot: Snapshot, policy: Policy) -> BootNode:
+def _demand(purchase: Purchase) -> Reason:
+    return because(Code.DEMAND, node_type=purchase.node_type.name, job_count=purchase.job_count)
+
+
+def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
     launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
-    return BootNode(
-        launch,
-        purchase.serves,
-        because(WHY_BOUGHT[why], node_type=purchase.node_type.name, job_count=purchase.job_count),
-    )
+    return BootNode(launch, purchase.serves, reason)
 
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:
@@ -368,7 +367,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
         elif _may_destroy(stray, leased, snapshot, policy):
-            reason = because("orphan", waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
+            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
             identity, rank = _online_rank(stray, snapshot) or (None, None)
             if identity is not None and rank is not None and rank.schedulable and identity.slot not in leased:
                 actions.append(CordonNode(identity.launch, rank.rank, drain_text(identity.launch), reason))

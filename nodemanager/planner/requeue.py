@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.orders import RequeueJob
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -30,7 +31,9 @@ def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]
             continue
         node = next((taken_back[held.rank] for held in job.allocations if held.rank in taken_back), None)
         if node is not None:
-            orders.append(RequeueJob(job.id, node.id, because("requeued", job=str(job.id), node=node.launch.slot)))
+            orders.append(
+                RequeueJob(job.id, node.id, because(Code.REQUEUED, job=str(job.id), node=node.launch.slot))
+            )
     return tuple(orders)
 
 

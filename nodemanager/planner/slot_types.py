@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from nodemanager.core.drains import drained_by_others
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.orders import ChangeSlots, RefuseSlots
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
 from nodemanager.planner.observe.hardware import WISH_PREFIX
@@ -57,7 +58,7 @@ def answer_wish(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSl
     found = choose_moves(wish.counts, in_place, movable_slots(snapshot), policy.types.keys())
     if isinstance(found, Reason):
         return RefuseSlots(wish, found)
-    return ChangeSlots(wish, found.slot_types, because("slots_wished", slots=len(found.slot_types)))
+    return ChangeSlots(wish, found.slot_types, because(Code.SLOTS_WISHED, slots=len(found.slot_types)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,11 @@ def choose_moves(
     """
     unknown = counts.keys() - set(types)
     if unknown:
-        return because("slots_unknown_type", node_type=min(unknown))
+        return because(Code.SLOTS_UNKNOWN_TYPE, node_type=min(unknown))
     have = Counter(type_of_slot.values())
     wanted, there = sum(counts.values()), sum(have[name] for name in counts)
     if wanted != there:
-        return because("slots_do_not_add_up", wanted=wanted, have=there, types=tuple(sorted(counts)))
+        return because(Code.SLOTS_DO_NOT_ADD_UP, wanted=wanted, have=there, types=tuple(sorted(counts)))
     surplus = {name: have[name] - count for name, count in counts.items() if have[name] > count}
     gaining = [name for name in sorted(counts) for _ in range(counts[name] - have[name])]
     going: list[SlotName] = []
@@ -93,7 +94,7 @@ def choose_moves(
             going.append(slot)
     for name, lacking in sorted(left.items()):
         if lacking:
-            return because("slots_in_use", node_type=name, to_give=surplus[name], free=surplus[name] - lacking)
+            return because(Code.SLOTS_IN_USE, node_type=name, to_give=surplus[name], free=surplus[name] - lacking)
     return SlotMoves(dict(zip(going, gaining, strict=True)))
 
 
@@ -107,5 +108,5 @@ def redeclare_type(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
         slots = [slot for slot in node_type.slots if slot in snapshot.rank_of_slot] if node_type is not None else []
         if slots and free.issuperset(slots):
             wish = SlotsWish(f"{WISH_PREFIX}{name}-{int(snapshot.wall_at * 1000):x}", {}, {name: promise})
-            return ChangeSlots(wish, dict.fromkeys(slots, name), because("declared_as_measured", node_type=name))
+            return ChangeSlots(wish, dict.fromkeys(slots, name), because(Code.DECLARED_AS_MEASURED, node_type=name))
     return None

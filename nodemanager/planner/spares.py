@@ -8,6 +8,8 @@ from decimal import Decimal
 
 from nodemanager.core.drains import drained_by_others
 from nodemanager.core.nodes import COMING, USABLE, CallKind, LaunchId, NodeState
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.observe.node_health import gets_no_work
 from nodemanager.planner.outcome import FleetNeeds, Purchase
@@ -21,9 +23,9 @@ from nodemanager.planner.state.snapshot import Node, Snapshot
 
 def spare_purchases(
     snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds
-) -> list[tuple[Purchase, str]]:
-    """The purchases beyond what jobs need, each with its reason: "spare" or "nodes_min"."""
-    bought: list[tuple[Purchase, str]] = []
+) -> list[tuple[Purchase, Reason]]:
+    """The purchases beyond what jobs need, each with its reason."""
+    bought: list[tuple[Purchase, Reason]] = []
     if not policy.has_spares and policy.nodes_min <= 0:
         return bought
     purchaser = _Purchaser(placement.supply, placement, needs)
@@ -31,13 +33,15 @@ def spare_purchases(
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
             purchase = purchaser.buy(node_type)
-            bought += [(purchase, "spare")] if purchase is not None else []
+            why = because(Code.SPARE, node_type=node_type.name, spares=node_type.spares)
+            bought += [(purchase, why)] if purchase is not None else []
     short = -count_beyond_nodes_min(snapshot, policy)
     for _ in range(short - len(needs.purchases) - len(bought)):
         for node_type in sorted(policy.node_types, key=by_price):
             purchase = purchaser.buy(node_type)
             if purchase is not None:
-                bought.append((purchase, "nodes_min"))
+                why = because(Code.NODES_MIN, node_type=node_type.name, nodes_min=policy.nodes_min)
+                bought.append((purchase, why))
                 break
             if purchaser.frees_soon(node_type):
                 break

@@ -12,6 +12,7 @@ from decimal import Decimal
 
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import FluxRank
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
@@ -33,9 +34,9 @@ def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Map
     bought = Counter(purchase.node_type.name for purchase in needs.purchases)
     prices = [purchase.node_type.price_per_hour for purchase in needs.purchases]
     price = sum(prices, Decimal(0))
-    instead = because("another_mix_is_cheaper", node_types=tuple(sorted(bought)), price_per_hour=price)
+    instead = because(Code.ANOTHER_MIX_IS_CHEAPER, node_types=tuple(sorted(bought)), price_per_hour=price)
     return {
-        node_type.name: because("bought", node_count=bought[node_type.name])
+        node_type.name: because(Code.BOUGHT, node_count=bought[node_type.name])
         if bought[node_type.name]
         else _why_not(node_type, placement, instead if bought else None)
         for node_type in policy.node_types
@@ -54,20 +55,20 @@ def _why_not(node_type: NodeType, placement: Placement, instead: Reason | None) 
         and supply.count_slots_for(node_type, shape.constraint)
         for shape in short
     ):
-        return because("fits_no_job_that_is_short")
+        return because(Code.FITS_NO_JOB_THAT_IS_SHORT)
     if supply.count_free(name) <= 0:
-        return because("all_slots_taken", node_type=name, slots=supply.rank_index.slots.get(name, 0))
+        return because(Code.ALL_SLOTS_TAKEN, node_type=name, slots=supply.rank_index.slots.get(name, 0))
     return instead
 
 
 def _why_nothing_bought(placement: Placement) -> Reason:
     if placement.stuck is not None:
-        return because("job_held_up", job=str(placement.stuck[0]), why=placement.stuck[2].code)
+        return because(Code.JOB_HELD_UP, job=str(placement.stuck[0]), why=placement.stuck[2].code)
     held_up = [(key, why) for key, why in placement.unserved.items() if key in placement.served]
     if not held_up:
-        return because("nothing_is_short")
+        return because(Code.NOTHING_IS_SHORT)
     key, why = held_up[0]
-    return because("job_held_up", job=str(placement.demand.batches[key][placement.served[key]]), why=why.code)
+    return because(Code.JOB_HELD_UP, job=str(placement.demand.batches[key][placement.served[key]]), why=why.code)
 
 
 def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds) -> tuple[Reason, ...]:
@@ -88,7 +89,7 @@ def _endless_blockers(placement: Placement) -> Iterator[Reason]:
     job = placement.stuck[0]
     behind = sum(len(ids) - placement.count_served(key) for key, ids in placement.batches.items())
     beyond = sum(len(ids) for key, ids in placement.demand.batches.items() if _is_beyond(key, placement))
-    yield because("job_never_runs", job=str(job), job_count=behind + beyond - 1)
+    yield because(Code.JOB_NEVER_RUNS, job=str(job), job_count=behind + beyond - 1)
 
 
 def _is_beyond(key: BatchKey, placement: Placement) -> bool:
@@ -116,7 +117,7 @@ def _unguarded_gpu_nodes(
                 and key in placement.served
                 and _may_start_on_both(node_type, key.shape, placement)
             ):
-                reasons.append(because("gpu_node_unguarded", node_type=node_type.name, job=str(ids[0])))
+                reasons.append(because(Code.GPU_NODE_UNGUARDED, node_type=node_type.name, job=str(ids[0])))
                 break
     return tuple(reasons)
 
@@ -151,7 +152,7 @@ def _gpu_nodes_taken(snapshot: Snapshot, policy: Policy, placement: Placement) -
             taken = [rank.host for rank in ranks if rank is not None and _filled_without_gpus(rank, shape)]
             if taken:
                 nodes = tuple(taken[:NAMES_MAX])
-                yield because("gpu_node_taken", node_type=node_type.name, job=str(job), nodes=nodes)
+                yield because(Code.GPU_NODE_TAKEN, node_type=node_type.name, job=str(job), nodes=nodes)
 
 
 def _jobs_waiting_for_gpus(placement: Placement) -> Iterator[tuple[int, JobId, Shape]]:
@@ -180,7 +181,7 @@ def _jobs_across_zones(placement: Placement) -> tuple[Reason, ...]:
             for id_ in served:
                 zones = {bin_.zone for bin_, _ in placement.seating.seats[id_]}
                 if len(zones) > 1:
-                    reasons.append(because("job_across_zones", job=str(id_), zones=tuple(sorted(zones))))
+                    reasons.append(because(Code.JOB_ACROSS_ZONES, job=str(id_), zones=tuple(sorted(zones))))
                     break
     return tuple(reasons)
 
@@ -195,5 +196,5 @@ def _drained_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
         if (price := price_of(nodes, policy)) > 0:
             slots = tuple(sorted(node.launch.slot for node in nodes)[:NAMES_MAX])
             yield because(
-                "drained_yet_paid", node_type=name, nodes=slots, node_count=len(nodes), price_per_hour=price
+                Code.DRAINED_YET_PAID, node_type=name, nodes=slots, node_count=len(nodes), price_per_hour=price
             )

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import CallKind, LaunchId, NodeState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import billing
@@ -86,7 +87,7 @@ def ending_leases(snapshot: Snapshot) -> list[Node]:
 
 
 def _only_observed(node: Node) -> LeaseReview:
-    return LeaseReview(because("only_observed", node_type=node.launch.type_name))
+    return LeaseReview(because(Code.ONLY_OBSERVED, node_type=node.launch.type_name))
 
 
 def _unavailable_types(snapshot: Snapshot, policy: Policy, placement: Placement) -> Container[TypeName]:
@@ -120,7 +121,7 @@ def _above_limits(
     if nodes <= policy.nodes_max and price <= policy.price_per_hour_max:
         return reviewed
     reason = because(
-        "lease_above_limits",
+        Code.LEASE_ABOVE_LIMITS,
         node_count=nodes,
         nodes_max=policy.nodes_max,
         price_per_hour=price,
@@ -169,7 +170,7 @@ def _unwanted(
         spare = node_type is not None and node_type.spares > 0 and ready.get(name, 0) <= node_type.spares
         if spare or beyond <= 0:
             continue
-        reviewed[node.id] = LeaseReview(because("lease_not_wanted"))
+        reviewed[node.id] = LeaseReview(because(Code.LEASE_NOT_WANTED))
         beyond -= 1
         ready[name] = ready.get(name, 0) - 1
     return reviewed

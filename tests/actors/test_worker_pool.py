@@ -4,6 +4,7 @@ from typing import Any
 from nodemanager.actors.worker_pool import WorkerPool
 from nodemanager.core.nodes import LaunchId, ProviderId
 from nodemanager.core.orders import CloudOrder, DestroyNode, WithDeadline
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 
 
@@ -18,7 +19,7 @@ class Post:
 
 
 def destroy(name: str) -> WithDeadline[DestroyNode]:
-    return WithDeadline(DestroyNode(LaunchId(name), ProviderId(f"i-{name}"), because("test")), 60.0)
+    return WithDeadline(DestroyNode(LaunchId(name), ProviderId(f"i-{name}"), because(Code.GONE)), 60.0)
 
 
 def test_an_order_goes_to_a_worker_that_has_none() -> None:

@@ -70,6 +70,7 @@ from nodemanager.core.orders import (
     WithDeadline,
 )
 from nodemanager.core.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.records import Mark, Spend, Steering
 from nodemanager.core.slots import Billing, Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
@@ -238,7 +239,7 @@ MOVES = {SlotName("cloud1"): TypeName("large")}
 def test_a_change_of_the_slots_brings_a_look_of_what_is_now() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
+    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because(Code.SLOTS_WISHED)), NOW_S))
     assert port.calls == ["change_slots", "ranks"]
     assert told == [SlotsChanged("wish-1", 7.0, (RANK,))]
 
@@ -246,14 +247,14 @@ def test_a_change_of_the_slots_brings_a_look_of_what_is_now() -> None:
 def test_a_change_that_left_nothing_behind_is_answered_with_why() -> None:
     port = Flux("change_slots", SlotsUnchanged("slot cloud1 has been taken meanwhile"))
     worker, told = flux_worker(port)
-    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
+    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because(Code.SLOTS_WISHED)), NOW_S))
     assert port.calls == ["change_slots", "refuse_slots slot cloud1 has been taken meanwhile"]
     assert told == [SlotsRefused("wish-1")]
 
 
 def test_a_change_that_may_be_half_done_is_no_answer() -> None:
     worker, told = flux_worker(Flux("change_slots"))
-    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because("slots_wished")), NOW_S))
+    worker.on_receive(WithDeadline(ChangeSlots(WISH, MOVES, because(Code.SLOTS_WISHED)), NOW_S))
     assert told == [FluxCallFailed((), "ChangeSlots", "no answer")]
 
 
@@ -306,7 +307,7 @@ def test_a_create_that_works_and_one_that_does_not() -> None:
 
 def test_a_destroy_that_works_and_one_that_does_not() -> None:
     post = Post()
-    order = DestroyNode(LAUNCH.id, NODE.provider_id, because("test"))
+    order = DestroyNode(LAUNCH.id, NODE.provider_id, because(Code.GONE))
     cloud_worker(Cloud(), post).on_receive(WithDeadline(order, NOW_S))
     cloud_worker(Cloud(CloudError(FailureKind.TRANSIENT, "500")), post).on_receive(WithDeadline(order, NOW_S))
     assert post.told == [
@@ -316,7 +317,7 @@ def test_a_destroy_that_works_and_one_that_does_not() -> None:
 
 
 CREATE = CreateNode(LAUNCH, SMALL)
-DESTROY = DestroyNode(LAUNCH.id, NODE.provider_id, because("test"))
+DESTROY = DestroyNode(LAUNCH.id, NODE.provider_id, because(Code.GONE))
 CREATE_LAPSED = ("CreateNode", (LAUNCH.id,), None)
 DESTROY_LAPSED = ("DestroyNode", (LAUNCH.id,), NODE.provider_id)
 
@@ -364,8 +365,8 @@ def test_53_the_clock_is_looked_at_after_the_name() -> None:
     [
         (StopBroker(LAUNCH.id, Rank(1)), (LAUNCH.id,)),
         (RecordLaunches((LAUNCH,)), (LAUNCH.id,)),
-        (EndLease(LAUNCH, because("gone")), (LAUNCH.id,)),
-        (ChangeSlots(WISH, MOVES, because("slots_wished")), ()),
+        (EndLease(LAUNCH, because(Code.GONE)), (LAUNCH.id,)),
+        (ChangeSlots(WISH, MOVES, because(Code.SLOTS_WISHED)), ()),
     ],
 )
 def test_53_an_order_that_comes_late_to_flux_is_left_undone(
@@ -379,7 +380,7 @@ def test_53_an_order_that_comes_late_to_flux_is_left_undone(
 
 
 def test_a_requeue_that_is_left_undone_names_its_job() -> None:
-    order = RequeueJob(JobId(7), LAUNCH.id, because("requeued"))
+    order = RequeueJob(JobId(7), LAUNCH.id, because(Code.REQUEUED))
     worker, told = flux_worker(Flux())
     worker.on_receive(WithDeadline(order, NOW_S - 2.0))
     assert told == [OrderLapsed("RequeueJob", (), None, "2.0 s too late", JobId(7))]
@@ -445,7 +446,7 @@ def test_a_claim_that_fails_says_whether_another_one_acts(error: FluxError, fact
 def test_the_second_look_is_asked_after_the_drain() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
+    worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because(Code.WINDOW_CLOSES)), NOW_S))
     assert port.calls == ["drain flux-node-manager:cloud1-1", "ranks"]
     assert told == [NodeDrained(LAUNCH.id, 7.0, RANK)]
 
@@ -453,14 +454,14 @@ def test_the_second_look_is_asked_after_the_drain() -> None:
 def test_a_drain_names_the_drain_of_flux_that_it_replaces() -> None:
     port = Flux()
     worker, _ = flux_worker(port)
-    order = DrainNode(LAUNCH.id, Rank(1), because("drained_by_flux"), note="its fan", replaces="prolog failed")
+    order = DrainNode(LAUNCH.id, Rank(1), because(Code.DRAINED_BY_FLUX), note="its fan", replaces="prolog failed")
     worker.on_receive(WithDeadline(order, NOW_S))
     assert port.calls == ["drain flux-node-manager:cloud1-1 its fan, which replaces prolog failed", "ranks"]
 
 
 def test_without_a_second_look_no_drain_counts() -> None:
     worker, told = flux_worker(Flux(fails_at="ranks"))
-    worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because("window_closes")), NOW_S))
+    worker.on_receive(WithDeadline(DrainNode(LAUNCH.id, Rank(1), because(Code.WINDOW_CLOSES)), NOW_S))
     assert told == [FluxCallFailed((LAUNCH.id,), "DrainNode", "no answer")]
 
 
@@ -469,7 +470,7 @@ def test_housekeeping_is_asked_to_end_and_then_made_to(hard: bool, number: int) 
     port = Flux()
     worker, told = flux_worker(port)
     worker.on_receive(
-        WithDeadline(KillHousekeeping(LAUNCH.id, Rank(1), hard, because("housekeeping_stuck")), NOW_S)
+        WithDeadline(KillHousekeeping(LAUNCH.id, Rank(1), hard, because(Code.HOUSEKEEPING_STUCK)), NOW_S)
     )
     assert (port.calls, told) == ([f"kill_housekeeping 1 {number}"], [HousekeepingKilled(LAUNCH.id)])
 
@@ -477,7 +478,7 @@ def test_housekeeping_is_asked_to_end_and_then_made_to(hard: bool, number: int) 
 def test_a_lease_ends_after_its_slot_is_undrained() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(WithDeadline(EndLease(LAUNCH, because("gone")), NOW_S))
+    worker.on_receive(WithDeadline(EndLease(LAUNCH, because(Code.GONE)), NOW_S))
     assert (port.calls, told) == (["undrain", "forget"], [LeaseEnded(LAUNCH.id)])
 
 
@@ -496,7 +497,7 @@ def test_a_look_brings_all_ranks() -> None:
 def test_a_cordon_drains_by_its_own_text_and_looks_again() -> None:
     port = Flux()
     worker, told = flux_worker(port)
-    worker.on_receive(WithDeadline(CordonNode(LAUNCH.id, Rank(1), "ours", because("held_by_operator")), NOW_S))
+    worker.on_receive(WithDeadline(CordonNode(LAUNCH.id, Rank(1), "ours", because(Code.HELD_BY_OPERATOR)), NOW_S))
     assert port.calls == ["drain ours", "ranks"]
     assert told == [NodeCordoned(LAUNCH.id, 7.0, RANK)]
 

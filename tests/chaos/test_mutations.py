@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from nodemanager.actors import manager
 from nodemanager.chaos.command import run_seed, silence_logs
 from nodemanager.chaos.run import site
 from nodemanager.core.drains import drain_text
@@ -18,7 +17,7 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import plan, retirement
+from nodemanager.planner import brain, plan, retirement
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
 from nodemanager.planner.placement import placement, supply, within_budget
 from nodemanager.planner.placement.supply import Supply
@@ -102,7 +101,7 @@ def taking_strangers_for_ours(patch: Patch) -> None:
 
 
 def taking_no_notice_of_a_new_division(patch: Patch) -> None:
-    patch.setattr(manager, "with_slot_types", lambda policy, _division: policy)
+    patch.setattr(brain, "with_slot_types", lambda policy, _division: policy)
 
 
 def repeating_a_create_without_its_token(patch: Patch) -> None:

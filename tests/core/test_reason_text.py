@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pytest
 
+from nodemanager.core.reason_codes import Code, Figure
 from nodemanager.core.reason_text import (
     SENTENCES,
     ClockReading,
@@ -16,13 +17,14 @@ from nodemanager.core.reason_text import (
     to_sentence,
     with_user_names,
 )
-from nodemanager.core.reasons import because
+from nodemanager.core.reasons import Reason, because
 
 EDGE = ClockReading(now_s=500.0, wall_at=1_800_000_000.0)
 
 
-def said(code: str, **figures: str | float | Decimal | tuple[str, ...]) -> str:
-    return to_sentence(code, EDGE.figures(because(code, **figures)))
+def said(code: str, **figures: Figure) -> str:
+    """Any code with any figures, as a history may hold them."""
+    return to_sentence(code, EDGE.figures(Reason(Code.BUSY, figures)))
 
 
 def test_a_reason_is_a_sentence_with_its_figures() -> None:
@@ -39,7 +41,7 @@ def test_a_job_is_named_as_flux_names_it() -> None:
 
 
 def test_a_moment_of_the_monotonic_clock_is_shown_by_the_wall_clock() -> None:
-    figures = EDGE.figures(because("call_in_flight", call="create", deadline_s=530.0))
+    figures = EDGE.figures(because(Code.CALL_IN_FLIGHT, call="create", deadline_s=530.0))
     assert figures == {"call": "create", "deadline_at": 1_800_000_030.0}
     assert said("call_in_flight", call="create", deadline_s=530.0).endswith(
         "until 2027-01-15T08:00:30Z at the latest"

@@ -24,9 +24,8 @@ from nodemanager.core.jobs import (
     QueuePolicy,
     Shape,
 )
-from nodemanager.core.nodes import CallKind, CloudState, FluxRank, LaunchId, NodeState
+from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, LaunchId, NodeState
 from nodemanager.core.notation import format_idset
-from nodemanager.core.reasons import because
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Node, Scope, Snapshot, Stray
 from tests.builders import (
@@ -204,9 +203,7 @@ def snapshots(draw: st.DrawFn, policy: Policy) -> Snapshot:
         strays={stray.node.provider_id: stray for stray in found},
         queues_stopped=draw(st.sampled_from([frozenset(), frozenset(["debug"])])),
         blocks={
-            Scope(name): Block(
-                NOW_S + draw(st.sampled_from([-1.0, 30.0])), because("create_capacity", detail="none")
-            )
+            Scope(name): Block(NOW_S + draw(st.sampled_from([-1.0, 30.0])), FailureKind.CAPACITY, "none")
             for name in blocked
         },
         newest_job_s=draw(st.sampled_from([None, NOW_S - 0.5, NOW_S - 100])),

@@ -20,6 +20,7 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.placement.supply import create_credit
@@ -40,7 +41,7 @@ from tests.builders import (
     whole_nodes,
 )
 
-WHY = because("test")
+WHY = because(Code.GONE)
 LAUNCH = a_launch("cloud1")
 
 

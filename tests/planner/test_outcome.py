@@ -10,14 +10,17 @@ from hypothesis import strategies as st
 
 from nodemanager.core.facts import CloudCallFailed
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, NodeState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import because
 from nodemanager.planner.outcome import NodeReasons
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_world, whole_nodes
 
-BUSY = because("busy")
+BUSY = because(Code.BUSY)
 IDS = st.sampled_from([LaunchId(f"cloud{number}-1") for number in range(6)])
-WHY = st.sampled_from([BUSY, because("idle_unconfirmed", looks=1, needs=2), because("demand", jobs=1)])
+WHY = st.sampled_from(
+    [BUSY, because(Code.IDLE_UNCONFIRMED, looks=1, needs=2), because(Code.DEMAND, node_type="cloud", job_count=1)]
+)
 
 
 @st.composite
@@ -44,9 +47,9 @@ def test_no_node_is_passed_over_whose_reason_is_another(before: NodeReasons, aft
 def test_a_create_that_may_have_failed_is_shown_on_the_job() -> None:
     """Without a word of it, the job's node would be booting for ever on a full disk."""
     world = a_world().node("cloud1", NodeState.REQUESTED, cloud=None, create_sent_s=NOW_S).job(whole_nodes(1))
-    assert world.why_job(1) == because("node_coming", nodes=("cloud1",))
+    assert world.why_job(1) == because(Code.NODE_COMING, nodes=("cloud1",))
     world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.AMBIGUOUS, "No space left on device"))
-    failed = because("node_create_failed", nodes=("cloud1",), detail="No space left on device")
+    failed = because(Code.NODE_CREATE_FAILED, nodes=("cloud1",), detail="No space left on device")
     assert world.why_job(1) == failed
     assert to_sentence(failed.code, failed.figures).endswith("(tried again): No space left on device")
 
@@ -54,8 +57,8 @@ def test_a_create_that_may_have_failed_is_shown_on_the_job() -> None:
 def test_a_node_in_the_outer_queue_is_not_booting() -> None:
     cloud = a_cloud_node(a_launch("cloud1"), state=CloudState.PENDING, queued=True)
     world = a_world().booting_node("cloud1", cloud=cloud).job(whole_nodes(1))
-    assert world.why_job(1) == because("node_queued_outside", nodes=("cloud1",))
+    assert world.why_job(1) == because(Code.NODE_QUEUED_OUTSIDE, nodes=("cloud1",))
     assert world.why("cloud1") == "queued_outside"
     started = a_world().booting_node("cloud1", cloud=replace(cloud, queued=False)).job(whole_nodes(1))
-    assert started.why_job(1) == because("node_coming", nodes=("cloud1",))
+    assert started.why_job(1) == because(Code.NODE_COMING, nodes=("cloud1",))
     assert started.why("cloud1") == "booting"

@@ -296,7 +296,7 @@ def test_after_the_instance_was_away_its_queues_are_asked_for_before_anything_is
     world.see_queue(a_job(1)).wait(1)
     assert (boots(world.plan()), world.why_job(1).code) == ([], "settling")
     stopped, probed = QueueSeen(NOW_S + 5, queues_stopped=frozenset({""})), QueueProbed(NOW_S + 5)
-    assert boots(replace(world).see(stopped).wait(1).plan()) == []
+    assert boots(World(world.policy, world.snapshot).see(stopped).wait(1).plan()) == []
     assert boots(world.see(probed).wait(1).plan()) == ["cloud1"]
 
 

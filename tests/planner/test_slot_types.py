@@ -14,6 +14,7 @@ from nodemanager.core.facts import FluxCallFailed, RanksSeen, SlotsChanged, Slot
 from nodemanager.core.jobs import HasProperty
 from nodemanager.core.nodes import CallKind, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, ChangeSlots, ClaimInstance
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
 from nodemanager.planner.slot_types import SlotMoves, choose_moves, with_slot_types
@@ -122,7 +123,7 @@ def test_a_slot_that_a_stray_may_stand_on_does_not_move() -> None:
 def test_while_slots_change_nothing_is_decided_and_afterwards_the_new_types_are_bought() -> None:
     world = wished(a_world().job(nodes(3, where=HasProperty("gpu"))), cloud=3, gpu=3)
     world.decide()
-    assert world.plan().stands_still == because("slots_changing")
+    assert world.plan().stands_still == because(Code.SLOTS_CHANGING)
 
     now = {slot: of_type.name for slot, of_type in world.policy.type_of_slot.items()}
     now[SlotName("cloud4")] = TypeName("gpu")
@@ -157,7 +158,7 @@ def test_a_change_that_may_be_half_done_is_repaired_by_claiming_anew(lost: str) 
     assert ClaimInstance() in world.wait(1.0).plan().asks
     # Earlier looks are void, even after the claim is held again.
     world.see_claim()
-    assert world.plan().stands_still == because("not_seen_yet", source="flux", failure="")
+    assert world.plan().stands_still == because(Code.NOT_SEEN_YET, source="flux", failure="")
 
 
 def test_a_lease_that_is_being_recorded_is_awaited_first() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from nodemanager.core.drains import hold_text
 from nodemanager.core.nodes import NodeState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from tests.builders import a_node, a_rank, a_world, busy, drained
 
@@ -20,7 +21,7 @@ def test_idle_nodes_that_somebody_drained_cost_money_and_are_warned_of() -> None
         world.idle_node(slot, rank=drained(a_rank(slot, online=True), "bad fan"))
     assert world.plan().warnings == (
         because(
-            "drained_yet_paid",
+            Code.DRAINED_YET_PAID,
             node_type="cloud",
             nodes=("cloud1", "cloud2"),
             node_count=2,

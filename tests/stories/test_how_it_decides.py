@@ -13,9 +13,8 @@ from decimal import Decimal
 import pytest
 
 from nodemanager.core.jobs import JobId, JobState, RankAllocation
-from nodemanager.core.nodes import NodeState
+from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode
-from nodemanager.core.reasons import because
 from nodemanager.core.slots import Market, Rank, TypeName
 from nodemanager.planner.cost.budget import periods
 from nodemanager.planner.state.snapshot import Block, Scope
@@ -85,14 +84,14 @@ def short_job() -> World:
 
 def zone() -> World:
     world = a_world(replace(SMALL, zones=("eu-a", "eu-b")), LARGE).job(tasks(1))
-    block = Block(NOW_S + 90, because("create_capacity", detail="no small left"))
+    block = Block(NOW_S + 90, FailureKind.CAPACITY, "no small left")
     return world.but(blocks={Scope(TypeName("small"), Market.ON_DEMAND, "eu-a"): block})
 
 
 def one_zone() -> World:
     world = a_world(replace(SMALL, zones=("eu-a", "eu-b")), LARGE, nodes_max=10)
     world.node("small1", NodeState.IDLE, launch=replace(a_launch("small1", world.policy), zone="eu-b"))
-    block = Block(NOW_S + 90, because("create_capacity", detail="no small left"))
+    block = Block(NOW_S + 90, FailureKind.CAPACITY, "no small left")
     world.but(blocks={Scope(TypeName("small"), Market.ON_DEMAND, "eu-b"): block})
     return world.job(replace(whole_nodes(3), one_zone=True), tasks(2))
 

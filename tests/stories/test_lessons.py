@@ -39,7 +39,6 @@ from nodemanager.core.nodes import (
     ProviderId,
 )
 from nodemanager.core.orders import BootNode, ClaimInstance, DestroyNode, ListCloud, LookAtRanks
-from nodemanager.core.reasons import because
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.planner.state.snapshot import Block, Scope, Source
 from tests.builders import (
@@ -319,7 +318,7 @@ def test_19_leases_that_wait_behind_a_type_without_capacity_are_given_back() -> 
 @pytest.mark.parametrize("lost", ["answer", "deadline"])
 def test_19_a_lease_that_may_have_ended_is_recorded_before_the_node_is_made(lost: str) -> None:
     """The lease was to end, the answer was lost, and then the type is available again."""
-    block = Block(NOW_S + 5, because("create_capacity", detail="none"))
+    block = Block(NOW_S + 5, FailureKind.CAPACITY, "none")
     world = a_world().node("cloud1", NodeState.REQUESTED).but(blocks={Scope(TypeName("cloud")): block})
     world.job(whole_nodes(1))
     assert "end-lease cloud1-1" in orders(world.decide())

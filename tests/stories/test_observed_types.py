@@ -10,6 +10,7 @@ from nodemanager.core.facts import NodeCordoned, QueueProbed
 from nodemanager.core.jobs import JobId, JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode, CordonNode, DestroyNode, DrainNode, EndLease, RequeueJob, StopBroker
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import Rank, TypeName
 from nodemanager.planner.plan import plan
@@ -91,7 +92,7 @@ def test_no_node_at_work_is_drained_whatever_is_the_matter() -> None:
     for world in (
         a_world(observed=ALL_CLOUD, **SPENT).busy_node("cloud1"),
         a_world(observed=ALL_CLOUD).busy_node("cloud1", reclaimed="spot"),
-        a_world(observed=ALL_CLOUD).busy_node("cloud1", misfit=because("less_than_declared")),
+        a_world(observed=ALL_CLOUD).busy_node("cloud1", misfit=because(Code.LESS_THAN_DECLARED)),
     ):
         made = world.plan()
         assert orders(made) == []

@@ -24,7 +24,6 @@ from nodemanager.core.facts import (
 from nodemanager.core.jobs import Job, JobId, JobState, PackingPolicy, RankAllocation
 from nodemanager.core.nodes import CallKind, CloudState, FailureKind, NodeState, ProviderId
 from nodemanager.core.orders import BootNode
-from nodemanager.core.reasons import because
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Market, Rank, TypeName
 from nodemanager.planner.cost.timings import SAMPLES_MAX
@@ -317,7 +316,7 @@ def test_of_two_markets_the_cheaper_one_is_taken_while_it_has_capacity() -> None
     spot = replace(a_type("spot", price="0.10"), market=Market.SPOT)
     world = a_world(CLOUD, spot).job(tasks(1))
     assert boots(world.plan()) == ["spot1"]
-    block = Block(NOW_S + 60, because("create_capacity", detail="none here"))
+    block = Block(NOW_S + 60, FailureKind.CAPACITY, "none here")
     assert boots(world.but(blocks={Scope(TypeName("spot"), Market.SPOT, ""): block}).plan()) == ["cloud1"]
 
 
@@ -392,7 +391,7 @@ def test_a_lease_that_waits_in_a_zone_without_capacity_is_given_back() -> None:
     world = a_world(ZONED, GPU).job(whole_nodes(2))
     for launch in [action.launch for action in world.decide().actions if isinstance(action, BootNode)]:
         world.see(LaunchesRecorded((launch,)))
-    block = Block(NOW_S + 60, because("create_capacity", detail="none here"))
+    block = Block(NOW_S + 60, FailureKind.CAPACITY, "none here")
     world.but(blocks={Scope(CLOUD_TYPE, Market.ON_DEMAND, "a"): block})
     assert [order for order in orders(world.plan()) if order.startswith("end-lease")] == [
         f"end-lease {world.id('cloud1')}",

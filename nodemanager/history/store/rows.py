@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nodemanager.core.jobs import ANYWHERE
-from nodemanager.core.reasons import Figure
+from nodemanager.core.reason_codes import Figure
 from nodemanager.history.cost_ledger import CostKey, CostSum
 from nodemanager.history.ended_jobs import EndedJob
 from nodemanager.history.events import HistoryEvent

@@ -20,7 +20,8 @@ from decimal import Decimal
 from nodemanager.core.facts import Fact, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import NodeState
-from nodemanager.core.reasons import Figure, Reason, because
+from nodemanager.core.reason_codes import Code, Figures
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT, Spend
 from nodemanager.core.slots import NodeType, Rank, Tariff, TypeName
 from nodemanager.planner.cost import billing, timings
@@ -288,16 +289,16 @@ def _period_limits(
             until_at = max(snapshot.wall_at, min(float(period.ends_at), ends.get(node.launch.rank, 0.0)))
             spent += _node_cost_within(node, period, snapshot, policy)
             forecast += _node_cost_within(node, period, snapshot, policy, until_at)
-    figures: dict[str, Figure] = {"period": period.name, "spent": spent, "forecast": forecast, "budget": limit}
+    figures: Figures = {"period": period.name, "spent": spent, "forecast": forecast, "budget": limit}
     if spent >= limit:
-        return BudgetLimits(because("budget_spent", **figures), drain_all=True)
+        return BudgetLimits(because(Code.BUDGET_SPENT, **figures), drain_all=True)
     if forecast >= limit:
-        return BudgetLimits(because("budget_no_new_nodes", **figures))
+        return BudgetLimits(because(Code.BUDGET_NO_NEW_NODES, **figures))
     longest_s = max((key.span_s for key in queue_index.batches), default=0.0)
     hours = _hours_billed(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
-    left = (limit - forecast) / hours, because("budget_left", **figures, hours=float(hours))
+    left = (limit - forecast) / hours, because(Code.BUDGET_LEFT, **figures).with_figures(hours=float(hours))
     if forecast >= CHEAPEST_ONLY_FROM * limit:
-        return BudgetLimits(because("budget_cheapest_only", **figures), cheapest_only=True, left_per_hour=left)
+        return BudgetLimits(because(Code.BUDGET_CHEAPEST_ONLY, **figures), cheapest_only=True, left_per_hour=left)
     return BudgetLimits(left_per_hour=left)
 
 

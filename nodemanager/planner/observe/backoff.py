@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState, QuotaScope
-from nodemanager.core.reasons import Figure, Reason, because
+from nodemanager.core.reason_codes import Code, Figures
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.planner.observe.zones import scopes_of
 from nodemanager.planner.state.node_index import node_index_of
@@ -61,7 +62,7 @@ def apply_refusal(
     wait_s = policy.block_s[kind]
     if kind in TRANSIENT_KINDS:
         wait_s = min(max(wait_s, policy.block_s_max), wait_s * 2.0 ** min(rounds - 1, 30))
-    block = Block(snapshot.now_s + max(retry_after_s, wait_s), because(f"create_{kind}", detail=detail), rounds)
+    block = Block(snapshot.now_s + max(retry_after_s, wait_s), kind, detail, rounds)
     longest = max(known or block, block, key=lambda it: it.until_s)
     return replace(snapshot, blocks={**snapshot.blocks, scope: replace(longest, rounds=rounds)})
 
@@ -192,7 +193,7 @@ class Allowance:
             quota = self.snapshot.quotas.get(scope)
             if quota is not None and self._left(scope, quota) <= 0:
                 return because(
-                    "at_quota",
+                    Code.AT_QUOTA,
                     scope=_scope_name(scope),
                     node_count=quota.cap,
                     detail=quota.detail,
@@ -218,16 +219,16 @@ class Allowance:
         streak = open_breaker(node_type, self.snapshot, self.policy)
         if streak is None:
             return None
-        figures: dict[str, Figure] = {
+        failed: Figures = {
             "node_type": node_type.name,
             "image": node_type.image,
             "failures": streak.failures,
             "why": streak.why,
         }
         if self.snapshot.now_s < streak.retry_s:
-            return because("breaker_open", **figures, retry_s=streak.retry_s)
+            return because(Code.BREAKER_OPEN, **failed).with_figures(retry_s=streak.retry_s)
         tried = self._count_trial_boots(node_type) + self._taken.get(_trial_scope(node_type), 0)
-        return because("breaker_trying", **figures) if tried else None
+        return because(Code.BREAKER_TRYING, **failed) if tried else None
 
     def _count_trial_boots(self, node_type: NodeType) -> int:
         return sum(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import cast
 
 from nodemanager.core.facts import NodeMeasured, RanksMeasured
 from nodemanager.core.nodes import FailureKind, FluxRank, NodeState
+from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Hardware, Misfit, NodeType, Promise, TypeName
 from nodemanager.planner.observe import backoff
@@ -40,7 +42,8 @@ def find_misfit(hardware: Hardware, node_type: NodeType, rank: FluxRank | None) 
         return None
     figures = {f"has_{name}": has for name, has in short.items()}
     figures |= {f"declared_{name}": declares[name] for name in short}
-    return because("less_than_declared", node_type=node_type.name, lacks=tuple(short), **figures)
+    reason = because(Code.LESS_THAN_DECLARED, node_type=node_type.name, lacks=tuple(short))
+    return reason.with_figures(**cast("Figures", figures))  # each of these names is one of its figures
 
 
 def drain_note(misfit: Reason) -> str:

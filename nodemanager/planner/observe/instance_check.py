@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nodemanager.core.nodes import FluxRank
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
@@ -34,7 +35,7 @@ def find_mismatch(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:
     if not missing and not differing:
         return None
     return because(
-        "instance_differs",
+        Code.INSTANCE_DIFFERS,
         why=_describe(missing, differing),
         missing=len(missing),
         otherwise=len(differing),

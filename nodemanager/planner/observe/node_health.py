@@ -12,6 +12,7 @@ from decimal import Decimal
 
 from nodemanager.core.drains import drained_by_others, is_drain_by_flux
 from nodemanager.core.nodes import CloudState, JoinPhase, NodeState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.cost import billing
 from nodemanager.planner.state.node_index import node_index_of
@@ -30,17 +31,17 @@ def why_unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     if node.is_sound:
         return None
     if node.reclaimed is not None:
-        return because("reclaimed", detail=node.reclaimed)
+        return because(Code.RECLAIMED, detail=node.reclaimed)
     if node.cloud is not None and node.cloud.impaired:
-        return because("impaired", detail=node.cloud.impaired)
+        return because(Code.IMPAIRED, detail=node.cloud.impaired)
     if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
         if survives_kills(node):
-            return because("housekeeping_survives", lasts_s=lasts_s, kills=node.housekeeping_kills)
-        return because("housekeeping_stuck", lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
+            return because(Code.HOUSEKEEPING_SURVIVES, lasts_s=lasts_s, kills=node.housekeeping_kills)
+        return because(Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
     if len(node.departures_s) < FLAPS:
         return None
     times = [left_s for left_s in node.departures_s if now_s - left_s < FLAPS_WITHIN_S]
-    return because("flaps", times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
+    return because(Code.FLAPS, times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
 
 
 def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
@@ -76,28 +77,34 @@ def why_give_up(node: Node, policy: Policy, now_s: float) -> Reason | None:
         return None
     cloud = node.cloud
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
-        return because("failed_at_provider", detail=cloud.died_because)
+        return because(Code.FAILED_AT_PROVIDER, detail=cloud.died_because)
     if policy.destroy_on_replay and node.replayed:
-        return because("ticket_replayed")
+        return because(Code.TICKET_REPLAYED)
     if node.misfit is not None:
         return node.misfit
     if node.state is NodeState.BOOTING and node.reclaimed is not None:
-        return because("reclaimed", detail=node.reclaimed)
+        return because(Code.RECLAIMED, detail=node.reclaimed)
     hangs_s = hung_s(node, now_s)
     if node.state is NodeState.IDLE and hangs_s is not None and hangs_s >= policy.rejoin_timeout_s:
-        return because("hangs", hangs_s=hangs_s, rejoin_timeout_s=policy.rejoin_timeout_s)
+        return because(Code.HANGS, hangs_s=hangs_s, rejoin_timeout_s=policy.rejoin_timeout_s)
     if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
-        return because("join_failed", detail=node.phase_detail)
+        return because(Code.JOIN_FAILED, detail=node.phase_detail)
     waited_s = now_s - node.requested_s
     # After a restart of ours it may look long overdue although its broker was away only briefly.
     known_s = now_s - node.since_s
     if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s and known_s >= policy.rejoin_timeout_s:
-        said = {"phase": str(node.phase), "detail": node.phase_detail} if node.phase is not None else {}
-        return because("never_joined", waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s, **said)
+        return _never_joined(node, waited_s, policy)
     away_s = now_s - node.since_s
     if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
-        return because("broker_lost", away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s)
+        return because(Code.BROKER_LOST, away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s)
     return None
+
+
+def _never_joined(node: Node, waited_s: float, policy: Policy) -> Reason:
+    reason = because(Code.NEVER_JOINED, waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s)
+    if node.phase is None:
+        return reason
+    return reason.with_figures(phase=str(node.phase), detail=node.phase_detail)
 
 
 def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
@@ -145,11 +152,11 @@ def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
         name = node.launch.slot
         hangs_s = hung_s(node, snapshot.now_s)
         if node.state is NodeState.BUSY and hangs_s is not None:
-            yield because("hangs_at_work", node=name, hangs_s=hangs_s)
+            yield because(Code.HANGS_AT_WORK, node=name, hangs_s=hangs_s)
         if node.absences >= policy.absences and node.rank is not None and node.rank.online:
-            yield because("gone_at_provider_yet_up", node=name, absences=node.absences)
+            yield because(Code.GONE_AT_PROVIDER_YET_UP, node=name, absences=node.absences)
         if survives_kills(node):
-            yield because("housekeeping_survives", node=name, kills=node.housekeeping_kills)
+            yield because(Code.HOUSEKEEPING_SURVIVES, node=name, kills=node.housekeeping_kills)
         why = why_unfit(node, policy, snapshot.now_s)
         if why is not None and node.state in (NodeState.IDLE, NodeState.BUSY, NodeState.DRAINING):
-            yield because("unfit", node=name, why=why.code)
+            yield because(Code.UNFIT, node=name, why=why.code)

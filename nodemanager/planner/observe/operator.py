@@ -18,6 +18,7 @@ from nodemanager.core.facts import (
 )
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import CordonNode, DrainNode, EndLease, UndrainNode
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import Mark, Steering
 from nodemanager.planner.state.frozen import replace
@@ -45,13 +46,11 @@ def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
         case HoldPlaced(launch=launch, mark=mark):
             holds = {**now.holds, launch: now.holds.get(launch, mark)}
             held = replace(snapshot, steering=replace(_without(now, launch), holds=holds))
-            return _change_drain_reason(held, launch, because("held_by_operator", **_figures(holds[launch])))
+            return _change_drain_reason(held, launch, held_by_operator(holds[launch]))
         case RetirementRequested(launch=launch, mark=mark):
             retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
             retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
-            return _change_drain_reason(
-                retired, launch, because("retired_by_operator", **_figures(retirements[launch]))
-            )
+            return _change_drain_reason(retired, launch, retired_by_operator(retirements[launch]))
         case NodeReleased(launch=launch):
             return forget_steering(snapshot, launch)
         case _:
@@ -130,18 +129,18 @@ def operator_step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction
     if (retirement := steering.retirements.get(node.id)) is not None:
         return _retire(node, retirement)
     if _drain_reason(node) == hold_text(node.id) or _drains_for_operator(node):
-        return _undrain(node, because("released_by_operator"))
+        return _undrain(node, because(Code.RELEASED_BY_OPERATOR))
     return None
 
 
 def _hold(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None]:
     """Hold the node. If it was leaving, it keeps our drain: between an undrain and a drain a job might start."""
-    reason = because("held_by_operator", **_figures(mark))
+    reason = held_by_operator(mark)
     return reason, _cordon(node, hold_text(node.id), reason)
 
 
 def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | None:
-    reason = because("retired_by_operator", **_figures(mark))
+    reason = retired_by_operator(mark)
     drain_reason = _drain_reason(node)
     if drain_reason == hold_text(node.id):
         return _undrain(node, reason)  # Flux keeps the reason of an existing drain, so undrain first
@@ -159,7 +158,7 @@ def _end_unsent_lease(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple
     mark = retirements.get(node.id)
     if mark is None or not node.recorded or node.create_sent_s is not None:
         return None
-    reason = because("retired_by_operator", **_figures(mark))
+    reason = retired_by_operator(mark)
     return reason, EndLease(node.launch, reason)
 
 
@@ -182,5 +181,11 @@ def _drains_for_operator(node: Node) -> bool:
     return node.state is NodeState.DRAINING and retiring is not None and retiring.code in codes
 
 
-def _figures(mark: Mark) -> Mapping[str, str | float]:
-    return {"by": mark.by, "since_at": mark.at}
+def held_by_operator(mark: Mark) -> Reason:
+    """The reason of a node that an operator holds."""
+    return because(Code.HELD_BY_OPERATOR, by=mark.by, since_at=mark.at)
+
+
+def retired_by_operator(mark: Mark) -> Reason:
+    """The reason of a node that an operator retires."""
+    return because(Code.RETIRED_BY_OPERATOR, by=mark.by, since_at=mark.at)

@@ -25,11 +25,13 @@ from nodemanager.core.nodes import (
     LaunchId,
     NodeState,
 )
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.observe import backoff, instance_check, safe_mode
 from nodemanager.planner.observe.node_health import FLAPS
+from nodemanager.planner.observe.operator import held_by_operator, retired_by_operator
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
@@ -269,11 +271,11 @@ def _update_condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot
 def _why_found_drained(node: Node, snapshot: Snapshot) -> Reason:
     mark = snapshot.steering.retirements.get(node.id)
     if mark is not None:
-        return because("retired_by_operator", by=mark.by, since_at=mark.at)
+        return retired_by_operator(mark)
     mark = snapshot.steering.holds.get(node.id)
     if mark is not None:
-        return because("held_by_operator", by=mark.by, since_at=mark.at)
-    return node.misfit if node.misfit is not None else because("found_drained")
+        return held_by_operator(mark)
+    return node.misfit if node.misfit is not None else because(Code.FOUND_DRAINED)
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any) -> Node:

@@ -8,6 +8,7 @@ many nodes. It ends by itself: the manager believes a report that persists long 
 from __future__ import annotations
 
 from nodemanager.core.nodes import NodeState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -20,7 +21,7 @@ def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why nothing is done now, and until when; None if the reports may be true."""
     if 0 < snapshot.doubted_lists <= policy.absences:
         return because(
-            "safe_mode",
+            Code.SAFE_MODE,
             why="the provider's list lacks a large part of the fleet at once",
             ends="it shows the nodes again, or as many lists in a row as lists_max lack them",
             lists=snapshot.doubted_lists,
@@ -33,7 +34,7 @@ def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
         return None  # they did not return: the report is true
     unready, up = _count_unready(snapshot)
     return because(
-        "safe_mode",
+        Code.SAFE_MODE,
         why="too large a part of the fleet is unready",
         ends="no more than unready_max are, or until then",
         unready=unready,

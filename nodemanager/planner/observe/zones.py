@@ -8,10 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nodemanager.core.nodes import FailureKind
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, Scope, Snapshot
+
+# By the kind of the failure. Kinds that block nothing are not in these tables.
+REFUSED: Mapping[FailureKind, Code] = {
+    FailureKind.CAPACITY: Code.CREATE_CAPACITY,
+    FailureKind.THROTTLED: Code.CREATE_THROTTLED,
+    FailureKind.CREDENTIALS: Code.CREATE_CREDENTIALS,
+    FailureKind.CONFIG: Code.CREATE_CONFIG,
+    FailureKind.GONE: Code.CREATE_GONE,
+    FailureKind.TRANSIENT: Code.CREATE_TRANSIENT,
+}
+BLOCKED: Mapping[FailureKind, Code] = {
+    FailureKind.CAPACITY: Code.BLOCKED_CREATE_CAPACITY,
+    FailureKind.THROTTLED: Code.BLOCKED_CREATE_THROTTLED,
+    FailureKind.CREDENTIALS: Code.BLOCKED_CREATE_CREDENTIALS,
+    FailureKind.CONFIG: Code.BLOCKED_CREATE_CONFIG,
+    FailureKind.GONE: Code.BLOCKED_CREATE_GONE,
+    FailureKind.TRANSIENT: Code.BLOCKED_CREATE_TRANSIENT,
+}
 
 
 def zones_of(node_type: NodeType) -> tuple[str, ...]:
@@ -44,7 +64,7 @@ def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None
 
 def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
     """The types that no zone offers now, each with the block that ends first; and the observed types."""
-    observed = {name: because("only_observed", node_type=name) for name in policy.observed}
+    observed = {name: because(Code.ONLY_OBSERVED, node_type=name) for name in policy.observed}
     if not snapshot.blocks:
         return observed
     blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
@@ -62,4 +82,9 @@ def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
 
 def block_reason(block: Block) -> Reason:
     """The reason that explains a block and when it ends."""
-    return because(f"blocked_{block.reason.code}", until_s=block.until_s, **block.reason.figures)
+    return because(BLOCKED[block.kind], until_s=block.until_s, detail=block.detail)
+
+
+def refusal_reason(block: Block) -> Reason:
+    """The reason of the refused create that led to a block."""
+    return because(REFUSED[block.kind], detail=block.detail)

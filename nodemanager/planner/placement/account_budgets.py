@@ -15,6 +15,7 @@ from heapq import merge
 from itertools import chain
 
 from nodemanager.core.jobs import JobId, JobState, Shape
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
@@ -58,7 +59,7 @@ class AccountBudget:
     def refusal(self, cost: Decimal) -> Reason:
         """Why a job with this cost gets no node."""
         return because(
-            "budget_of_account",
+            Code.BUDGET_OF_ACCOUNT,
             account=self.account,
             period=self.period.name,
             forecast=self.reserved + cost,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nodemanager.core.jobs import JobId
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.state.queue_index import BatchKey, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
@@ -30,10 +31,10 @@ def read_demand(snapshot: Snapshot, spent: Mapping[BatchKey, Reason] | None = No
     put_off: dict[BatchKey, Reason] = {}
     for key in queue_index.batches if snapshot.queues_stopped or spent else ():
         if key.queue in snapshot.queues_stopped:
-            put_off[key] = because("queue_stopped", queue=key.queue)
+            put_off[key] = because(Code.QUEUE_STOPPED, queue=key.queue)
         elif spent and key in spent:
             put_off[key] = spent[key]
-    unreadable = {bad.id: because("unreadable", why=bad.why) for bad in snapshot.unreadable.values()}
+    unreadable = {bad.id: because(Code.UNREADABLE, why=bad.why) for bad in snapshot.unreadable.values()}
     return Demand(
         batches=queue_index.in_order,
         put_off=put_off,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from nodemanager.core.jobs import Shape
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.planner.placement.flux_scheduler import pieces_of, slots_per_piece
@@ -18,7 +19,7 @@ CAPS = ("nodes_max", "price_per_hour_max")
 # They say how many nodes the job is short of.
 SHORT_OF_NODES = ("no_free_slot", "nodes_max")
 # Flux itself rejects jobs that no slot could ever serve, so they block no other job.
-INFEASIBLE = ("no_type_fits", "too_few_slots")
+INFEASIBLE = ("no_node_type", "no_type_fits", "too_few_slots")
 
 
 def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
@@ -63,10 +64,10 @@ def why_never(shape: Shape, supply: Supply) -> Reason | None:
     if nodes == 0:
         return _why_no_type_fits(shape, policy)
     if want > 0:
-        return because("too_few_slots", slots=nodes, short=want)
+        return because(Code.TOO_FEW_SLOTS, slots=nodes, short=want)
     if nodes > policy.nodes_max or price > policy.price_per_hour_max:
         return because(
-            "beyond_limits",
+            Code.BEYOND_LIMITS,
             node_count=nodes,
             nodes_max=policy.nodes_max,
             price_per_hour=price,
@@ -117,7 +118,7 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Rea
         # The parts fit but the whole does not: report a missing slot of the cheapest type.
         cheapest = by_preference(policy, shape)[0]
         slots = supply.count_slots_for(cheapest, shape.constraint)
-        first = because("no_free_slot", node_type=cheapest.name, slots=slots)
+        first = because(Code.NO_FREE_SLOT, node_type=cheapest.name, slots=slots, short=1)
     if first.code in SHORT_OF_NODES:
         return first.with_figures(short=max(1, -(-want // each_first)))
     return first
@@ -150,13 +151,13 @@ def _limit_reached(
 ) -> Reason:
     name, policy = node_type.name, supply.policy
     if not has_free:
-        return because("no_free_slot", node_type=name, slots=slots)
+        return because(Code.NO_FREE_SLOT, node_type=name, slots=slots, short=1)
     if nodes_left <= 0:
-        return because("nodes_max", node_type=name, nodes_max=policy.nodes_max)
+        return because(Code.NODES_MAX, node_type=name, nodes_max=policy.nodes_max, short=1)
     if supply.budget_left is not None:
         return supply.budget_left
     return because(
-        "price_per_hour_max",
+        Code.PRICE_PER_HOUR_MAX,
         node_type=name,
         price_per_hour=node_type.price_per_hour,
         left=price_left,
@@ -168,8 +169,8 @@ def _why_no_type_fits(shape: Shape, policy: Policy) -> Reason:
     """No type could ever serve it: name the nearest one, and what it lacks."""
     nearest = max(policy.node_types, key=lambda it: (-len(_lacks(it, shape)), it.cores), default=None)
     if nearest is None:
-        return because("no_type_fits")
-    return because("no_type_fits", nearest=nearest.name, lacks=_lacks(nearest, shape))
+        return because(Code.NO_NODE_TYPE)
+    return because(Code.NO_TYPE_FITS, nearest=nearest.name, lacks=_lacks(nearest, shape))
 
 
 def _lacks(node_type: NodeType, shape: Shape) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from nodemanager.core.jobs import Shape
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.observe.zones import zones_of
 from nodemanager.planner.placement.flux_scheduler import Bin, on_different_nodes, pieces_of, slots_per_piece
@@ -32,7 +33,7 @@ class ZoneChoice:
         """Why the zone cannot serve a whole job; None if it can."""
         if not self.short:
             return None
-        return because("one_zone_short", zone=self.zone, have=self.pieces, short=self.short)
+        return because(Code.ONE_ZONE_SHORT, zone=self.zone, have=self.pieces, short=self.short)
 
 
 def choose_zones(

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, Not, OnHosts, OnRanks
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.state.queue_index import BatchKey
@@ -47,7 +48,7 @@ def batches_beyond(batches: Mapping[BatchKey, Sequence[JobId]], supply: Supply) 
         keys = of_user[userid]
         steps = work.add(keys[index])
         if steps is None:
-            why = because("too_many_shapes", shapes=len(keys), considered=index)
+            why = because(Code.TOO_MANY_SHAPES, shapes=len(keys), considered=index)
             beyond.update(dict.fromkeys(keys[index:], why))
         elif index + 1 < len(keys):
             heappush(turns, (used + steps, userid, index + 1))

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from nodemanager.core.jobs import Job, JobId, JobState, Shape
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.state.frozen import lazy_property
 
@@ -112,11 +113,11 @@ def count_up_to(key: BatchKey, ids: Sequence[JobId], cut: tuple[int, int]) -> in
 
 def _why_withheld(job: Job) -> Reason | None:
     if job.urgency == 0 or job.priority == 0:
-        return because("held", urgency=job.urgency, priority=job.priority)
+        return because(Code.HELD, urgency=job.urgency, priority=job.priority)
     if job.state is JobState.DEPEND:
-        return because("dependency")
+        return because(Code.DEPENDENCY)
     if job.state is not JobState.SCHED:
-        return because("not_yet_scheduled", state=str(job.state))
+        return because(Code.NOT_YET_SCHEDULED, state=str(job.state))
     return None
 
 

@@ -16,6 +16,7 @@ from nodemanager.core.nodes import (
     Call,
     CloudNode,
     CloudState,
+    FailureKind,
     FluxRank,
     JoinPhase,
     Launch,
@@ -134,7 +135,8 @@ class Block:
     """A type or zone is not bought for a while. ``rounds``: how often it was tried and refused in a row."""
 
     until_s: float
-    reason: Reason
+    kind: FailureKind  # of the refused create
+    detail: str = ""  # in the provider's words
     rounds: int = 1
 
 

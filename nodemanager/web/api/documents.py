@@ -20,13 +20,15 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode
+from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading, to_sentence, with_user_names
-from nodemanager.core.reasons import Figure, Reason
+from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
 from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.node_health import drained_nodes
+from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
@@ -151,7 +153,7 @@ def blocks(snapshot: Snapshot, clock: ClockReading) -> list[Document]:
             "market": str(scope.market) if scope.market is not None else None,
             "zone": scope.zone,
             "until_at": clock.to_wall(block.until_s),
-            "reason": reason_document(block.reason, clock),
+            "reason": reason_document(refusal_reason(block), clock),
         }
         for scope, block in snapshot.blocks.items()
         if block.until_s > snapshot.now_s

@@ -10,6 +10,7 @@ from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.notation import NotationError, format_job_id, parse_job_id
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import format_wall_time
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import NodeType, TypeName
@@ -50,7 +51,7 @@ def job(published: Publication, text: str, reader: HistoryReader | None = None) 
     clock = clock_of(published)
     snapshot = published.snapshot
     if (bad := snapshot.unreadable.get(job_id)) is not None:
-        reason = reason_document(because("unreadable", why=bad.why), clock)
+        reason = reason_document(because(Code.UNREADABLE, why=bad.why), clock)
         return {"subject": format_job_id(job_id), "at": clock.wall_at, "job": None, "reason": reason, "nodes": []}
     found = snapshot.jobs.get(job_id)
     if found is None:

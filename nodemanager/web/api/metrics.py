@@ -21,6 +21,7 @@ from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import NodeLife
 from nodemanager.planner.cost import budget
 from nodemanager.planner.observe import backoff, node_health
+from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.placement import supply
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
@@ -203,7 +204,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
     yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))
     yield _gauge("strangers", "Other machines in the account.", snapshot.strangers)
     standing: dict[tuple[str, ...], float] = {
-        (scope.type_name, str(scope.market or ""), scope.zone or "", block.reason.code): 1.0
+        (scope.type_name, str(scope.market or ""), scope.zone or "", refusal_reason(block).code): 1.0
         for scope, block in snapshot.blocks.items()
         if block.until_s > snapshot.now_s
     }

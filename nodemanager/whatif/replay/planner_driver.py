@@ -1,4 +1,4 @@
-"""Drives the production planner in a replay: ``observe``, ``plan`` and ``commit``, as the Manager actor uses them.
+"""Drives the brain in a replay, as the Manager actor drives it in the service.
 
 It plans only when the live service would find something new to decide: when the queue and the ranks have settled,
 when a call is answered, and when the passing of time may change the plan (:mod:`wakes`). It leaves out ticks at
@@ -49,12 +49,10 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.slots import Rank
-from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.observe.observe import advance_to, observe, observe_all
+from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, plan, settles_at_s
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import BROKER_STOP_S, ReplayEngine
 from nodemanager.whatif.replay.sched_simple import QueuedJob
@@ -74,8 +72,8 @@ class PlannerDriver:
     def __init__(self, policy: Policy, event_log: EventLog) -> None:
         # The engine always answers, so data never becomes stale, even if it is not read again.
         self._policy = replace(policy, stale_after_s=float("inf"))
+        self._brain = Brain(self._policy, answers=(KeepSpend,))
         self._event_log = event_log
-        self._snapshot = Snapshot()
         self._ranks: dict[int, FluxRank] = {}  # at the latest look
         self._unseen: dict[int, FluxRank] = {}  # changed ranks that the planner has not observed yet
         self._machines: dict[ProviderId, ReplayMachine] = {}
@@ -98,10 +96,10 @@ class PlannerDriver:
         self._engine = engine
         engine.news.ranks.update(engine.scheduler.ranks)
         self._advance_snapshot()
-        self._observe(ClaimHeld(0.0, ()))
-        self._observe(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
+        self._take(ClaimHeld(0.0, ()))
+        self._take(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
         self._read_ranks()
-        self._observe(CloudListed(0.0, ()))
+        self._take(CloudListed(0.0, ()))
         self._plan_by(self._policy.settle_s, urgent=True)
 
     def on_change(self) -> None:
@@ -115,7 +113,7 @@ class PlannerDriver:
 
     def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
         self._advance_snapshot()
-        reasons = plan(self._snapshot, self._policy).jobs
+        reasons = plan(self._brain.snapshot, self._policy).jobs
         return {job.id: reasons[job.id].code if job.id in reasons else "waits" for job in jobs}
 
     # --- facts ---
@@ -125,23 +123,20 @@ class PlannerDriver:
         self._set_now(self._engine.now_s)
 
     def _set_now(self, now_s: float) -> None:
-        if now_s != self._snapshot.now_s or not self.facts:
-            self._snapshot = advance_to(self._snapshot, Tick(now_s, self._engine.setup.start_at + now_s))
+        self._brain.advance(Tick(now_s, self._engine.setup.start_at + now_s))
 
-    def _observe(self, fact: Fact) -> None:
-        self.facts += 1
-        self._snapshot = observe(self._snapshot, fact, self._policy)
+    def _take(self, *facts: Fact) -> None:
+        self.facts += len(facts)
+        self._brain.take(*facts)
 
     def _read_journals(self, _: None) -> None:
         """Observe the changed jobs, then the changed ranks, and schedule a plan if there is something to decide."""
         self._hear_due = False
         engine, news = self._engine, self._engine.news
         self._apply_answers()
-        snapshot = self._snapshot
-        passed = settles_at_s(snapshot, self._policy) <= engine.now_s
-        if passed and self._plan_due_s is None and snapshot.unsettled_s is not None:
-            # The queue settled and there was nothing to decide: the live service restarted its count then.
-            self._snapshot = replace(snapshot, unsettled_s=None)
+        passed = settles_at_s(self._brain.snapshot, self._policy) <= engine.now_s
+        if passed and self._plan_due_s is None:
+            self._brain.skip()  # the queue settled and there was nothing to decide
         self._advance_snapshot()
         ended = tuple(news.ended)
         queue = engine.scheduler.queue
@@ -151,13 +146,13 @@ class PlannerDriver:
             jobs = tuple(map(self._job, news.jobs.values()))
             news.jobs.clear()
             news.ended.clear()
-            self._observe(QueueSeen(engine.now_s, jobs=jobs, ended=ended))
+            self._take(QueueSeen(engine.now_s, jobs=jobs, ended=ended))
         if news.ranks:
             self._read_ranks()
         if only_joined:
             self._plan_by(engine.now_s + min(self._policy.probe_s, self._policy.idle_timeout_s))
         elif ended or queue or not at_work:
-            self._plan_by(settles_at_s(self._snapshot, self._policy))
+            self._plan_by(settles_at_s(self._brain.snapshot, self._policy))
 
     def _has_joined(self, rank: int) -> bool:
         """Whether an expected node has come up on the rank. The jobs that wait for it are planned on it already."""
@@ -174,8 +169,9 @@ class PlannerDriver:
             self._ranks[rank] = self._unseen[rank] = self._rank(rank)
         news.ranks.clear()
         self._last_look_s = now_s
-        before_s = self._snapshot.flux.seen_s
-        self._observe(RanksSeen(now_s, tuple(self._unseen.values()), previous=self._snapshot.ranks))
+        known = self._brain.snapshot
+        before_s = known.flux.seen_s
+        self._take(RanksSeen(now_s, tuple(self._unseen.values()), previous=known.ranks))
         if before_s is None or now_s > before_s:  # a second look at the same moment is not observed
             self._unseen.clear()
 
@@ -186,7 +182,7 @@ class PlannerDriver:
         self._last_list_s = engine.now_s
         self._advance_snapshot()
         machines = [*engine.ended_machines, *engine.machines.values()]
-        self._observe(CloudListed(engine.now_s, tuple(map(self._cloud_node, machines))))
+        self._take(CloudListed(engine.now_s, tuple(map(self._cloud_node, machines))))
         shown = {machine.provider_id for machine in machines}
         for forgotten in self._listed.keys() - shown:
             del self._listed[forgotten], self._machines[forgotten]
@@ -206,8 +202,7 @@ class PlannerDriver:
     def _apply_answers(self) -> None:
         if self._answers:
             self._set_now(self._answers_s)
-            self.facts += len(self._answers)
-            self._snapshot = observe_all(self._snapshot, self._answers, self._policy)
+            self._take(*self._answers)
             self._answers.clear()
 
     # --- conversion to the planner's values ---
@@ -277,7 +272,7 @@ class PlannerDriver:
         now_s, policy = self._engine.now_s, self._policy
         self._plan_due_s = None
         self._apply_answers()
-        settles_s = settles_at_s(self._snapshot, policy)
+        settles_s = settles_at_s(self._brain.snapshot, policy)
         if not self._urgent and settles_s > now_s:
             self._plan_by(settles_s)
             return
@@ -285,24 +280,18 @@ class PlannerDriver:
         self._advance_snapshot()
         if self._engine.news.ranks or now_s - self._last_look_s >= policy.probe_s:
             self._read_ranks()
-        new_plan = plan(self._snapshot, policy)
+        decision = self._brain.decide()
         self.plans += 1
-        for ask in new_plan.asks:
+        for ask in decision.asks:
             if isinstance(ask, KeepSpend):
-                self._observe(SpendKept(ask.spend))
+                self._take(SpendKept(ask.spend))
                 self._plan_by(now_s + TICK_S, urgent=True)  # leases wait until the spending is kept
-        # The plan's other requests are answered already, or would bring nothing new.
-        self._snapshot = commit_asks(
-            self._snapshot, replace(new_plan, asks=()) if new_plan.asks else new_plan, policy
-        )
-        if new_plan.actions:
-            self._snapshot = commit_actions(self._snapshot, new_plan, policy)
-            self._carry_out(new_plan.actions)
-        wake_s, self._calls_held = next_wake_s(new_plan, self._snapshot, policy)
+        self._carry_out(decision.orders)
+        wake_s, self._calls_held = next_wake_s(decision.plan, self._brain.snapshot, policy)
         if wake_s < float("inf"):
             self._plan_by(max(wake_s, now_s) + GRACE_S, urgent=True)
-        if not new_plan.settled and self._engine.scheduler.queue:
-            self._plan_by(max(settles_at_s(self._snapshot, policy), now_s + GRACE_S))
+        if not decision.plan.settled and self._engine.scheduler.queue:
+            self._plan_by(max(settles_at_s(self._brain.snapshot, policy), now_s + GRACE_S))
 
     def _carry_out(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
         leases: list[Launch] = []

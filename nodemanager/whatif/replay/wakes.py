@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 from nodemanager.core.nodes import NodeState
-from nodemanager.core.reasons import Figure, Reason
+from nodemanager.core.reason_codes import Figure
+from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.plan import Plan

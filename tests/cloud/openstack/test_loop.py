@@ -41,6 +41,7 @@ from nodemanager.core.orders import (
     WithDeadline,
 )
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.plan import Action
 from nodemanager.planner.state.snapshot import Scope
 from tests.builders import CLUSTER, CLUSTER_UUID, World, a_type, a_world, tasks
@@ -243,4 +244,4 @@ def test_a_server_for_which_there_is_no_host_is_deleted_and_another_type_bought(
     assert loop.nova.made == 2
     assert len(loop.nova.servers) == 1
     block = loop.world.snapshot.blocks[Scope(TypeName("cloud"), Market.ON_DEMAND, "")]
-    assert str(block.reason) == "create_capacity detail=No valid host was found."
+    assert str(refusal_reason(block)) == "create_capacity detail=No valid host was found."

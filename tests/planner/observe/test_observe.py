@@ -32,6 +32,7 @@ from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, 
 from nodemanager.core.orders import ClaimInstance
 from nodemanager.core.records import Mark, Spend, Steering
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.state.policy import BLOCK_S
 from nodemanager.planner.state.snapshot import EVERYTHING, Scope
 from tests.builders import (
@@ -403,7 +404,7 @@ def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
     world = a_world().node("cloud1", state, create_sent_s=NOW_S - 50, known_s=NOW_S - 50)
     world.see_cloud(dead)
     assert world.snapshot.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
-    assert str(world.snapshot.blocks[scope].reason) == f"create_{kind} detail=No valid host was found."
+    assert str(refusal_reason(world.snapshot.blocks[scope])) == f"create_{kind} detail=No valid host was found."
     world.wait(60).see_cloud(dead)
     decided = world.decide()
     assert "boot cloud2" not in orders(decided)

@@ -12,6 +12,7 @@ from nodemanager.core.facts import CloudCallFailed, LaunchesRecorded
 from nodemanager.core.jobs import QueuePolicy, Shape
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode, CreateNode
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.planner.plan import Plan
@@ -37,7 +38,7 @@ def zones(made: Plan) -> list[tuple[str, str]]:
 
 def blocked(world: World, zone: str, type_name: str = "cloud") -> World:
     scope = Scope(TypeName(type_name), Market.ON_DEMAND, zone)
-    block = Block(NOW_S + 60, because("create_capacity", detail="none here"))
+    block = Block(NOW_S + 60, FailureKind.CAPACITY, "none here")
     return world.but(blocks={**world.snapshot.blocks, scope: block})
 
 
@@ -60,7 +61,7 @@ def test_the_zone_where_most_of_it_stands_is_chosen() -> None:
     up = in_zone(in_zone(world(), "cloud1", NodeState.IDLE, "b"), "cloud2", NodeState.BOOTING, "b")
     made = up.job(gang(3)).plan()
     assert zones(made) == [("cloud3", "b")]
-    assert up.why_job(1) == because("node_ordered", nodes=("cloud3",), zone="b")
+    assert up.why_job(1) == because(Code.NODE_ORDERED, nodes=("cloud3",), zone="b")
     assert made.nodes[up.id("cloud1")].code == "wanted"
 
 
@@ -81,7 +82,7 @@ def test_all_or_nothing_and_what_is_left_over_serves_the_next() -> None:
     fleet = blocked(fleet, "a").job(gang(3), whole_nodes(2))
     made = fleet.plan()
     assert zones(made) == [("cloud3", "b"), ("cloud4", "b"), ("cloud5", "b")]
-    assert fleet.why_job(2) == because("node_coming", nodes=("cloud1", "cloud2"))
+    assert fleet.why_job(2) == because(Code.NODE_COMING, nodes=("cloud1", "cloud2"))
 
 
 def test_it_does_not_go_back_once_the_first_zone_has_capacity_again() -> None:
@@ -116,7 +117,7 @@ def test_a_type_without_zones_counts_as_one() -> None:
 def test_where_no_zone_has_all_of_it_nothing_is_bought_and_it_is_said() -> None:
     fleet = blocked(world(CLOUD, LARGE), "b").job(gang(9), tasks(1))
     assert boots(fleet.plan()) == []
-    assert fleet.why_job(1) == because("one_zone_short", zone="a", have=8, short=1)
+    assert fleet.why_job(1) == because(Code.ONE_ZONE_SHORT, zone="a", have=8, short=1)
     assert fleet.why_job(2).code == "behind_a_stuck_job"
 
 
@@ -131,7 +132,7 @@ def test_one_that_starts_across_zones_is_told_of() -> None:
     made = fleet.plan()
     assert zones(made) == []
     assert fleet.why_job(1).code == "fits_on_a_node_that_is_up"
-    assert made.warnings == (because("job_across_zones", job="1", zones=("a", "b")),)
+    assert made.warnings == (because(Code.JOB_ACROSS_ZONES, job="1", zones=("a", "b")),)
 
 
 def test_a_gang_whose_last_node_is_not_to_be_had_moves_whole() -> None:

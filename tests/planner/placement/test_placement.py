@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import Job, JobId, JobState, OnHosts, QueuePolicy, RankAllocation, Shape
 from nodemanager.core.nodes import NodeState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, TypeName
@@ -139,7 +140,7 @@ def test_a_job_waits_for_the_memory_that_one_type_has_rather_than_start_where_th
     shape = Shape(slots=1, cores_per_slot=1, memory_bytes_per_slot=2**35)
     world = a_world(CLOUD, large).busy_node("large1").job(shape)
     assert boots(world.plan()) == []
-    assert world.why_job(1) == because("no_free_slot", node_type="large", slots=1, short=1)
+    assert world.why_job(1) == because(Code.NO_FREE_SLOT, node_type="large", slots=1, short=1)
     assert world.plan().types[TypeName("cloud")].code == "job_held_up"
 
 
@@ -234,7 +235,7 @@ def test_the_price_cap_is_exact_to_the_last_digit() -> None:
 
 def test_no_free_slot_says_how_many_there_are_and_how_many_are_short() -> None:
     reason = why_not(whole_nodes(4), whole_nodes(2), world=a_world(CLOUD))
-    assert reason == because("no_free_slot", node_type="cloud", slots=4, short=2, jobs=("1",))
+    assert reason == because(Code.NO_FREE_SLOT, node_type="cloud", slots=4, short=2, jobs=("1",))
 
 
 def test_short_counts_nodes_not_pieces_and_the_jobs_that_hold_the_slots_are_named() -> None:
@@ -247,13 +248,13 @@ def test_short_counts_nodes_not_pieces_and_the_jobs_that_hold_the_slots_are_name
         fleet.job(whole_nodes(1), state=JobState.RUN, allocations=held)
     fleet.job(Shape(slots=5, cores_per_slot=CLOUD.cores // 2))
     (reason,) = fleet.plan().jobs.values()
-    assert reason == because("no_free_slot", node_type="cloud", slots=3, short=2, jobs=("1", "2"))
+    assert reason == because(Code.NO_FREE_SLOT, node_type="cloud", slots=3, short=2, jobs=("1", "2"))
     text = to_sentence(reason.code, reason.figures)
     assert text == "2 short of cloud: too few of the 3 slots that fit are free; waits for jobs 1, 2"
 
 
 def test_more_nodes_than_there_are_slots_is_said_as_such() -> None:
-    assert why_not(whole_nodes(6), world=a_world(CLOUD)) == because("too_few_slots", slots=4, short=2)
+    assert why_not(whole_nodes(6), world=a_world(CLOUD)) == because(Code.TOO_FEW_SLOTS, slots=4, short=2)
 
 
 def test_a_job_for_whole_nodes_gets_one_that_is_too_small_only_where_there_is_no_larger() -> None:
@@ -265,7 +266,7 @@ def test_a_job_for_whole_nodes_gets_one_that_is_too_small_only_where_there_is_no
 
 def test_a_job_that_can_never_run_is_warned_of_with_how_many_it_holds_up() -> None:
     fleet = a_world(CLOUD, nodes_max=2).job(whole_nodes(1), whole_nodes(3), whole_nodes(1), whole_nodes(4))
-    warning = because("job_never_runs", job="2", job_count=2)
+    warning = because(Code.JOB_NEVER_RUNS, job="2", job_count=2)
     assert fleet.plan().warnings == (warning,)
     text = to_sentence(warning.code, warning.figures)
     assert text == "job 2 can never run, and holds up 2 other jobs: raise the limits, or flux cancel 2"
@@ -367,16 +368,16 @@ def test_nodes_that_come_are_laid_out_as_when_they_were_bought() -> None:
 
 def test_every_type_has_the_reason_why_it_is_bought_or_not() -> None:
     made = a_world().job(tasks(1)).plan()
-    assert made.types[TypeName("cloud")] == because("bought", node_count=1)
+    assert made.types[TypeName("cloud")] == because(Code.BOUGHT, node_count=1)
     assert made.types[TypeName("gpu")] == because(
-        "another_mix_is_cheaper", node_types=("cloud",), price_per_hour=Decimal("0.40")
+        Code.ANOTHER_MIX_IS_CHEAPER, node_types=("cloud",), price_per_hour=Decimal("0.40")
     )
     assert {reason.code for reason in a_world().plan().types.values()} == {"nothing_is_short"}
 
 
 def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
     unguarded = a_world().idle_node("gpu1").job(tasks(1))
-    assert unguarded.plan().warnings == (because("gpu_node_unguarded", node_type="gpu", job="1"),)
+    assert unguarded.plan().warnings == (because(Code.GPU_NODE_UNGUARDED, node_type="gpu", job="1"),)
     assert a_world().idle_node("gpu1").job(tasks(1, gpus=1)).plan().warnings == ()
     assert a_world().job(tasks(1)).plan().warnings == ()  # there is no such node
     assert a_world(GPU).idle_node("gpu1").job(tasks(1)).plan().warnings == ()  # and no other type
@@ -400,7 +401,7 @@ def test_a_gpu_node_that_a_small_job_took_is_bought_again_and_the_site_is_told()
     fleet.see_queue(begun).see_ranks(taken, a_rank("large1", fleet.policy, online=True)).wait(1)
     second = fleet.decide()
     assert boots(second) == ["gpu2"]
-    assert second.warnings == (because("gpu_node_taken", node_type="gpu", job="2", nodes=("gpu1",)),)
+    assert second.warnings == (because(Code.GPU_NODE_TAKEN, node_type="gpu", job="2", nodes=("gpu1",)),)
 
 
 def test_where_small_jobs_fill_all_gpu_nodes_the_one_that_waits_is_told_so_and_has_the_first_that_is_free() -> None:
@@ -412,9 +413,9 @@ def test_where_small_jobs_fill_all_gpu_nodes_the_one_that_waits_is_told_so_and_h
     assert boots(made) == [], "in queue order nothing passes the one that waits, on a free node neither"
     assert fleet.why_job(1).code == "no_free_slot"
     assert fleet.why_job(2).code == "behind_a_stuck_job"
-    assert because("gpu_node_taken", node_type="gpu", job="1", nodes=("gpu1", "gpu2")) in made.warnings
+    assert because(Code.GPU_NODE_TAKEN, node_type="gpu", job="1", nodes=("gpu1", "gpu2")) in made.warnings
     fleet.see_ranks(a_rank("gpu2", online=True))
-    assert fleet.why_job(1) == because("fits_on_a_node_that_is_up", nodes=("gpu2",))
+    assert fleet.why_job(1) == because(Code.FITS_ON_A_NODE_THAT_IS_UP, nodes=("gpu2",))
     assert "gpu_node_taken" not in [warning.code for warning in fleet.plan().warnings]
 
 

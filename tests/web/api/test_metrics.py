@@ -9,7 +9,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nodemanager.core.facts import CloudCallFailed, CloudListed, NodeCreated
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
-from nodemanager.core.reasons import because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.state.snapshot import Block, FailureStreak, Scope
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_snapshot, drained
@@ -83,7 +82,7 @@ def test_calls_are_counted_by_operation_and_failures_by_kind() -> None:
 def test_what_is_not_bought_for_a_while_is_shown_while_that_lasts() -> None:
     policy = a_policy()
     stand = a_stand()
-    block = Block(NOW_S + 60, because("create_capacity", detail="none"))
+    block = Block(NOW_S + 60, FailureKind.CAPACITY, "none")
     snapshot = a_snapshot(policy, blocks={Scope(TypeName("gpu")): block})
     stand.post(published(policy, snapshot))
     key = ("node_manager_capacity_blocks", "", "gpu", "create_capacity", "")

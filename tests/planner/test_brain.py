@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from nodemanager.core.facts import QueueProbed, RanksChanged, RanksSeen, Tick
 from nodemanager.core.orders import LookAtRanks
 from nodemanager.core.slots import TypeName
+from nodemanager.planner.brain import PLAN_EVERY_S, QUIET_EVERY_S, next_plan_s
 from nodemanager.planner.commit import commit_asks
 from nodemanager.planner.observe.observe import advance_to, observe
-from nodemanager.planner.pace import PLAN_EVERY_S, QUIET_EVERY_S, next_plan_s
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source

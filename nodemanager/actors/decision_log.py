@@ -1,0 +1,171 @@
+"""Log lines about facts, moves of nodes and decisions, for the person who reads the service's log."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import structlog
+
+from nodemanager.core.facts import (
+    CloudCallFailed,
+    Fact,
+    FluxCallFailed,
+    LeftoversRemoved,
+    NodeMeasured,
+    NodeReported,
+    OrderLapsed,
+    QueueSeen,
+    RanksMeasured,
+)
+from nodemanager.core.nodes import JoinPhase
+from nodemanager.core.orders import (
+    BootNode,
+    ChangeSlots,
+    CreateNode,
+    DestroyNode,
+    EndLease,
+    RecordLaunches,
+    RefuseSlots,
+)
+from nodemanager.core.reasons import Reason
+from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
+from nodemanager.planner.plan import Action, Plan
+from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.snapshot import Snapshot
+
+BOOT = BootNode.__name__
+# Reasons to wait that are not logged: the job's nodes are there, booting or ordered, or will be soon.
+EXPECTED_WAITS = frozenset({*REASON_BY_AVAILABILITY.values(), "settling", "not_yet_scheduled"})
+
+
+class DecisionLog:
+    """Logs each fact and each decision once. ``acts``: False if decisions are only reported."""
+
+    def __init__(self, acts: bool) -> None:
+        self._acts = acts
+        self._log: Any = structlog.get_logger()
+        self._logged: frozenset[str] = frozenset()  # what the latest plan logged, or still holds
+
+    def log_fact(self, fact: Fact, known: Snapshot) -> None:
+        """Log a fact that somebody should know of. ``known``: the snapshot before it."""
+        match fact:
+            case CloudCallFailed(operation=operation, kind=kind, detail=why):
+                self._log.warning("cloud_call_failed", operation=operation, kind=str(kind), why=why)
+            case LeftoversRemoved(leftovers=leftovers):
+                for left in leftovers:
+                    self._log.info("removed", what=left.kind, provider_id=left.provider_id, node=left.launch)
+            case (
+                FluxCallFailed(order=order, launches=launches, why=why)
+                | OrderLapsed(order=order, launches=launches, why=why)
+            ):
+                what = "order_lapsed" if isinstance(fact, OrderLapsed) else "flux_call_failed"
+                self._log.warning(what, order=order, nodes=list(launches), why=why)
+            case QueueSeen(unreadable=unreadable):
+                for job in unreadable:
+                    if job.id not in known.unreadable:
+                        self._log.warning("unreadable_job", job=str(job.id), why=job.why)
+            case NodeReported():
+                self._log_report(fact, known)
+            case NodeMeasured() | RanksMeasured():
+                self._log_hardware(fact, known)
+            case _:
+                pass
+
+    def _log_hardware(self, fact: NodeMeasured | RanksMeasured, known: Snapshot) -> None:
+        of_rank = node_index_of(known).launch_of_rank
+        found = (
+            {fact.launch: fact.hardware}
+            if isinstance(fact, NodeMeasured)
+            else {of_rank[rank]: had for rank, had in fact.hardware.items() if rank in of_rank}
+        )
+        for launch, had in found.items():
+            if launch in known.nodes:
+                self._log.info("node_measured", node=launch, **asdict(had))
+
+    def _log_report(self, fact: NodeReported, known: Snapshot) -> None:
+        """Log a node's report; a ticket used twice is an error. Reports of launches that have ended are skipped."""
+        if fact.launch not in known.nodes:
+            return
+        match fact.phase:
+            case JoinPhase.REPLAYED:
+                self._log.error("ticket_replayed", node=fact.launch, why=fact.detail)
+            case JoinPhase.FAILED | JoinPhase.RECLAIMED:
+                self._log.warning("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
+            case _:
+                self._log.info("node_reported", node=fact.launch, phase=str(fact.phase), why=fact.detail)
+
+    def log_moves(self, before: Snapshot, after: Snapshot) -> None:
+        """Log how nodes moved between two snapshots, new and ended leases, and nodes of another cluster."""
+        if after.claimed and not before.claimed:
+            self._log.info("claimed" if self._acts else "observes", launches=len(after.nodes))
+        if after.nodes is not before.nodes:
+            for id_, node in after.nodes.items():
+                old = before.nodes.get(id_)
+                if old is None or (old is not node and old.state is not node.state):
+                    was = str(old.state) if old is not None else "unknown"
+                    self._log.info("node", node=id_, was=was, now=str(node.state), why=node.moves[-1:])
+            for id_ in before.nodes.keys() - after.nodes.keys():
+                self._log.info("lease_ended", node=id_)
+        for intruder in after.intruders:
+            if intruder not in before.intruders:
+                self._log.error("foreign_cluster_uuid", provider_id=intruder.provider_id)
+
+    def log_plan(self, new_plan: Plan) -> None:
+        """Log each decision once. In observe mode every plan makes the same decisions again."""
+        verb = "decided" if self._acts else "would"
+        for action in new_plan.actions:
+            if self._acts or _order_line(action) not in self._logged:
+                self._log.info(verb, order=_order_line(action), because=str(_reason_of(action)))
+        for action in new_plan.would:
+            if _order_line(action) not in self._logged:
+                self._log.info("would", order=_order_line(action), because=str(_reason_of(action)))
+        lines = {_order_line(action) for action in (*new_plan.actions, *new_plan.would)}
+        if not new_plan.settled:  # until the queue has settled, a plan has no decisions on buying
+            lines |= {line for line in self._logged if line.startswith(BOOT)}
+        if new_plan.stands_still is not None:
+            # The numbers change with every plan; only other words are worth a new line.
+            words = {name: text for name, text in new_plan.stands_still.figures.items() if isinstance(text, str)}
+            lines.add(f"{new_plan.stands_still.code} {words}")
+            if not lines <= self._logged:
+                self._log.warning("stands_still", because=str(new_plan.stands_still))
+        for warning in new_plan.warnings:
+            line = f"{warning.code} {_warning_subject(warning)}"
+            lines.add(line)
+            if line not in self._logged:
+                self._log.warning(warning.code, **warning.figures)
+        self._logged = frozenset(lines | self._log_waiting_jobs(new_plan))
+
+    def _log_waiting_jobs(self, new_plan: Plan) -> set[str]:
+        """Log the number of waiting jobs by reason, whenever it changes. Return the line's key."""
+        waiting = {code: count for code, count in new_plan.count_by_reason().items() if code not in EXPECTED_WAITS}
+        line = f"waiting {sorted(waiting.items())}"
+        if waiting and line not in self._logged:
+            self._log.info("jobs_wait", **waiting)
+        return {line}
+
+
+def _warning_subject(warning: Reason) -> object:
+    figures = warning.figures
+    return next((figures[name] for name in ("node", "node_type", "job") if name in figures), "")
+
+
+def _order_line(action: Action) -> str:
+    match action:
+        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
+            subject: str = launch.slot
+        case RecordLaunches(launches=launches):
+            subject = ",".join(launch.slot for launch in launches)
+        case DestroyNode(provider_id=provider_id):
+            subject = provider_id
+        case ChangeSlots(moves=moves):
+            subject = ",".join(f"{slot}={name}" for slot, name in moves.items())
+        case RefuseSlots(wish=wish):
+            subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
+        case _:
+            subject = action.launch
+    return f"{type(action).__name__} {subject}"
+
+
+def _reason_of(action: Action) -> object:
+    return getattr(action, "reason", "")

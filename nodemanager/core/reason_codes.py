@@ -1,0 +1,295 @@
+"""The codes of all reasons, and the figures that each carries. One figure has one type under one name everywhere.
+
+A code is public: JSON, metrics, the history and ``doc/reasons.md`` use its text. ``reason_text`` has its sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from enum import StrEnum
+from typing import Self, TypedDict, get_type_hints
+
+Figure = str | int | float | Decimal | tuple[str, ...]
+
+
+class Figures(TypedDict, total=False):
+    """Every figure with its type. A name in ``_s`` is seconds, in ``_at`` seconds since the epoch."""
+
+    # names
+    jobs: tuple[str, ...]
+    lacks: tuple[str, ...]
+    node_types: tuple[str, ...]
+    nodes: tuple[str, ...]
+    types: tuple[str, ...]
+    unheeded: tuple[str, ...]
+    zones: tuple[str, ...]
+    # texts
+    account: str
+    by: str
+    call: str
+    detail: str
+    drain_reason: str
+    ends: str
+    failure: str
+    image: str
+    job: str
+    nearest: str
+    node: str
+    node_type: str
+    period: str
+    phase: str
+    queue: str
+    scope: str
+    source: str
+    state: str
+    why: str
+    zone: str
+    # counts
+    absences: int
+    calls_in_flight_max: int
+    considered: int
+    declared_cores: int
+    declared_gpus: int
+    declared_memory_bytes: int
+    failures: int
+    free: int
+    has_cores: int
+    has_gpus: int
+    has_memory_bytes: int
+    have: int
+    job_count: int
+    kills: int
+    lists: int
+    lists_max: int
+    looks: int
+    missing: int
+    needs: int
+    node_count: int
+    nodes_max: int
+    nodes_min: int
+    otherwise: int
+    priority: int
+    shapes: int
+    short: int
+    slots: int
+    spares: int
+    times: int
+    to_give: int
+    tries: int
+    unready: int
+    unready_max: int
+    urgency: int
+    wanted: int
+    # amounts of money
+    budget: Decimal
+    forecast: Decimal
+    left: Decimal
+    price_per_hour: Decimal
+    price_per_hour_max: Decimal
+    spent: Decimal
+    # times and rates
+    age_s: float
+    away_s: float
+    boot_timeout_s: float
+    broker_stop_s: float
+    creates_per_s: float
+    deadline_s: float
+    foreign_drain_after_s: float
+    free_in_s: float
+    goes_in_s: float
+    hangs_s: float
+    hours: float
+    housekeeping_max_s: float
+    idle_s: float
+    idle_timeout_s: float
+    lasts_s: float
+    orphan_grace_s: float
+    quickest_stop_s: float
+    rejoin_timeout_s: float
+    retry_s: float
+    settles_at_s: float
+    since_at: float
+    since_s: float
+    stale_after_s: float
+    stop_lead_s: float
+    told_s: float
+    until_s: float
+    waited_s: float
+    window_left_s: float
+    within_s: float
+
+
+class Code(StrEnum):
+    """The code of a reason: its text, the figures it always carries, and those it may carry."""
+
+    required: frozenset[str]
+    optional: frozenset[str]
+
+    def __new__(cls, text: str, required: str = "", optional: str = "") -> Self:
+        """``required`` and ``optional``: names from :class:`Figures`, separated by spaces."""
+        code = str.__new__(cls, text)
+        code._value_ = text
+        code.required, code.optional = frozenset(required.split()), frozenset(optional.split())
+        return code
+
+    # nothing is decided
+    NOT_THE_ACTOR = "not_the_actor", "why"
+    NOT_SEEN_YET = "not_seen_yet", "source failure"
+    STALE = "stale", "source age_s stale_after_s failure"
+    PAUSED = "paused", "by since_at"
+    INSTANCE_DIFFERS = "instance_differs", "why missing otherwise slots"
+    SAFE_MODE = "safe_mode", "why ends", "lists lists_max unready node_count unready_max until_s"
+    # a job waits
+    SETTLING = "settling", "settles_at_s"
+    FITS_ON_A_NODE_THAT_IS_UP = "fits_on_a_node_that_is_up", "nodes", "unheeded"
+    NODE_KEPT_FOR_IT = "node_kept_for_it", "nodes", "zone unheeded"
+    NODE_FREE_SOON = "node_free_soon", "nodes free_in_s", "zone unheeded"
+    NODE_COMING = "node_coming", "nodes", "zone unheeded"
+    NODE_CREATE_FAILED = "node_create_failed", "nodes detail"
+    NODE_QUEUED_OUTSIDE = "node_queued_outside", "nodes"
+    NODE_ORDERED = "node_ordered", "nodes", "zone unheeded"
+    BEHIND_A_STUCK_JOB = "behind_a_stuck_job", "job"
+    BEYOND_LIMITS = "beyond_limits", "node_count nodes_max price_per_hour price_per_hour_max"
+    TOO_FEW_SLOTS = "too_few_slots", "slots short"
+    BUDGET_CHEAPEST_ONLY = "budget_cheapest_only", "period spent forecast budget"
+    BUDGET_NO_NEW_NODES = "budget_no_new_nodes", "period spent forecast budget"
+    BUDGET_LEFT = "budget_left", "period spent forecast budget hours"
+    BUDGET_SPENT = "budget_spent", "period spent forecast budget"
+    BUDGET_OF_ACCOUNT = "budget_of_account", "account period forecast budget"
+    ONE_ZONE_SHORT = "one_zone_short", "zone have short"
+    HELD = "held", "urgency priority"
+    DEPENDENCY = "dependency"
+    NOT_YET_SCHEDULED = "not_yet_scheduled", "state"
+    QUEUE_STOPPED = "queue_stopped", "queue"
+    TOO_MANY_SHAPES = "too_many_shapes", "shapes considered"
+    UNREADABLE = "unreadable", "why"
+    NO_TYPE_FITS = "no_type_fits", "nearest lacks"
+    NO_NODE_TYPE = "no_node_type"
+    NO_FREE_SLOT = "no_free_slot", "node_type slots short", "jobs"
+    NODES_MAX = "nodes_max", "node_type nodes_max short"
+    PRICE_PER_HOUR_MAX = "price_per_hour_max", "node_type price_per_hour left price_per_hour_max"
+    ONLY_OBSERVED = "only_observed", "node_type"
+    AT_QUOTA = "at_quota", "scope node_count detail until_s"
+    BREAKER_OPEN = "breaker_open", "node_type image failures why retry_s"
+    BREAKER_TRYING = "breaker_trying", "node_type image failures why"
+    # a create fails, by the kind of the failure; it blocks a type for a while
+    CREATE_CAPACITY = "create_capacity", "detail"
+    CREATE_THROTTLED = "create_throttled", "detail"
+    CREATE_CREDENTIALS = "create_credentials", "detail"
+    CREATE_CONFIG = "create_config", "detail"
+    CREATE_GONE = "create_gone", "detail"
+    CREATE_TRANSIENT = "create_transient", "detail"
+    BLOCKED_CREATE_CAPACITY = "blocked_create_capacity", "until_s detail"
+    BLOCKED_CREATE_THROTTLED = "blocked_create_throttled", "until_s detail"
+    BLOCKED_CREATE_CREDENTIALS = "blocked_create_credentials", "until_s detail"
+    BLOCKED_CREATE_CONFIG = "blocked_create_config", "until_s detail"
+    BLOCKED_CREATE_GONE = "blocked_create_gone", "until_s detail"
+    BLOCKED_CREATE_TRANSIENT = "blocked_create_transient", "until_s detail"
+    # a type is bought, or not
+    BOUGHT = "bought", "node_count"
+    ALL_SLOTS_TAKEN = "all_slots_taken", "node_type slots"
+    NOTHING_IS_SHORT = "nothing_is_short"
+    JOB_HELD_UP = "job_held_up", "job why"
+    FITS_NO_JOB_THAT_IS_SHORT = "fits_no_job_that_is_short"
+    ANOTHER_MIX_IS_CHEAPER = "another_mix_is_cheaper", "node_types price_per_hour"
+    # warnings
+    JOB_NEVER_RUNS = "job_never_runs", "job job_count"
+    GPU_NODE_UNGUARDED = "gpu_node_unguarded", "node_type job"
+    DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"
+    GPU_NODE_TAKEN = "gpu_node_taken", "node_type job nodes"
+    JOB_ACROSS_ZONES = "job_across_zones", "job zones"
+    REQUEUED = "requeued", "job node"
+    UNFIT = "unfit", "node why"
+    HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
+    GONE_AT_PROVIDER_YET_UP = "gone_at_provider_yet_up", "node absences"
+    # the slots change
+    SLOTS_WISHED = "slots_wished", "slots"
+    DECLARED_AS_MEASURED = "declared_as_measured", "node_type"
+    SLOTS_CHANGING = "slots_changing"
+    SLOTS_IN_USE = "slots_in_use", "node_type to_give free"
+    SLOTS_DO_NOT_ADD_UP = "slots_do_not_add_up", "wanted have types"
+    SLOTS_UNKNOWN_TYPE = "slots_unknown_type", "node_type"
+    # a node is bought, recorded, created
+    DEMAND = "demand", "node_type job_count"
+    NODES_MIN = "nodes_min", "nodes_min", "node_type"
+    SPARE = "spare", "node_type spares"
+    LEASE_TO_RECORD = "lease_to_record"
+    LEASE_NOT_WANTED = "lease_not_wanted"
+    LEASE_ABOVE_LIMITS = "lease_above_limits", "node_count nodes_max price_per_hour price_per_hour_max"
+    CREATING = "creating"
+    CREATE_PACED = "create_paced", "creates_per_s"
+    CALLS_IN_FLIGHT_MAX = "calls_in_flight_max", "calls_in_flight_max"
+    CALL_IN_FLIGHT = "call_in_flight", "call deadline_s"
+    RETRY_LATER = "retry_later", "retry_s tries"
+    LOOKED_FOR = "looked_for", "absences since_s"
+    UNKNOWN_TYPE = "unknown_type", "node_type"
+    BOOTING = "booting", "waited_s boot_timeout_s"
+    QUEUED_OUTSIDE = "queued_outside", "waited_s boot_timeout_s"
+    # a node stays
+    BUSY = "busy"
+    WANTED = "wanted", "jobs"
+    IDLE_UNCONFIRMED = "idle_unconfirmed", "looks needs"
+    IDLE_NOT_LONG = "idle_not_long", "idle_s idle_timeout_s"
+    PAID_TIME_LEFT = "paid_time_left", "idle_s window_left_s stop_lead_s"
+    NEXT_WINDOW_BEGINS = "next_window_begins", "idle_s window_left_s stop_lead_s quickest_stop_s goes_in_s"
+    DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
+    HELD_BY_DRAIN = "held_by_drain", "drain_reason"
+    HELD_BY_OPERATOR = "held_by_operator", "by since_at"
+    RELEASED_BY_OPERATOR = "released_by_operator"
+    MAY_REJOIN = "may_rejoin", "away_s"
+    WANTED_AGAIN = "wanted_again", "jobs"
+    JOB_SLIPPED_IN = "job_slipped_in"
+    DRAINED_FOR_ANOTHER = "drained_for_another"
+    BUSY_YET_DRAINED_BY_US = "busy_yet_drained_by_us"
+    # a node leaves
+    WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
+    MAKES_ROOM = "makes_room", "job"
+    ABOVE_NODES_MAX = "above_nodes_max", "node_count nodes_max"
+    RETIRED_BY_OPERATOR = "retired_by_operator", "by since_at"
+    NEVER_JOINED = "never_joined", "waited_s boot_timeout_s", "phase detail"
+    FAILED_AT_PROVIDER = "failed_at_provider", "detail"
+    JOIN_FAILED = "join_failed", "detail"
+    TICKET_REPLAYED = "ticket_replayed"
+    LESS_THAN_DECLARED = (
+        "less_than_declared",
+        "node_type lacks",
+        "has_cores has_gpus has_memory_bytes declared_cores declared_gpus declared_memory_bytes",
+    )
+    BROKER_LOST = "broker_lost", "away_s rejoin_timeout_s"
+    HANGS = "hangs", "hangs_s rejoin_timeout_s"
+    RECLAIMED = "reclaimed", "detail"
+    IMPAIRED = "impaired", "detail"
+    HOUSEKEEPING_STUCK = "housekeeping_stuck", "lasts_s housekeeping_max_s"
+    HOUSEKEEPING_SURVIVES = "housekeeping_survives", "kills", "lasts_s node"
+    FLAPS = "flaps", "times within_s"
+    FOUND_DRAINED = "found_drained"
+    DRAIN_UNANSWERED = "drain_unanswered"
+    STILL_SCHEDULABLE = "still_schedulable"
+    NOT_DRAINED = "not_drained"
+    BROKER_STOPPING = "broker_stopping", "told_s broker_stop_s"
+    STOPPING = "stopping"
+    NOTHING_TO_DESTROY = "nothing_to_destroy"
+    ORPHAN = "orphan", "waited_s orphan_grace_s"
+    GONE_YET_ONLINE = "gone_yet_online"
+    SPEND_TO_RECORD = "spend_to_record"
+    GONE = "gone"
+
+
+def figure_faults(code: Code, figures: Mapping[str, Figure]) -> Iterator[str]:
+    """What is wrong with a reason's figures: one is missing, is not the code's, or has another type. For checks."""
+    yield from (f"{code} lacks {name}" for name in sorted(code.required - figures.keys()))
+    types = get_type_hints(Figures)
+    for name, value in figures.items():
+        if name not in code.required | code.optional:
+            yield f"{code} has no figure {name}"
+        elif not _is_of_type(value, types[name]):
+            yield f"{code}: {name} is {value!r}, not of type {types[name]}"
+
+
+def _is_of_type(value: Figure, wanted: object) -> bool:
+    if wanted is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if wanted in (int, str, Decimal):
+        return isinstance(value, type(wanted())) and not isinstance(value, bool)
+    return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
