@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from nodemanager.core.reasons import Figure, Reason, because
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.jobs import PeerName
 
 UNKNOWN_WAIT_S = math.inf
@@ -85,8 +86,7 @@ class Option:
     def __str__(self) -> str:
         if self.against:
             return f"{self.name}: {self.against}"
-        wait = "unknown wait" if math.isinf(self.wait_s) else f"wait {self.wait_s:.0f} s"
-        return f"{self.name}: {wait}, {self.price_per_hour.normalize():f} an hour"
+        return f"{self.name}: wait {_format_wait(self.wait_s)}, {self.price_per_hour.normalize():f} an hour"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,18 @@ def choose(needs: Needs, candidates: Sequence[Candidate], now_at: float) -> Choi
     suitable = [option for option in options if not option.against]
     if not suitable:
         final = all(option.never for option in options)
-        code = "delegation_refused" if final else "no_peer_ready"
-        return Choice(None, because(code, detail=_others(options, None)), options, final)
+        code = Code.DELEGATION_REFUSED if final else Code.NO_PEER_READY
+        return Choice(None, Reason(code, {"detail": _others(options, None)}), options, final)
     in_time = [option for option in suitable if option.wait_s <= needs.patience_s]
     best = min(in_time, key=_by_price) if in_time else min(suitable, key=_by_wait)
-    figures: dict[str, Figure] = {
-        "peer": best.name,
-        "wait": "unknown" if math.isinf(best.wait_s) else f"{best.wait_s:.0f} s",
-        "price_per_hour": best.price_per_hour,
-        "others": _others(options, best),
-    }
-    return Choice(best.name, because("peer_chosen", **figures), options)
+    reason = because(
+        Code.PEER_CHOSEN,
+        peer=best.name,
+        wait=_format_wait(best.wait_s),
+        price_per_hour=best.price_per_hour,
+        others=_others(options, best),
+    )
+    return Choice(best.name, reason, options)
 
 
 def expected_wait_s(needs: Needs, load: PeerLoad, pending: int, pending_cores: int, now_at: float) -> float:
@@ -159,6 +160,10 @@ def _by_price(option: Option) -> tuple[Decimal, float]:
 
 def _by_wait(option: Option) -> tuple[float, Decimal]:
     return option.wait_s, option.price_per_hour
+
+
+def _format_wait(wait_s: float) -> str:
+    return "unknown" if math.isinf(wait_s) else f"{wait_s:.0f} s"
 
 
 def _others(options: Sequence[Option], best: Option | None) -> str:

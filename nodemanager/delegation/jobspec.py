@@ -17,11 +17,11 @@ from nodemanager.delegation.choose import Needs
 from nodemanager.delegation.jobs import PeerName
 
 ANY = "any"
-SCHEME = "delegate"  # of the dependency, and the attribute that the frobnicator makes of it
-OUR_ATTRIBUTES = "node-manager"
+DELEGATE = "delegate"  # the attribute that the frobnicator makes of the dependency
+OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
 MARKER = "delegated-from"  # within OUR_ATTRIBUTES, in the copy
 PATIENCE = "patience"  # within OUR_ATTRIBUTES, in our job
-_OF_THE_PROXY = ("delegate", "alloc-bypass", "dependencies")
+_OF_THE_PROXY = (DELEGATE, "alloc-bypass", "dependencies")
 _NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
 
 
@@ -54,7 +54,7 @@ def read_marker(jobspec: object) -> Marker | None:
 
 def read_target(jobspec: object) -> str:
     """Read where our job is to run; "" if it is not a delegated job."""
-    target = _at(jobspec, "attributes", "system", SCHEME)
+    target = _at(jobspec, "attributes", "system", DELEGATE)
     return target if isinstance(target, str) else ""
 
 

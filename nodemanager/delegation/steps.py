@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from nodemanager.core.jobs import JobId
+from nodemanager.core.notation import format_job_id
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.jobs import HOLD, Copy, Failure, PeerName, Phase, Proxy
 
@@ -225,9 +227,9 @@ def next_step(sides: Sides) -> Step:
     if proxy.phase is Phase.ENDED:
         return _after_the_end(sides)
     if proxy.phase is Phase.ENDING:
-        return Wait(because("delegated_ending"))
+        return Wait(because(Code.DELEGATED_ENDING))
     if proxy.phase is Phase.NEW or proxy.waits_for - {HOLD}:
-        return Wait(because("delegated_waits_for_dependency"))
+        return Wait(because(Code.DELEGATED_DEPENDENCY))
     if proxy.placed is None:
         return _place(sides)
     view = sides.peers.get(proxy.placed.peer)
@@ -241,7 +243,7 @@ def next_step(sides: Sides) -> Step:
 
 
 def _unreachable(peer: PeerName, view: PeerView | None) -> Wait:
-    return Wait(because("peer_unreachable", peer=peer, detail=view.why if view else "not connected yet"))
+    return Wait(because(Code.PEER_UNREACHABLE, peer=peer, detail=view.why if view else "not connected yet"))
 
 
 def _stray_copy(sides: Sides) -> Step | None:
@@ -299,8 +301,8 @@ def _look_up_or_give_up(view: PeerView, remote: JobId) -> Step:
         return LookUpCopy(view.name, remote)
     return RaiseFailure(
         LOST,
-        f"{view.name} does not know job {remote} any more, so it has lost its state. The job may have run:"
-        " it is not started again",
+        f"{view.name} does not know job {format_job_id(remote)} any more, so it has lost its state."
+        " The job may have run: it is not started again",
     )
 
 
@@ -318,7 +320,7 @@ def _follow(sides: Sides, view: PeerView, copy: Copy) -> Step:
         return RelayOutput(view.name, copy.remote)
     if copy.status is not None or copy.ended:
         if sides.relay is Relay.FLOWING:
-            return Wait(because("delegated_ending"))
+            return Wait(because(Code.DELEGATED_ENDING))
         return _end_as(view, copy)
     return _mirror(proxy, view, copy) or Wait(_running_reason(view, copy))
 
@@ -358,7 +360,7 @@ def _catch_up(sides: Sides, view: PeerView) -> Step | None:
     if proxy.held:
         return RemoveHold()
     if proxy.phase.value < Phase.ALLOCATED.value:
-        return Wait(because("delegated_starting", peer=view.name))
+        return Wait(because(Code.DELEGATED_STARTING, peer=view.name))
     if proxy.phase is Phase.ALLOCATED:
         return StartProxy()
     return None
@@ -370,10 +372,10 @@ def _remote_note(view: PeerView, failure: Failure) -> str:
 
 def _pending_reason(view: PeerView, copy: Copy) -> Reason:
     if copy.urgency == HELD_URGENCY:
-        return because("delegated_held", peer=view.name, remote=str(copy.remote))
-    reason = because("delegated_pending", peer=view.name, remote=str(copy.remote))
+        return because(Code.DELEGATED_HELD, peer=view.name, remote=format_job_id(copy.remote))
+    reason = because(Code.DELEGATED_PENDING, peer=view.name, remote=format_job_id(copy.remote))
     return reason if copy.expected_at is None else reason.with_figures(expected_at=copy.expected_at)
 
 
 def _running_reason(view: PeerView, copy: Copy) -> Reason:
-    return because("delegated_running", peer=view.name, remote=str(copy.remote))
+    return because(Code.DELEGATED_RUNNING, peer=view.name, remote=format_job_id(copy.remote))

@@ -10,7 +10,6 @@ from nodemanager.core.ports import Clock, FluxError
 from nodemanager.core.slots import NodeType
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Claim, Status
-from nodemanager.flux.delegate.home import RealHome
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 
@@ -70,9 +69,10 @@ class RealFlux:
         """Make a watch with its own connection and thread."""
         return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)
 
-    def home(self) -> RealHome:
-        """Make the port for delegation, with its own connection and thread."""
-        return RealHome(self._uri, self._claim, timeout_s=2 * self._timeout_s)
+    @property
+    def claim(self) -> Claim:
+        """The hold on the name, for other ports that act on the instance."""
+        return self._claim
 
     def close(self) -> None:
         """Release the name if it is held. The end of the process also releases it."""

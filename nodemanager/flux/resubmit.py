@@ -11,7 +11,8 @@ import binascii
 import json
 from typing import Any
 
-from nodemanager.flux.parse.jobspec import OUR_ATTRIBUTES, REQUEUED_FROM
+from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
+from nodemanager.flux.parse.jobspec import REQUEUED_FROM
 from nodemanager.flux.parse.json_fields import object_at
 
 

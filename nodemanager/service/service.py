@@ -252,12 +252,13 @@ def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
 
 
 def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPorts:
+    from nodemanager.flux.delegate.home import RealHome  # noqa: PLC0415
     from nodemanager.flux.delegate.peer import RealPeer  # noqa: PLC0415
 
     def make_peer(peer: Peer) -> PeerPort:
         return RealPeer(peer.name, peer.uri, site.cluster_uuid, clock)
 
-    return DelegationPorts(flux.home, make_peer, targets_of(site))
+    return DelegationPorts(lambda: RealHome(site.flux.uri, flux.claim), make_peer, targets_of(site))
 
 
 def targets_of(site: Site) -> Targets:

@@ -178,13 +178,13 @@ def test_the_next_step(
 
 
 WAITS = [
-    ("not validated yet", (SUBMIT, ADD_HOLD), None, Relay.IDLE, "delegated_waits_for_dependency"),
+    ("not validated yet", (SUBMIT, ADD_HOLD), None, Relay.IDLE, "delegated_dependency"),
     (
         "another dependency first",
         (*HELD, an_event("dependency-add", 2.5, description="after-success=5")),
         None,
         Relay.IDLE,
-        "delegated_waits_for_dependency",
+        "delegated_dependency",
     ),
     ("pending there", PLACED, (*COPY_HELD, RELEASED), Relay.IDLE, "delegated_pending"),
     ("held by its user", (*PLACED, an_event("urgency", 4.8, urgency=0)), COPY_HELD, Relay.IDLE, "delegated_held"),

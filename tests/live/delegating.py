@@ -45,9 +45,9 @@ class Delegating:
         return self.manager
 
     def reap(self) -> None:
-        self.elastic.reap()
         for peer in self.peers.values():
             peer.reap()
+        self.elastic.reap()
 
     @property
     def b(self) -> SoloInstance:

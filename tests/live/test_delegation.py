@@ -26,7 +26,9 @@ def test_its_exit_code_its_output_and_its_node(site: Delegating) -> None:
     assert site.ends(job) == ("F", "3")
     assert site.field(job, "nodelist") == "b"
     assert "to stdout" in site.output(job)
-    (copy,) = [it for it in site.copies() if it[0] == site.flux("job", "eventlog", job).split("jobid=")[1].split()[0]]
+    (copy,) = [
+        it for it in site.copies() if it[0] == site.flux("job", "eventlog", job).split("jobid=")[1].split()[0]
+    ]
     assert copy[1] == "F"
     assert site.field(job, "user.delegated").startswith("b ")
     assert not site.elastic.witness.living(), "no node was bought for it"
@@ -75,7 +77,20 @@ def test_cancelled_there(site: Delegating) -> None:
 def test_output_while_it_runs(site: Delegating) -> None:
     job = site.submit("sh", "-c", "echo first; sleep 60")
     site.until(job, "R")
-    eventually("its first line is here", lambda: "first" in site.flux("kvs", "get", "--raw", f"--namespace=job-{site.flux('job', 'id', '--to=dec', job)}", "output", check=False))
+    eventually(
+        "its first line is here",
+        lambda: (
+            "first"
+            in site.flux(
+                "kvs",
+                "get",
+                "--raw",
+                f"--namespace=job-{site.flux('job', 'id', '--to=dec', job)}",
+                "output",
+                check=False,
+            )
+        ),
+    )
     site.flux("cancel", job)
     site.ends(job)
 

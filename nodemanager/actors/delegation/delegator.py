@@ -23,6 +23,7 @@ from nodemanager.core.facts import Tick
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.ports import Clock
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import because
 from nodemanager.delegation import steps
@@ -462,7 +463,7 @@ class Delegator(CrashOnlyActor):
         states = [self._open_peer(peer) for peer in peers]
         self._ask_fits(tracked, states, now_s)
         if any(state.synced and state.fit(tracked.fit_key, now_s) is None for state in states):
-            tracked.reason = because("delegation_choosing")
+            tracked.reason = because(Code.DELEGATION_CHOOSING)
             return
         counts = Counter(it.proxy.placed.peer if it.proxy.placed else it.chosen for it in self._jobs.values())
         candidates = [state.candidate(tracked, counts[state.peer.name], now_s) for state in states]
@@ -535,7 +536,7 @@ class Delegator(CrashOnlyActor):
             return
         name = type(request).__name__
         self._log.warning("delegation_call_failed", job=format_job_id(request.job), call=name, why=why)
-        tracked.reason = because("delegation_call_failed", detail=f"{name}: {why}")
+        tracked.reason = because(Code.DELEGATION_CALL_FAILED, detail=f"{name}: {why}")
         tracked.put_off(self._clock.monotonic_s())
 
     def _peer_done(self, state: PeerState, request: PeerRequest) -> None:
@@ -556,7 +557,7 @@ class Delegator(CrashOnlyActor):
             self._log.warning(
                 "delegation_call_failed", job=format_job_id(job), peer=state.peer.name, call=name, why=why
             )
-            tracked.reason = because("delegation_call_failed", detail=f"{state.peer.name}: {name}: {why}")
+            tracked.reason = because(Code.DELEGATION_CALL_FAILED, detail=f"{state.peer.name}: {name}: {why}")
             tracked.put_off(self._clock.monotonic_s())
 
     def _waiting_for(self, state: PeerState, request: PeerRequest) -> list[tuple[JobId, TrackedJob]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.core.jobs import JobId
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.choose import Candidate, Choice, Needs, PeerLoad
 from nodemanager.delegation.jobs import Copy, PeerName, Proxy
@@ -35,7 +36,7 @@ class TrackedJob:
     asked: PeerName | None = None
     retry_s: float = 0.0
     pause_s: float = 0.0
-    reason: Reason = field(default_factory=lambda: because("delegated_new"))
+    reason: Reason = field(default_factory=lambda: because(Code.DELEGATED_NEW))
     # Output.
     relay: Relay = Relay.IDLE
     passing: OutputRelay | None = None

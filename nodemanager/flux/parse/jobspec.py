@@ -20,6 +20,7 @@ from typing import Any
 
 from nodemanager.core.jobs import Job, JobId, JobState, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
+from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
 
@@ -34,9 +35,9 @@ PLAIN_BYTES = 2**12  # a jobspec up to this size counts nothing for its user: th
 USER_BYTES_MAX = 2**25
 ALL_BYTES_MAX = 2**27
 
-OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
 REQUEUED_FROM = "requeued-from"  # of a job that we submitted again: the id of the first job
-_SYSTEM_READ = ("duration", "queue", "constraints", OUR_ATTRIBUTES)  # of attributes.system
+_WAITING = frozenset({JobState.PRIORITY, JobState.SCHED})
+_SYSTEM_READ = ("duration", "queue", "constraints", DELEGATE, OUR_ATTRIBUTES)  # of attributes.system
 
 # RFC 14 gives a resource a unit but defines none. "GB" means 10⁹ to some people and 2³⁰ to others. The larger
 # counts, so that a node that is bought has enough for both.
@@ -72,7 +73,8 @@ def read_job(
         wish = _read_our_attributes(system)
         return Job(
             id=job_id,
-            state=state,
+            # Its copy needs nodes, elsewhere; the job here only shows it.
+            state=JobState.DEPEND if DELEGATE in system and state in _WAITING else state,
             shape=_shape(resources, system, wish),
             submitted_at=submitted_at,
             urgency=urgency,
@@ -295,7 +297,7 @@ def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> floa
     return seconds_at(system.get("duration"), "attributes.system.duration")
 
 
-_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM)
+_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM, PATIENCE, MARKER)
 
 
 @dataclass(frozen=True, slots=True)
