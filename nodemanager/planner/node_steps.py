@@ -116,9 +116,8 @@ def next_step(node: Node, context: StepContext) -> Step:
         return Step(because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries))
     steered = operator.operator_step(node, context.snapshot.steering)
     if steered is not None:
-        reason, action = steered
-        waits = action is None and reason.code == "retired_by_operator"
-        return _wait_for_jobs(node, reason, context) if waits else Step(reason, action)
+        waits = steered.waits_for_jobs
+        return _wait_for_jobs(node, steered.reason, context) if waits else Step(steered.reason, steered.action)
     if node.launch.type_name in context.policy.observed and _is_left_alone(node):
         return Step(because(Code.ONLY_OBSERVED, node_type=node.launch.type_name))
     return STEP_OF_STATE[node.state](node, context)
@@ -162,7 +161,7 @@ def _step_requested(node: Node, context: StepContext) -> Step:
 def _step_booting(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None:
-        return _drain(node, given_up)
+        return _drain(node, given_up.reason, boot_failed=given_up.boot_failed)
     if context.overspent is not None:
         return _drain(node, context.overspent)
     waited_s = context.now_s - node.requested_s
@@ -179,7 +178,7 @@ def _step_booting(node: Node, context: StepContext) -> Step:
 def _step_lost(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None and not (node.rank is not None and node.rank.allocated):
-        return _drain(node, given_up)
+        return _drain(node, given_up.reason)
     return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s))
 
 
@@ -232,7 +231,8 @@ def _mend_idle(node: Node, context: StepContext) -> Step | None:
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     if _is_drained(node):
         return _replace_drain_by_flux(node, context)
-    why = why_give_up(node, context.policy, context.now_s) or why_unfit(node, context.policy, context.now_s)
+    given_up = why_give_up(node, context.policy, context.now_s)
+    why = given_up.reason if given_up is not None else why_unfit(node, context.policy, context.now_s)
     return _retire(node, why, context) if why is not None else None
 
 
@@ -311,14 +311,14 @@ def _step_draining(node: Node, context: StepContext) -> Step:
     if wanted is not None and fit and not (context.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
     if node.drained_s is None or node.rank is None:
-        return _drain(node, node.retiring or because(Code.DRAIN_UNANSWERED))
+        return _drain_again(node, because(Code.DRAIN_UNANSWERED))
     obstacle = retirement.second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, context)
     if obstacle.code == "job_slipped_in" and node.rank.online and fit:
         return _reprieve(node, context, obstacle)
     if obstacle.code in ("still_schedulable", "not_drained") and context.now_s - node.drained_s >= REDRAIN_AFTER_S:
-        return _drain(node, node.retiring or obstacle)
+        return _drain_again(node, obstacle)
     return _wait_for_jobs(node, obstacle, context)
 
 
@@ -328,7 +328,7 @@ def _step_stopping(node: Node, context: StepContext) -> Step:
         return _wait_for_jobs(node, because(Code.JOB_SLIPPED_IN), context)
     if node.drained_s is None:
         # The claim was renewed since. Another manager may have kept the node meanwhile and given it work.
-        return _drain(node, node.retiring or because(Code.DRAIN_UNANSWERED))
+        return _drain_again(node, because(Code.DRAIN_UNANSWERED))
     return _stop(node, context)
 
 
@@ -364,10 +364,16 @@ def _step_gone(node: Node, context: StepContext) -> Step:
     return Step(reason, EndLease(node.launch, reason))
 
 
-def _drain(node: Node, reason: Reason) -> Step:
+def _drain(node: Node, reason: Reason, *, boot_failed: bool = False, for_operator: bool = False) -> Step:
     """Drain the node so that it can be stopped."""
     note = hardware.drain_note(reason) if reason == node.misfit else ""
-    return Step(reason, DrainNode(node.id, node.launch.rank, reason, note))
+    order = DrainNode(node.id, node.launch.rank, reason, note, boot_failed=boot_failed, for_operator=for_operator)
+    return Step(reason, order)
+
+
+def _drain_again(node: Node, otherwise: Reason) -> Step:
+    """Order a drain once more, for the reason for which the node leaves; ``otherwise`` if that is unknown."""
+    return _drain(node, node.retiring or otherwise, for_operator=node.retired_by_operator)
 
 
 def _reprieve(node: Node, context: StepContext, reason: Reason) -> Step:

@@ -8,6 +8,7 @@ from nodemanager.core.drains import drain_text
 from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import Billing
+from nodemanager.history.node_lives import BOOT_FAILURES
 from nodemanager.planner.cost.billing import window_left_s
 from nodemanager.planner.observe.node_health import why_give_up
 from nodemanager.planner.retirement import second_look, should_retire
@@ -91,8 +92,9 @@ def test_a_node_of_a_type_that_the_site_no_longer_names_goes_when_idle() -> None
 
 
 def _overdue(state: NodeState, **changes: Any) -> str | None:
-    reason = why_give_up(a_node("cloud1", state, **changes), POLICY, NOW_S)
-    return reason.code if reason is not None else None
+    given_up = why_give_up(a_node("cloud1", state, **changes), POLICY, NOW_S)
+    assert given_up is None or given_up.boot_failed == (given_up.reason.code in BOOT_FAILURES)
+    return given_up.reason.code if given_up is not None else None
 
 
 def test_a_node_that_does_not_join_in_time_is_given_up() -> None:

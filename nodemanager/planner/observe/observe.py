@@ -271,6 +271,7 @@ def _undrain_node(node: Node, now_s: float) -> Node:
         rank=rank,
         rank_seen_s=now_s,
         retiring=None,
+        retired_by_operator=False,
         retired_s=None,
         idle_looks=0,
     )

@@ -63,6 +63,7 @@ class Node:
     drained_s: float | None = None  # when the second look after our drain began
     broker_told_s: float | None = None  # when the manager told its broker to stop
     retiring: Reason | None = None
+    retired_by_operator: bool = False  # or held, while it was leaving: a release undrains it
     retired_s: float | None = None  # when it was decided to retire it
     stop_delayed: bool = False  # since then a call for it failed, a job ran there, or nothing was decided
     phase: JoinPhase | None = None  # of its join, as last reported by the node
