@@ -18,14 +18,15 @@ DATA = ROOT / "tests" / "data" / "ensembles"
 
 
 class EnsembleProcess:
-    """One process of ``ensemble run --json``, and the events that it has printed."""
+    """One process of ``ensemble run --json``, and the events that it has printed into ``folder``."""
 
-    def __init__(self, instance: LiveInstance, file: Path, *options: str) -> None:
-        self._output = instance.directory / f"ensemble-{os.urandom(4).hex()}.jsonl"
+    def __init__(self, uri: str, folder: Path, file: Path, *options: str) -> None:
+        self._output = folder / f"ensemble-{os.urandom(4).hex()}.jsonl"
+        self._uri = uri
         self._errors = self._output.with_suffix(".err")
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [*COMMAND, "run", str(file), "--json", "--uri", instance.uri, *options],
+                [*COMMAND, "run", str(file), "--json", "--uri", uri, *options],
                 cwd=ROOT,
                 stdout=output,
                 stderr=errors,
@@ -48,6 +49,11 @@ class EnsembleProcess:
 
     def until(self, what: str, within_s: float = 30) -> None:
         eventually(what, lambda: any(event["event"] == what for event in self.events), within_s)
+
+    def stop(self, name: str) -> None:
+        """End the run by its name."""
+        subprocess.run([*COMMAND, "stop", name, "--uri", self._uri], cwd=ROOT, check=True, capture_output=True)
+        self.process.wait(10)
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
