@@ -46,12 +46,12 @@ class Floors:
         with self._lock:
             return share_nodes({name: held.claim for name, held in self._held.items()}, self.nodes_max)
 
-    def answer(self, request: Any) -> dict[str, str]:
-        """Answer ``node-manager.floor``: ``{"ensemble": NAME, "nodes": N}``. ``why`` is the reason of a refusal."""
+    def answer(self, request: Mapping[str, Any]) -> str:
+        """Answer ``node-manager.floor``: why not, or ""."""
         match request:
             case {"ensemble": str(name), "nodes": int(nodes)} if nodes >= 0 and len(name) <= 200:
-                return {"why": self.ask(name, nodes)}
-        return {"why": 'a request has the form {"ensemble": NAME, "nodes": N}'}
+                return self.ask(name, nodes)
+        return 'a request has the form {"ensemble": NAME, "nodes": N}'
 
     def ask(self, name: str, nodes: int) -> str:
         """Keep ``nodes`` for an ensemble from now on. Returns why not, with nothing changed; "" if it is so."""

@@ -18,6 +18,7 @@ LAYERS = (
     {"core"},
     {"config"},
     {"planner", "ensemble"},
+    {"delegation"},
     {"actors", "flux"},
     {"cloud", "join", "history", "simulation"},
     {"web"},
@@ -30,7 +31,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
     "planner": ("state", "cost", "observe", "packing", "placement", ""),
-    "flux": ("parse", "records", "", "ensembles", "setup"),
+    "flux": ("parse", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),
     "web": ("state", "api", ""),
@@ -122,7 +123,7 @@ def test_a_folder_holds_a_dozen_modules_at_most() -> None:
     assert not {str(folder): names for folder, names in folders.items() if len(names) > FOLDER_MAX}
 
 
-PURE = [name for name in IN_PACKAGES if _package(name) in {"planner", "ensemble"}]
+PURE = [name for name in IN_PACKAGES if _package(name) in {"planner", "delegation", "ensemble"}]
 READS_FILES = {"pydantic", "yaml"}  # libraries without side effects, to read an ensemble's file
 
 

@@ -52,8 +52,14 @@ class RealEnsemblePort:
         if not lines:
             self._reactor.after(0.0, then)
             return
-        sent = records.send_log(self._reactor.handle, self._name, self._record, lines)
-        self._reactor.wait("ensemble log", sent, then, self._lost, timeout_s=LOG_TIMEOUT_S)
+        self._reactor.take_later(
+            "ensemble log",
+            lambda: records.send_log(self._reactor.handle, self._name, self._record, lines),
+            lambda stored: stored.get(),
+            lambda _: then(),
+            self._lost,
+            timeout_s=LOG_TIMEOUT_S,
+        )
 
     def follow(self, on_record: Callable[[Mapping[str, Any]], None]) -> None:
         self._reactor.subscribe("job-manager.events-journal", {"full": True}, on_record, self._lost)
@@ -65,8 +71,9 @@ class RealEnsemblePort:
             else:  # the job may have been submitted or not: the next connection finds out
                 self._lost(failure)
 
-        sent = submit.send(self._reactor.handle, jobspec, urgency)
-        self._reactor.wait("job submission", sent, lambda: then(""), on_failure, timeout_s=LOG_TIMEOUT_S)
+        submit.submit_later(
+            self._reactor, jobspec, urgency, lambda _: then(""), on_failure, timeout_s=LOG_TIMEOUT_S
+        )
 
     def cancel(self, job: int, why: str, then: Then) -> None:
         self._ask_about_job("job-manager.raise", {"id": job, "severity": 0, "type": "cancel", "note": why}, then)

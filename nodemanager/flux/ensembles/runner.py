@@ -7,6 +7,7 @@ Who holds the service name ``ensemble-NAME`` on rank 0 runs the ensemble of that
 from __future__ import annotations
 
 import errno
+import json
 import select
 import socket
 import time
@@ -26,7 +27,7 @@ from nodemanager.ensemble.session import Session
 from nodemanager.flux.bindings import LEADER, CallFailed, rank_of
 from nodemanager.flux.ensembles import records
 from nodemanager.flux.ensembles.port import RealEnsemblePort
-from nodemanager.flux.reactor import Reactor
+from nodemanager.flux.reactor import Reactor, Request
 
 TIMEOUT_S = 10.0
 REFRESH_S = 0.5
@@ -194,13 +195,13 @@ class Runner:
 
         reactor.request("resource.status", None, on_answer, lambda _: self._view.refresh(None), timeout_s=TIMEOUT_S)
 
-    def _status(self, _: object) -> object:
-        return self.summary
+    def _status(self, _: Request) -> str:
+        return json.dumps(self.summary)
 
-    def _stop(self, _: object) -> object:
+    def _stop(self, _: Request) -> str:
         if self._session_now is not None:
             self._session_now.stop(STOPPED)
-        return {}
+        return "{}"
 
 
 def service_name(name: str) -> str:
