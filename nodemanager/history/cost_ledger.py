@@ -71,10 +71,17 @@ class CostLedger:
         self._charged: dict[LaunchId, float] = {}
 
     def accrue(self, published: Publication) -> Costs:
-        """Return the cost since the last publication that was accrued; empty if that was less than a step ago."""
+        """Return the cost since the last publication that was accrued.
+
+        Empty if that was less than a step ago and no node's billing has begun or ended since.
+        """
         last = self._last
         costs: defaultdict[CostKey, CostSum] = defaultdict(CostSum)
-        if last is not None and published.snapshot.now_s - last.now_s < STEP_MIN_S:
+        if (
+            last is not None
+            and published.snapshot.now_s - last.now_s < STEP_MIN_S
+            and _same_billed(last, published)
+        ):
             return costs
         self._last = published.snapshot
         policy, self._policy = self._policy or published.policy, published.policy
@@ -102,6 +109,17 @@ class CostLedger:
             key = CostKey(hour, node.launch.type_name, NOBODY, "", "unused")
             costs[key].cost += min(ahead, max(0.0, unused))
         return costs
+
+
+def _same_billed(last: Snapshot, published: Publication) -> bool:
+    now = published.snapshot
+    return last.nodes is now.nodes or _billed(last) == _billed(now)
+
+
+def _billed(snapshot: Snapshot) -> frozenset[LaunchId]:
+    return frozenset(
+        id_ for id_, it in snapshot.nodes.items() if it.cloud is not None and it.state is not NodeState.GONE
+    )
 
 
 def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, RankAllocation]]]:

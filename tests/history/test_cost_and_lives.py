@@ -114,6 +114,15 @@ def test_what_is_not_yet_made_costs_nothing() -> None:
     assert spent(*told(a_moment(nodes=[node]), a_moment(60, nodes=[node]))) == {}
 
 
+def test_a_node_that_comes_and_goes_within_a_step_costs_something() -> None:
+    by_the_second = a_type("cloud", window_s=1.0)
+    policy = a_policy(by_the_second)
+    node = a_node("cloud1", NodeState.BOOTING, policy, billed_from_s=NOW_S + 1.0)
+    moments = [(0, []), (1, [node]), (2, [node]), (3, [])]
+    story = told(*(a_moment(at_s, nodes=nodes, policy=policy) for at_s, nodes in moments))
+    assert sum(spent(*story).values()) == pytest.approx(float(by_the_second.price_per_hour) * 2 / 3600)
+
+
 def test_a_long_pause_of_the_manager_is_not_charged_whole() -> None:
     node = a_node("cloud1", NodeState.IDLE, billed_from_s=NOW_S)
     story = told(a_moment(nodes=[node]), a_moment(86_400, nodes=[node]))

@@ -31,6 +31,7 @@ def check_readiness(board: Board) -> tuple[bool, Document]:
     posted = board.latest
     if posted is None:
         return False, {"ok": False, "why": "nothing has been decided yet"}
-    still = posted.published.plan.stands_still
-    well = still is None or still.code == "paused"
+    plan = posted.published.plan
+    still = plan.stands_still
+    well = still is None or plan.is_paused
     return well, {"ok": well, "why": str(still) if still is not None else ""}

@@ -7,18 +7,26 @@ nodes or none, in queue order, and a node that a waiting job can use is kept.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import CloudState
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import News, ReplayEngine
-from nodemanager.whatif.replay.sched_simple import QueuedJob, choose_ranks, count_fits, wanted_count
-
-FreeCapacity = dict[int, tuple[int, int, int]]  # by rank: free cores, free GPUs, running jobs
+from nodemanager.whatif.replay.sched_simple import (
+    FreeRanks,
+    QueuedJob,
+    RankCapacity,
+    add_rank,
+    count_fits,
+    find_fit,
+    remove_rank,
+    wanted_count,
+)
 
 IDLE_TIMEOUT_S = 600.0
 SCAN_S = 10.0
@@ -33,9 +41,13 @@ class Baseline:
     plans: int = 0
     engine: ReplayEngine = field(init=False)
     _due_s: float | None = None
+    _by_price: Sequence[int] = ()  # all ranks, those of the cheapest type first
+    _booting: list[ReplayMachine] = field(default_factory=list)
 
     def begin(self, engine: ReplayEngine) -> None:
         self.engine = engine
+        prices = {rank: node_type.price_per_hour for rank, node_type in engine.type_of_rank.items()}
+        self._by_price = sorted(prices, key=lambda rank: (prices[rank], rank))
         self.look_by(engine.now_s)
 
     def on_change(self) -> None:
@@ -61,35 +73,32 @@ class Baseline:
 
     # --- queries ---
 
-    def idle_machines(self) -> list[tuple[ReplayMachine, float]]:
-        """The online nodes without a job, each with the time since when."""
-        ranks, ended = self.engine.scheduler.ranks, self.engine.last_ended_s
-        return [
-            (machine, max(machine.joined_s or 0.0, ended.get(rank, 0.0)))
-            for rank, machine in self.engine.machines.items()
-            if machine.online and ranks[rank].is_empty
-        ]
+    def idle_machines(self) -> list[ReplayMachine]:
+        """The online nodes without a job, in the order in which they were created."""
+        machines, scheduler = self.engine.machines, self.engine.scheduler
+        whole = dict.fromkeys((node_type.cores, node_type.gpus) for node_type in self.engine.setup.node_types)
+        idle = [rank for of in whole for rank in scheduler.free.get(of, ()) if scheduler.ranks[rank].is_empty]
+        return sorted((machines[rank] for rank in idle), key=lambda machine: machine.provider_id)
 
-    def free_capacity(self) -> FreeCapacity:
-        """The free capacity of online and booting nodes, by rank."""
-        ranks = self.engine.scheduler.ranks
-        return {
-            rank: (ranks[rank].cores_free, ranks[rank].gpus_free, ranks[rank].jobs)
-            for rank, machine in self.engine.machines.items()
-            if machine.state in (CloudState.PENDING, CloudState.RUNNING)
-        }
+    def booting_machines(self) -> list[ReplayMachine]:
+        self._booting = [machine for machine in self._booting if machine.state is CloudState.PENDING]
+        return self._booting
 
-    def vacant_ranks(self) -> list[int]:
+    def idle_since_s(self, machine: ReplayMachine) -> float:
+        return max(machine.joined_s or 0.0, self.engine.last_ended_s.get(machine.rank, 0.0))
+
+    def vacant_ranks(self) -> Iterator[int]:
         """The ranks without a node, those of the cheapest type first."""
-        engine = self.engine
-        ranks = [rank for rank in engine.type_of_rank if rank not in engine.machines]
-        return sorted(ranks, key=lambda rank: (engine.type_of_rank[rank].price_per_hour, rank))
+        machines = self.engine.machines
+        return (rank for rank in self._by_price if rank not in machines)
 
     def create(self, rank: int) -> ReplayMachine | None:
         """Create a node for a rank. If the cloud refuses, return None and look again after ``POLL_S``."""
         machine = self.engine.create(rank)
         if machine is None:
             self.look_by(self.engine.now_s + POLL_S)
+        else:
+            self._booting.append(machine)
         return machine
 
     def may_create(self, rank: int) -> bool:
@@ -125,56 +134,39 @@ class IdleTimeout(Baseline):
     timeout_s: float = IDLE_TIMEOUT_S
 
     def decide(self) -> None:
-        needed = self._serve_queue()
-        now_s = self.engine.now_s
-        for machine, since_s in self.idle_machines():
+        needed = self._serve_queue() if self.engine.scheduler.queue else {}
+        now_s, next_s = self.engine.now_s, math.inf
+        for machine in self.idle_machines():
             if machine.rank in needed:
                 continue
+            since_s = self.idle_since_s(machine)
             if now_s - since_s >= self.timeout_s:
                 self.engine.destroy(machine)
             else:
-                self.look_by(since_s + self.timeout_s + 0.001)  # just after it, whatever the rounding
+                next_s = min(next_s, since_s + self.timeout_s + 0.001)  # just after it, whatever the rounding
+        if next_s < math.inf:
+            self.look_by(next_s)
 
-    def _serve_queue(self) -> set[int]:
+    def _serve_queue(self) -> Container[int]:
         """Place jobs in queue order and buy missing nodes, up to the first job that cannot be placed.
 
         Return the ranks that these jobs need.
         """
-        free = self.free_capacity()
-        needed: set[int] = set()
-        vacant = iter(self.vacant_ranks())
+        room = _Room(self.engine.scheduler.ranks, {})
+        for of, ranks in self.engine.scheduler.free.items():
+            room.free[of] = ranks.copy()
+        for machine in self.booting_machines():
+            room.add(machine.rank)
+        vacant = self.vacant_ranks()
         for job in self.engine.scheduler.queue:
-            ranks = self._place(job.shape, free, vacant)
-            if ranks is None:
+            if not room.place(job.shape) and not (self._buy(job.shape, room, vacant) and room.place(job.shape)):
                 break
-            needed |= ranks
-        return needed
+        return room.left
 
-    def _place(self, shape: Shape, free: FreeCapacity, vacant: Iterable[int]) -> set[int] | None:
-        chosen = choose_ranks(shape, free)
-        if chosen is None:
-            bought = self._buy(shape, free, vacant)
-            chosen = choose_ranks(shape, free) if bought else None
-        if chosen is None:
-            return None
-        want, _ = wanted_count(shape)
-        for rank in sorted(chosen, key=lambda rank: (-free[rank][0], -free[rank][1], rank)):
-            cores, gpus, jobs = free[rank]
-            fits = min(want, count_fits(shape, cores, gpus, whole=jobs == 0))
-            want -= fits
-            slots = fits if shape.nodes is None else shape.slots
-            left = (
-                (0, 0)
-                if shape.exclusive
-                else (cores - slots * shape.cores_per_slot, gpus - slots * shape.gpus_per_slot)
-            )
-            free[rank] = (*left, jobs + 1)
-        return set(chosen)
-
-    def _buy(self, shape: Shape, free: FreeCapacity, vacant: Iterable[int]) -> bool:
+    def _buy(self, shape: Shape, room: _Room, vacant: Iterable[int]) -> bool:
         """Buy the nodes that a job is missing. Buy none, and return False, if it cannot have them all."""
         want, _ = wanted_count(shape)
-        short = want - sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
+        short = want - room.count_fits(shape)
         engine, chosen = self.engine, []
         price, nodes = engine.price_per_hour, len(engine.machines)
         for rank in vacant:
@@ -194,9 +186,45 @@ class IdleTimeout(Baseline):
         for rank in chosen:
             if self.create(rank) is None:
                 return False
-            node_type = engine.type_of_rank[rank]
-            free[rank] = (node_type.cores, node_type.gpus, 0)
+            room.add(rank)
         return True
+
+
+@dataclass(slots=True)
+class _Room:
+    """The free capacity of online and booting nodes, less what the jobs placed so far take."""
+
+    ranks: Mapping[int, RankCapacity]
+    free: FreeRanks
+    left: dict[int, tuple[int, int]] = field(default_factory=dict)  # the free capacity of ranks with such jobs
+
+    def add(self, rank: int) -> None:
+        """Add a booting node."""
+        add_rank(self.free, self._capacity(rank), rank)
+
+    def place(self, shape: Shape) -> bool:
+        """Place a job by worst fit, whatever its constraint; False if it does not fit."""
+        grants = find_fit(shape, self.free, self._is_whole if shape.exclusive else None)
+        for grant in grants or ():
+            cores, gpus = self._capacity(grant.rank)
+            remove_rank(self.free, (cores, gpus), grant.rank)
+            self.left[grant.rank] = left = cores - grant.cores, gpus - grant.gpus
+            add_rank(self.free, left, grant.rank)
+        return grants is not None
+
+    def count_fits(self, shape: Shape) -> int:
+        """How many of the shape's nodes or slots fit."""
+        found = 0
+        for of, ranks in self.free.items():
+            count = sum(map(self._is_whole, ranks)) if shape.exclusive else len(ranks)
+            found += count * count_fits(shape, *of, whole=True)
+        return found
+
+    def _capacity(self, rank: int) -> tuple[int, int]:
+        return self.left.get(rank) or (self.ranks[rank].cores_free, self.ranks[rank].gpus_free)
+
+    def _is_whole(self, rank: int) -> bool:
+        return rank not in self.left and self.ranks[rank].is_empty
 
 
 @dataclass(slots=True)
@@ -212,21 +240,19 @@ class ArvadosWishlist(Baseline):
     opens_s: float = 54 * 60.0
     open_s: float = 5 * 60.0
     shut_s: float = 60.0
+    _sizes: dict[Shape, NodeType | None] = field(default_factory=dict)
 
     def decide(self) -> None:
         wished = self._wishes()
-        engine = self.engine
-        available: dict[str, int] = {}
-        for rank, machine in engine.machines.items():
-            if machine.state in (CloudState.PENDING, CloudState.RUNNING) and engine.scheduler.ranks[rank].is_empty:
-                available[machine.node_type.name] = available.get(machine.node_type.name, 0) + 1
+        engine, idle = self.engine, self.idle_machines()
+        available = Counter(machine.node_type.name for machine in (*self.booting_machines(), *idle))
         for rank in self.vacant_ranks() if wished else ():
             name = engine.type_of_rank[rank].name
-            if wished.get(name, 0) > available.get(name, 0):
+            if wished.get(name, 0) > available[name]:
                 if not self.may_create(rank) or self.create(rank) is None:
                     break
-                available[name] = available.get(name, 0) + 1
-        self._shut_down(wished, available)
+                available[name] += 1
+        self._shut_down(idle, wished, available)
 
     def _wishes(self) -> dict[str, int]:
         """The number of nodes requested by type, in queue order, at most ``nodes_max`` in all."""
@@ -243,23 +269,29 @@ class ArvadosWishlist(Baseline):
         return wished
 
     def _size_for(self, shape: Shape) -> NodeType | None:
-        engine = self.engine
-        for node_type in sorted(engine.setup.node_types, key=lambda it: it.price_per_hour):
-            rank = next(rank for rank, of_type in engine.type_of_rank.items() if of_type is node_type)
-            if _count_fits_on(engine, shape, rank, node_type):
-                return node_type
-        return None
+        if shape not in self._sizes:
+            engine = self.engine
+            first_ranks = {node_type.name: rank for rank, node_type in reversed(engine.type_of_rank.items())}
+            types = sorted(engine.setup.node_types, key=lambda it: it.price_per_hour)
+            fitting = (it for it in types if _count_fits_on(engine, shape, first_ranks[it.name], it))
+            self._sizes[shape] = next(fitting, None)
+        return self._sizes[shape]
 
-    def _shut_down(self, wished: Mapping[str, int], available: dict[str, int]) -> None:
+    def _shut_down(
+        self, idle: Iterable[ReplayMachine], wished: Mapping[str, int], available: Counter[TypeName]
+    ) -> None:
         cycle_s = self.opens_s + self.open_s + self.shut_s
-        for machine, _ in self.idle_machines():
+        now_s, next_s = self.engine.now_s, math.inf
+        for machine in idle:
             name = machine.node_type.name
-            into_s = (self.engine.now_s - machine.created_s) % cycle_s
+            into_s = (now_s - machine.created_s) % cycle_s
             if not self.opens_s <= into_s < self.opens_s + self.open_s:
-                self.look_by(self.engine.now_s + (self.opens_s - into_s) % cycle_s + 0.001)
-            elif available.get(name, 0) > wished.get(name, 0):
+                next_s = min(next_s, now_s + (self.opens_s - into_s) % cycle_s + 0.001)
+            elif available[name] > wished.get(name, 0):
                 available[name] -= 1
                 self.engine.destroy(machine)
+        if next_s < math.inf:
+            self.look_by(next_s)
 
 
 def _count_fits_on(engine: ReplayEngine, shape: Shape, rank: int, node_type: NodeType) -> int:

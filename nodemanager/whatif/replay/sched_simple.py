@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ from nodemanager.core.slots import SlotName
 from nodemanager.planner.state.constraints import holds
 
 BACKFILL_DEPTH = 64  # how many jobs behind the first are tried
+
+FreeRanks = dict[tuple[int, int], list[int]]  # by free cores and GPUs: the ranks, ascending
 
 
 @dataclass(slots=True, eq=False)
@@ -86,9 +89,7 @@ class Scheduler:
     queue_policy: QueuePolicy
     queue: deque[QueuedJob] = field(default_factory=deque)
     running: dict[JobId, QueuedJob] = field(default_factory=dict)
-    _free: dict[tuple[int, int], list[int]] = field(
-        default_factory=dict
-    )  # ranks that are up, by free (cores, GPUs)
+    free: FreeRanks = field(default_factory=dict)  # of the ranks that are up
     _generation: int = 0  # grows whenever a job that could not start before may be able to now
     _blocked: tuple[JobId, int] | None = None
     _changes: int = 0  # counts all changes of free resources
@@ -114,16 +115,12 @@ class Scheduler:
     def _index(self, capacity: RankCapacity) -> None:
         self._changes += 1
         if capacity.up:
-            insort(self._free.setdefault((capacity.cores_free, capacity.gpus_free), []), capacity.rank)
+            add_rank(self.free, (capacity.cores_free, capacity.gpus_free), capacity.rank)
 
     def _unindex(self, capacity: RankCapacity) -> None:
         self._changes += 1
         if capacity.up:
-            key = (capacity.cores_free, capacity.gpus_free)
-            ranks = self._free[key]
-            del ranks[bisect_left(ranks, capacity.rank)]
-            if not ranks:
-                del self._free[key]
+            remove_rank(self.free, (capacity.cores_free, capacity.gpus_free), capacity.rank)
 
     # --- jobs ---
 
@@ -213,34 +210,16 @@ class Scheduler:
         return self._eligible[constraint]
 
     def _find_fit(self, shape: Shape, without: AbstractSet[int] = frozenset()) -> tuple[GrantCounts, ...] | None:
-        """Find ranks by worst fit: most free cores, then most free GPUs, then lowest rank; None if too few are
-        free.
-
-        Ranks with equal free resources differ only in whether they run jobs and whether they match the constraint.
-        """
-        want, _ = wanted_count(shape)
-        most = (len(ranks) * count_fits(shape, *free, whole=True) for free, ranks in self._free.items())
-        if sum(most) < want:
-            return None
+        """Find ranks for a shape among those that are up; None if too few are free."""
         eligible = self._matching(shape.constraint)
-        everywhere = len(eligible) == len(self.ranks)
-        grants: list[GrantCounts] = []
-        for cores, gpus in sorted(self._free, reverse=True):
-            fits = count_fits(shape, cores, gpus, whole=True)
-            if fits == 0:
-                if cores < shape.cores_per_slot:
-                    break  # the remaining ranks have even fewer free cores
-                continue
-            for rank in self._free[cores, gpus]:
-                if rank in without or not (everywhere or rank in eligible):
-                    continue
-                if shape.exclusive and not self.ranks[rank].is_empty:
-                    continue
-                grants.append(_grant(rank, cores, gpus, shape, min(fits, want)))
-                want -= min(fits, want)
-                if want == 0:
-                    return tuple(sorted(grants))
-        return None
+        if without or len(eligible) != len(self.ranks):
+            return find_fit(
+                shape, self.free, lambda rank: rank in eligible and rank not in without and self._suits(shape, rank)
+            )
+        return find_fit(shape, self.free, partial(self._suits, shape) if shape.exclusive else None)
+
+    def _suits(self, shape: Shape, rank: int) -> bool:
+        return not shape.exclusive or self.ranks[rank].is_empty
 
     # --- backfilling ---
 
@@ -275,7 +254,7 @@ class Scheduler:
         eligible = self._matching(shape.constraint)
         free = {
             rank: (self.ranks[rank].cores_free, self.ranks[rank].gpus_free, self.ranks[rank].jobs)
-            for ranks in self._free.values()
+            for ranks in self.free.values()
             for rank in ranks
             if rank in eligible
         }
@@ -293,6 +272,47 @@ class Scheduler:
             if found >= want and (kept := choose_ranks(shape, free)) is not None:
                 return job.ends_by_s, kept
         return math.inf, frozenset()
+
+
+def add_rank(free: FreeRanks, of: tuple[int, int], rank: int) -> None:
+    """Add a rank with these free cores and GPUs."""
+    insort(free.setdefault(of, []), rank)
+
+
+def remove_rank(free: FreeRanks, of: tuple[int, int], rank: int) -> None:
+    """Remove a rank that has these free cores and GPUs."""
+    ranks = free[of]
+    del ranks[bisect_left(ranks, rank)]
+    if not ranks:
+        del free[of]
+
+
+def find_fit(
+    shape: Shape, free: FreeRanks, suits: Callable[[int], bool] | None = None
+) -> tuple[GrantCounts, ...] | None:
+    """Find ranks by worst fit: most free cores, then most free GPUs, then lowest rank; None if they do not suffice.
+
+    Ranks with equal free resources differ only in what ``suits`` tells: whether the job may use the rank at all.
+    """
+    want, _ = wanted_count(shape)
+    most = (len(ranks) * count_fits(shape, *of, whole=True) for of, ranks in free.items())
+    if sum(most) < want:
+        return None
+    grants: list[GrantCounts] = []
+    for cores, gpus in sorted(free, reverse=True):
+        fits = count_fits(shape, cores, gpus, whole=True)
+        if fits == 0:
+            if cores < shape.cores_per_slot:
+                break  # the remaining ranks have even fewer free cores
+            continue
+        for rank in free[cores, gpus]:
+            if suits is not None and not suits(rank):
+                continue
+            grants.append(_grant(rank, cores, gpus, shape, min(fits, want)))
+            want -= min(fits, want)
+            if want == 0:
+                return tuple(sorted(grants))
+    return None
 
 
 def choose_ranks(shape: Shape, free: Mapping[int, tuple[int, int, int]]) -> frozenset[int] | None:
