@@ -7,22 +7,22 @@ journal begins again with the active jobs.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nodemanager.core.facts import QueueSeen
-from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
 from nodemanager.core.notation import escape_unprintable
 from nodemanager.flux.parse.jobspec import (
     ALL_BYTES_MAX,
+    NOT_RUN,
     PLAIN_BYTES,
     USER_BYTES_MAX,
     WHY_MAX,
     DroppedJobspec,
-    read_job,
-    size_bytes,
-    trim_jobspec,
+    Run,
     with_updates,
 )
+from nodemanager.flux.parse.jobspec_pool import JobspecPool, KeptJobspec
 from nodemanager.flux.parse.json_fields import object_at, seconds_at, whole_at
 from nodemanager.flux.parse.resources import read_holdings
 
@@ -52,16 +52,15 @@ def changes_allocation(event_name: str) -> bool:
 class _TrackedJob:
     """A job after the events applied so far."""
 
-    jobspec: object
+    jobspec: KeptJobspec | DroppedJobspec
+    told: Job | UnreadableJob | None = None  # as last reported
     counted_bytes: int = 0  # of its jobspec, as far as it is larger than a plain one
     state: JobState = JobState.NEW
     submitted_at: float = 0.0
     urgency: int = 16
     priority: int = 16
     userid: int = 0
-    holds: tuple[RankAllocation, ...] = ()
-    ends_at: float | None = None
-    began_at: float | None = None
+    run: Run = NOT_RUN
     fault: str = ""  # the error of the first event that could not be read
 
 
@@ -70,7 +69,7 @@ class JobQueue:
 
     def __init__(self) -> None:
         self._jobs: dict[JobId, _TrackedJob] = {}
-        self._told: dict[JobId, Job | UnreadableJob] = {}
+        self._jobspecs = JobspecPool()
         self._touched: dict[JobId, None] = {}  # in the order of their first change
         self._ended: dict[JobId, None] = {}
         self._bytes_of_user: dict[int, int] = {}  # the counted bytes of all their jobspecs
@@ -91,8 +90,10 @@ class JobQueue:
         """
         of = JobId(int(job_id))
         if event_name == "submit":
-            self._discount(self._jobs.get(of))
-            self._jobs[of] = _TrackedJob(trim_jobspec(jobspec))
+            before = self._jobs.get(of)
+            self._discount(before)
+            told = before.told if before is not None else None
+            self._jobs[of] = _TrackedJob(self._jobspecs.keep(jobspec), told)
             self._ended.pop(of, None)
         job = self._jobs.get(of)
         if job is None:
@@ -102,19 +103,40 @@ class JobQueue:
             return
         self._touched[of] = None
         try:
-            _advance(job, event_name, timestamp, context)
+            self._advance(job, event_name, timestamp, context)
             if event_name == "alloc" and r is not None:
-                job.holds, job.ends_at = read_holdings(r)
-                job.began_at = seconds_at(timestamp, "timestamp")
+                job.run = *read_holdings(r), seconds_at(timestamp, "timestamp")
         except ValueError as error:
             job.fault = job.fault or escape_unprintable(f"event {event_name}: {error}"[:WHY_MAX])
         if event_name in _JOBSPEC_EVENTS:
             self._recount(job)
 
+    def _advance(self, job: _TrackedJob, event_name: str, timestamp: object, context: object) -> None:
+        """Apply one event to its job. Raises ``ValueError`` if it cannot be read."""
+        match event_name:
+            case "submit":
+                job.submitted_at = seconds_at(timestamp, "timestamp")
+                # Until Flux computes the priority, assume its default, the urgency.
+                job.urgency = job.priority = _whole(context, "urgency")
+                job.userid = _whole(context, "userid")
+            case "urgency":
+                job.urgency = _whole(context, "urgency")
+            case "priority" if job.state in {JobState.PRIORITY, JobState.SCHED}:
+                job.priority = _whole(context, "priority")
+            case "jobspec-update":
+                whole = job.jobspec.parse() if isinstance(job.jobspec, KeptJobspec) else job.jobspec
+                job.jobspec = self._jobspecs.keep(with_updates(whole, context))
+            case "resource-update":  # a changed expiration (RFC 21)
+                ends_at = seconds_at(object_at(context, "context").get("expiration"), "context.expiration") or None
+                job.run = job.run[0], ends_at, job.run[2]
+            case "exception" if job.state is not JobState.NEW and _whole(context, "severity") == 0:
+                job.state = JobState.CLEANUP
+        job.state = _NEXT_STATE.get((event_name, job.state), job.state)
+
     def _recount(self, job: _TrackedJob) -> None:
         """Count the job's jobspec for its user, or drop it if the user's jobspecs, or all, would take too much."""
         self._discount(job)
-        size = size_bytes(job.jobspec) - PLAIN_BYTES
+        size = job.jobspec.size_bytes - PLAIN_BYTES if isinstance(job.jobspec, KeptJobspec) else 0
         if size <= 0:
             return
         of_user = self._bytes_of_user.get(job.userid, 0)
@@ -139,52 +161,36 @@ class JobQueue:
 
     def changes(self, started_s: float) -> QueueSeen:
         """Return the new, changed and ended jobs since the last call of this or ``complete``."""
-        changed = [
-            reading
-            for job_id in self._touched
-            if (reading := _read_tracked(job_id, self._jobs[job_id])) != self._told.get(job_id)
-        ]
-        self._told.update((reading.id, reading) for reading in changed)
+        changed: list[Job | UnreadableJob] = []
+        for job_id in self._touched:
+            job = self._jobs[job_id]
+            reading = _read_tracked(job_id, job)
+            if reading != job.told:
+                job.told = reading
+                changed.append(reading)
         ended = tuple(self._ended)
         self._forget_changes()
         return _queue_seen(started_s, changed, ended=ended)
 
     def complete(self, started_s: float) -> QueueSeen:
         """Return all active jobs."""
-        self._told = {job_id: _read_tracked(job_id, job) for job_id, job in self._jobs.items()}
+        readings: list[Job | UnreadableJob] = []
+        for job_id, job in self._jobs.items():
+            job.told = _read_tracked(job_id, job)
+            readings.append(job.told)
         self._forget_changes()
-        return _queue_seen(started_s, list(self._told.values()), complete=True)
+        return _queue_seen(started_s, readings, complete=True)
 
     def _end(self, job_id: JobId) -> None:
-        self._discount(self._jobs.pop(job_id))
+        job = self._jobs.pop(job_id)
+        self._discount(job)
         self._touched.pop(job_id, None)
-        if self._told.pop(job_id, None) is not None:
+        if job.told is not None:
             self._ended[job_id] = None
 
     def _forget_changes(self) -> None:
         self._touched.clear()
         self._ended.clear()
-
-
-def _advance(job: _TrackedJob, event_name: str, timestamp: object, context: object) -> None:
-    """Apply one event to its job. Raises ``ValueError`` if it cannot be read."""
-    match event_name:
-        case "submit":
-            job.submitted_at = seconds_at(timestamp, "timestamp")
-            # Until Flux computes the priority, assume its default, the urgency.
-            job.urgency = job.priority = _whole(context, "urgency")
-            job.userid = _whole(context, "userid")
-        case "urgency":
-            job.urgency = _whole(context, "urgency")
-        case "priority" if job.state in {JobState.PRIORITY, JobState.SCHED}:
-            job.priority = _whole(context, "priority")
-        case "jobspec-update":
-            job.jobspec = trim_jobspec(with_updates(job.jobspec, context))
-        case "resource-update":  # a changed expiration (RFC 21)
-            job.ends_at = seconds_at(object_at(context, "context").get("expiration"), "context.expiration") or None
-        case "exception" if job.state is not JobState.NEW and _whole(context, "severity") == 0:
-            job.state = JobState.CLEANUP
-    job.state = _NEXT_STATE.get((event_name, job.state), job.state)
 
 
 def _whole(context: object, key: str) -> int:
@@ -194,19 +200,13 @@ def _whole(context: object, key: str) -> int:
 def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
     if job.fault:
         return UnreadableJob(job_id, job.fault)
-    running = job.state is JobState.RUN
-    reading = read_job(
-        job_id,
-        job.jobspec,
-        state=job.state,
-        submitted_at=job.submitted_at,
-        urgency=job.urgency,
-        priority=job.priority,
-        userid=job.userid,
-    )
-    if running and isinstance(reading, Job):
-        return replace(reading, allocations=job.holds, ends_at=job.ends_at, began_at=job.began_at)
-    return reading
+    if isinstance(job.jobspec, DroppedJobspec):
+        return UnreadableJob(job_id, job.jobspec.why)
+    request = job.jobspec.request
+    if isinstance(request, str):
+        return UnreadableJob(job_id, request)
+    run = job.run if job.state is JobState.RUN else NOT_RUN
+    return request.job(job_id, job.state, job.submitted_at, job.urgency, job.priority, job.userid, run)
 
 
 def _queue_seen(

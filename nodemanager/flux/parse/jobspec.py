@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, JobState, Shape, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
+from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
 
@@ -34,9 +35,9 @@ PLAIN_BYTES = 2**12  # a jobspec up to this size counts nothing for its user: th
 USER_BYTES_MAX = 2**25
 ALL_BYTES_MAX = 2**27
 
-OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
 REQUEUED_FROM = "requeued-from"  # of a job that we submitted again: the id of the first job
-_SYSTEM_READ = ("duration", "queue", "constraints", OUR_ATTRIBUTES)  # of attributes.system
+_WAITING = frozenset({JobState.PRIORITY, JobState.SCHED})
+_SYSTEM_READ = ("duration", "queue", "constraints", DELEGATE, OUR_ATTRIBUTES)  # of attributes.system
 
 # RFC 14 gives a resource a unit but defines none. "GB" means 10⁹ to some people and 2³⁰ to others. The larger
 # counts, so that a node that is bought has enough for both.
@@ -50,6 +51,9 @@ _UNIT_BYTES = {
 _RANGE = re.compile(r"([0-9]{1,10})(?:\+|-([0-9]{1,10}))(?::[0-9]{1,10}(?::[+*^])?)?", re.ASCII)
 _IDSET = re.compile(r"[0-9]{1,10}(?:-[0-9]{1,10})?(?:,[0-9]{1,10}(?:-[0-9]{1,10})?)*", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+", re.ASCII)
+
+Run = tuple[tuple[RankAllocation, ...], float | None, float | None]  # allocations, ends_at and began_at of a job
+NOT_RUN: Run = ((), None, None)
 
 
 def read_job(
@@ -65,27 +69,76 @@ def read_job(
     """Read a job from its jobspec and the values of its events. Never raises, whatever the jobspec contains."""
     if isinstance(jobspec, DroppedJobspec):
         return UnreadableJob(job_id, jobspec.why)
-    try:
-        spec = object_at(jobspec, "jobspec")
-        resources = _read_resources(spec)
-        system = _system(spec)
-        wish = _read_our_attributes(system)
+    request = try_request(jobspec)
+    if isinstance(request, str):
+        return UnreadableJob(job_id, request)
+    return request.job(job_id, state, submitted_at, urgency, priority, userid)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a jobspec asks for, as in ``Job``."""
+
+    shape: Shape
+    duration_s: float
+    queue: str
+    unheeded: tuple[str, ...]
+    requeue: bool
+    requeued_from: JobId | None
+    delegated: bool = False
+
+    def job(
+        self,
+        job_id: JobId,
+        state: JobState,
+        submitted_at: float,
+        urgency: int,
+        priority: int,
+        userid: int,
+        run: Run = NOT_RUN,
+    ) -> Job:
+        """Make a job that asks for this. ``run``: what it holds, when that expires, and when it began."""
         return Job(
-            id=job_id,
-            state=state,
-            shape=_shape(resources, system, wish),
-            submitted_at=submitted_at,
-            urgency=urgency,
-            priority=priority,
-            duration_s=_read_duration_s(spec, system),
-            queue=text_at(system.get("queue", ""), "attributes.system.queue"),
-            userid=userid,
-            unheeded=tuple(sorted(resources.others | wish.unheeded)),
-            requeue=wish.requeue,
-            requeued_from=wish.requeued_from,
+            job_id,
+            # The copy of a delegated job needs nodes, elsewhere; the job here only shows it.
+            JobState.DEPEND if self.delegated and state in _WAITING else state,
+            self.shape,
+            submitted_at,
+            urgency,
+            priority,
+            self.duration_s,
+            self.queue,
+            userid,
+            self.unheeded,
+            *run,
+            self.requeue,
+            self.requeued_from,
         )
+
+
+def try_request(jobspec: object) -> JobRequest | str:
+    """Read what a jobspec asks for; or return why it cannot be read, as one printable text."""
+    try:
+        return read_request(jobspec)
     except ValueError as error:
-        return UnreadableJob(job_id, escape_unprintable(str(error)[:WHY_MAX]))
+        return escape_unprintable(str(error)[:WHY_MAX])
+
+
+def read_request(jobspec: object) -> JobRequest:
+    """Read what a jobspec asks for. Raises ``ValueError`` with the place in the jobspec."""
+    spec = object_at(jobspec, "jobspec")
+    resources = _read_resources(spec)
+    system = _system(spec)
+    wish = _read_our_attributes(system)
+    return JobRequest(
+        shape=_shape(resources, system, wish),
+        duration_s=_read_duration_s(spec, system),
+        queue=text_at(system.get("queue", ""), "attributes.system.queue"),
+        unheeded=tuple(sorted(resources.others | wish.unheeded)),
+        requeue=wish.requeue,
+        requeued_from=wish.requeued_from,
+        delegated=DELEGATE in system,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +348,7 @@ def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> floa
     return seconds_at(system.get("duration"), "attributes.system.duration")
 
 
-_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM)
+_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM, PATIENCE, MARKER)
 
 
 @dataclass(frozen=True, slots=True)
