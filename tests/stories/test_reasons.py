@@ -730,7 +730,8 @@ def _check_types(case: Case) -> None:
                 assert not case.made.settled or price == reason.figures["price_per_hour"]
             case "another_type_is_cheaper":
                 better, worse = prices[TypeName(str(reason.figures["node_type"]))], prices[name]
-                assert better.price_per_hour == reason.figures["price_per_hour"] <= worse.price_per_hour
+                assert better.price_per_hour == reason.figures["price_per_hour"]
+                assert better.price_per_hour <= worse.price_per_hour
                 assert (better.cores, better.gpus) >= (worse.cores, worse.gpus)
                 assert better.cores >= worse.cores
                 assert better.memory_bytes >= worse.memory_bytes
