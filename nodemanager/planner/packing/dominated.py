@@ -5,65 +5,79 @@ Of a provider's price list a few dozen types remain. A lot comes back if those t
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from nodemanager.planner.packing.types import Item, Load, Lot
 
-RESERVE = 2  # how many times the work must fit on the better lots
 
+def find_dominated(
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    suits: Sequence[Hashable],
+    run_out: Collection[int] = (),
+) -> Mapping[int, int]:
+    """The lots to leave out, and for each a better one. The better ones together hold all of the work.
 
-def find_dominated(items: Sequence[Item], lots: Sequence[Lot], suits: Sequence[Hashable]) -> Mapping[int, int]:
-    """The lots to leave out, and for each a better one. ``suits``: equal for lots that suit the same work."""
+    ``suits``: equal for lots that suit the same work. ``run_out``: lots that no longer count as better.
+    """
     best: dict[Hashable, list[int]] = {}
     dominated: dict[int, int] = {}
-    cores = sum(item.pieces * item.cores for item in items)
-    gpus = sum(item.pieces * item.gpus for item in items)
-    memory_bytes = sum(item.pieces * item.memory_bytes for item in items)
-    nodes = sum(item.pieces for item in items if item.exclusive) + _most_apart(items)
-
-    def holds(lot: Lot) -> bool:
-        """Whether its nodes hold all of the work, with some to spare."""
-        count = lot.count / RESERVE - nodes
-        return (
-            count * lot.cores >= cores and count * lot.memory_bytes >= memory_bytes and count * lot.gpus >= gpus
-        ) or lot.count >= sum(item.pieces for item in items)
-
-    enough: dict[int, bool] = {}
-    order = sorted(
-        (lot for lot in range(len(lots)) if lots[lot].bought),
-        key=lambda lot: (
-            lots[lot].cost, lots[lot].price, -lots[lot].cores, -lots[lot].memory_bytes, -lots[lot].gpus, lot,
-        ),
-    )  # fmt: skip
-    for number in order:
-        lot, kind = lots[number], suits[number]
-        for other in best.setdefault(kind, []):
+    wanted = _Wanted(items)
+    shares: dict[int, float] = {}
+    for number in sorted((lot for lot in range(len(lots)) if lots[lot].bought), key=lambda it: _key(lots[it], it)):
+        lot, held = lots[number], 0.0
+        rivals = best.setdefault(suits[number], [])
+        for other in rivals:
             better = lots[other]
             if (
                 better.cores >= lot.cores
                 and better.memory_bytes >= lot.memory_bytes
                 and better.gpus >= lot.gpus
                 and better.price <= lot.price
+                and other not in run_out
             ):
-                if other not in enough:
-                    enough[other] = holds(better)
-                if enough[other]:
+                if other not in shares:
+                    shares[other] = wanted.share_held(better)
+                held += shares[other]
+                if held >= 1.0:
                     dominated[number] = other
                     break
         else:
-            best[kind].append(number)
+            rivals.append(number)
     return dominated
 
 
-def used_up(loads: Sequence[Load], lots: Sequence[Lot], better: Mapping[int, int]) -> set[int]:
-    """The lots among the better ones that a packing leaves no node of."""
-    left = {number: lots[number].count for number in set(better.values())}
+class _Wanted:
+    """What all pieces want together."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._pieces = sum(item.pieces for item in items)
+        self._cores = sum(item.pieces * item.cores for item in items)
+        self._gpus = sum(item.pieces * item.gpus for item in items)
+        self._memory_bytes = sum(item.pieces * item.memory_bytes for item in items)
+        self._alone = sum(item.pieces for item in items if item.exclusive)
+        # How many nodes the work needs at least because its pieces want different nodes.
+        self._apart = max((-(-item.pieces // item.per_node_max) for item in items if item.pieces), default=0)
+
+    def share_held(self, lot: Lot) -> float:
+        """Which part of the work the nodes of a lot hold, roughly."""
+        if lot.count >= self._pieces:
+            return 1.0
+        nodes = max(
+            self._cores / lot.cores,
+            self._memory_bytes / lot.memory_bytes if lot.memory_bytes else 0.0,
+            self._gpus / lot.gpus if lot.gpus else 0.0,
+        )
+        return lot.count / max(1.0, nodes + self._alone, float(self._apart))
+
+
+def _key(lot: Lot, number: int) -> tuple[int, ...]:
+    return lot.cost, lot.price, -lot.cores, -lot.memory_bytes, -lot.gpus, number
+
+
+def used_up(loads: Sequence[Load], lots: Sequence[Lot]) -> set[int]:
+    """The lots that a packing leaves no node of."""
+    left = dict(enumerate(lot.count for lot in lots))
     for load in loads:
-        if load.lot in left:
-            left[load.lot] -= load.nodes
+        left[load.lot] -= load.nodes
     return {number for number, count in left.items() if count <= 0}
-
-
-def _most_apart(items: Sequence[Item]) -> int:
-    """How many nodes the work needs at least because its pieces want different nodes."""
-    return max((-(-item.pieces // item.per_node_max) for item in items if item.pieces), default=0)

@@ -275,9 +275,11 @@ class _BestFit:
     def _start(self, number: int) -> None:
         """Open nodes for the rest of an item."""
         item = self.items[number]
-        lots = [lot for lot, fit in enumerate(self.fits[number]) if fit and self._count[lot]]
-        lots.sort(key=lambda lot: (self._cost(item, lot), -self.lots[lot].cores, lot))
-        for lot in lots:
+        while self.left[number]:
+            lots = (lot for lot, fit in enumerate(self.fits[number]) if fit and self._count[lot])
+            lot = min(lots, key=lambda lot: (self._cost(item, lot), -self.lots[lot].cores, lot), default=None)
+            if lot is None:
+                return
             each = min(self.fits[number][lot], item.per_node_max)
             while self.left[number] and self._count[lot]:
                 each = min(each, self.left[number])

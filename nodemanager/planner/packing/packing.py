@@ -52,11 +52,13 @@ def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int
 
 
 class _Order:
-    """Items and lots in an order of their own, so that the order in which they came makes no difference."""
+    """Items and lots in an order of their own, so that the order in which they came makes no difference.
+
+    Only equal lots stay in the order in which they came: what is at hand comes before what is free in a moment.
+    """
 
     def __init__(self, items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> None:
-        columns = [sorted(column) for column in zip(*fits, strict=True)] if items else [[]] * len(lots)
-        self._lots = sorted(range(len(lots)), key=lambda lot: (_lot_key(lots[lot]), columns[lot], lot))
+        self._lots = sorted(range(len(lots)), key=lambda lot: (_lot_key(lots[lot]), lot))
         rows = [[row[lot] for lot in self._lots] for row in fits]
         self._items = sorted(range(len(items)), key=lambda item: (_item_key(items[item]), rows[item], item))
         self.items = [items[item] for item in self._items]
@@ -77,7 +79,7 @@ class _Order:
 
 
 def _lot_key(lot: Lot) -> tuple[int, ...]:
-    return lot.cost, lot.price, lot.cores, lot.memory_bytes, lot.gpus, lot.count, lot.bought
+    return lot.cost, lot.price, lot.cores, lot.memory_bytes, lot.gpus, lot.bought
 
 
 def _item_key(item: Item) -> tuple[int, ...]:

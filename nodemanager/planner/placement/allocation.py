@@ -295,8 +295,10 @@ class Allocation:
         if not any(pieces):
             return True
         lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
-        left_out = find_dominated(items, lots, self._what_suits(sources, first)) if on_sale else {}
+        run_out: set[int] = set()
+        suits = self._what_suits(sources, first) if on_sale else []
         while True:
+            left_out = find_dominated(items, lots, suits, run_out) if on_sale else {}
             shown = [number for number in range(len(lots)) if number not in left_out]
             there = [sources[number] for number in shown]
             some = [lots[number] for number in shown]
@@ -305,12 +307,10 @@ class Allocation:
                 packed = fill(items, some, fits)
                 break
             packed = pack(items, some, fits, PackingLimits(self.nodes_left, self.price_left), self.effort)
-            index = {number: place for place, number in enumerate(shown)}
-            better = {number: index[other] for number, other in left_out.items()}
-            gone = used_up(packed.loads, some, better)
-            if not gone:
+            gone = {shown[lot] for lot in used_up(packed.loads, some)} - run_out
+            if not gone.intersection(left_out.values()):
                 break
-            left_out = {number: other for number, other in left_out.items() if better[number] not in gone}
+            run_out |= gone
         for number, other in left_out.items():
             worse, kept = (self.offers[self._offer_number(sources[it])].node_type.name for it in (number, other))
             self.dominated[worse] = kept

@@ -262,7 +262,8 @@ def test_a_dominated_lot_is_left_out_until_the_better_one_may_run_out() -> None:
     better, worse, small_one = a_lot(8, 40, count=50), a_lot(8, 50), a_lot(4, 30)
     suits = [()] * 3
     assert find_dominated(items, [better, worse, small_one], suits) == {1: 0}
-    assert find_dominated(items, [a_lot(8, 40, count=2), worse, small_one], suits) == {}
+    assert find_dominated(items, [a_lot(8, 40, count=1), worse, small_one], suits) == {}
+    assert find_dominated(items, [better, worse, small_one], suits, run_out={0}) == {}
     assert find_dominated(items, [better, worse, small_one], [(), "other work", ()]) == {}
 
 
