@@ -19,6 +19,7 @@ from nodemanager.planner.packing.types import Effort, Item, Load, Lot, Packed, P
 from nodemanager.planner.state.frozen import replace
 
 STEPS_MAX = 200_000  # of one packing
+STEPS_PER_PIECE = 2_500  # of a packing of few pieces
 ITEMS_MAX = 64  # up to so many items, columns are computed
 ENOUGH = 1.0002  # a packing that is so near to the bound is not improved
 PIECES_EXACT = 10  # up to so many pieces are packed by trying all ways
@@ -99,7 +100,10 @@ def _pack(
         dear = [replace(lot, cost=lot.cost + int(penalty * dearest)) if lot.bought else lot for lot in lots]
         packed = _cheapest_greedy(items, dear, fits) if effort.left > 0 else pack_by_patterns(items, dear, fits)
         if limits.allow(packed.loads, lots):
-            better = _improved(packed, items, dear, fits, limits, effort)
+            own = Effort(min(effort.left, STEPS_PER_PIECE * sum(item.pieces for item in items)))
+            effort.left -= own.left
+            better = _improved(packed, items, dear, fits, limits, own)
+            effort.left += own.left
             return better if total_cost(better.loads, lots) <= total_cost(packed.loads, lots) else packed
     if 0 < sum(item.pieces for item in items) <= PIECES_EXACT:
         loads = exact.search(items, lots, fits, limits, Effort(exact.STEPS_MAX))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, JobId, NodeLoad, Shape
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.packing.dominated import find_dominated, used_up
+from nodemanager.planner.packing.dominated import find_dominated, nodes_used
 from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
 from nodemanager.planner.packing.types import (
     Effort,
@@ -38,6 +38,7 @@ from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.queue_index import BatchKey
 
 UNBOUNDED = 2**62
+ENDLESS = PackingLimits(UNBOUNDED, UNBOUNDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,28 +296,52 @@ class Allocation:
         if not any(pieces):
             return True
         lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
-        run_out: set[int] = set()
-        suits = self._what_suits(sources, first) if on_sale else []
-        while True:
-            left_out = find_dominated(items, lots, suits, run_out) if on_sale else {}
-            shown = [number for number in range(len(lots)) if number not in left_out]
-            there = [sources[number] for number in shown]
-            some = [lots[number] for number in shown]
-            fits = self._fits(items, first, there, some)
-            if not on_sale:
-                packed = fill(items, some, fits)
-                break
-            packed = pack(items, some, fits, PackingLimits(self.nodes_left, self.price_left), self.effort)
-            gone = {shown[lot] for lot in used_up(packed.loads, some)} - run_out
-            if not gone.intersection(left_out.values()):
-                break
-            run_out |= gone
+        packed, there, left_out = self._pack_best(items, lots, sources, first, on_sale=on_sale)
         for number, other in left_out.items():
             worse, kept = (self.offers[self._offer_number(sources[it])].node_type.name for it in (number, other))
             self.dominated[worse] = kept
         self._add_loads(packed, first, there)
         pieces[:] = packed.left
         return not any(packed.left)
+
+    def _pack_best(
+        self,
+        items: Sequence[Item],
+        lots: Sequence[Lot],
+        sources: Sequence[NodeGroup | int],
+        first: int,
+        *,
+        on_sale: bool,
+    ) -> tuple[Packed, list[NodeGroup | int], Mapping[int, int]]:
+        """Pack items, the sources that were considered, and which were left out for which better one."""
+        if not on_sale:
+            return fill(items, lots, self._fits(items, first, sources, lots)), list(sources), {}
+        limits = PackingLimits(self.nodes_left, self.price_left)
+        suits, run_out = self._what_suits(sources, first), set[int]()
+        left_out = find_dominated(lots, suits)
+        used: dict[int, int] = {}
+        wanted = sum(item.pieces for item in items)
+        if any(lots[number].count < wanted for number in left_out.values()):
+            shown = [number for number in range(len(lots)) if number not in left_out]
+            endless = [replace(lots[number], count=wanted) for number in shown]
+            there = [sources[number] for number in shown]
+            packed = pack(items, endless, self._fits(items, first, there, endless), ENDLESS, Effort(0))
+            used = {shown[lot]: nodes for lot, nodes in nodes_used(packed.loads).items()}
+        effort = Effort(0) if used else self.effort  # until it is known which run out
+        while True:
+            left_out = find_dominated(lots, suits, used, run_out)
+            shown = [number for number in range(len(lots)) if number not in left_out]
+            there = [sources[number] for number in shown]
+            some = [lots[number] for number in shown]
+            packed = pack(items, some, self._fits(items, first, there, some), limits, effort)
+            nodes = nodes_used(packed.loads).items()
+            gone = {shown[lot] for lot, count in nodes if count >= some[lot].count} - run_out
+            if gone.intersection(left_out.values()):
+                run_out |= gone
+            elif effort is not self.effort:
+                effort = self.effort
+            else:
+                return packed, there, left_out
 
     @staticmethod
     def _offer_number(source: NodeGroup | int) -> int:

@@ -258,13 +258,15 @@ def test_small_random_work_costs_at_most_a_twentieth_more_than_the_best_packing_
 
 
 def test_a_dominated_lot_is_left_out_until_the_better_one_may_run_out() -> None:
-    items = [an_item(8, 2, memory_bytes=4)]
     better, worse, small_one = a_lot(8, 40, count=50), a_lot(8, 50), a_lot(4, 30)
-    suits = [()] * 3
-    assert find_dominated(items, [better, worse, small_one], suits) == {1: 0}
-    assert find_dominated(items, [a_lot(8, 40, count=1), worse, small_one], suits) == {}
-    assert find_dominated(items, [better, worse, small_one], suits, run_out={0}) == {}
-    assert find_dominated(items, [better, worse, small_one], [(), "other work", ()]) == {}
+    lots, suits = [better, worse, small_one], [()] * 3
+    assert find_dominated(lots, suits) == {1: 0}
+    assert find_dominated(lots, suits, used={0: 25}) == {1: 0}
+    assert find_dominated(lots, suits, used={0: 40}) == {}
+    assert find_dominated(lots, suits, run_out={0}) == {}
+    assert find_dominated(lots, [(), "other work", ()]) == {}
+    third = a_lot(8, 60)
+    assert find_dominated([better, worse, third], suits, used={0: 40}) == {2: 0}  # two take turns
 
 
 # --- against every way there is ---------------------------------------------------------------------------
