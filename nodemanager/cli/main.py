@@ -114,6 +114,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
+    from nodemanager.flux.setup.existing import delegation_faults
     from nodemanager.join.checks import POWEROFF_EFFECTS
 
     del chosen
@@ -126,6 +127,11 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
             f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
             f" {site.limits.nodes_max} nodes can never run"
         )
+    faults = delegation_faults(site)
+    for fault in faults:
+        print(f"{site.path}: no job can be delegated: {fault}", file=sys.stderr)
+    if faults:
+        return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
 
@@ -441,6 +447,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "status": service_verbs.with_exit_status(service_verbs.status),
     "nodes": service_verbs.with_exit_status(service_verbs.nodes),
     "jobs": service_verbs.with_exit_status(service_verbs.jobs),
+    "peers": service_verbs.with_exit_status(service_verbs.peers),
     "explain": service_verbs.with_exit_status(service_verbs.explain),
     "plan": service_verbs.with_exit_status(plan),
     "events": service_verbs.with_exit_status(service_verbs.events),

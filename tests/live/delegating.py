@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nodemanager.flux import bindings
 from tests.live.elastic import Elastic, Offer
 from tests.live.instance import eventually, why_no_flux
 from tests.live.manager_process import ManagerProcess
@@ -27,6 +30,8 @@ class Delegating:
         self.peers = {name: SoloInstance(folder, name) for name in peers}
         sections = "".join(f"\n[Peer {name}]\nuri = {it.uri}\n{peer_lines}\n" for name, it in self.peers.items())
         self.elastic = Elastic(folder, OFFERS, policy=policy + sections)
+        config = self.elastic.site.flux.bootstrap_dir / "conf.d" / "flux.toml"
+        config.write_text(config.read_text().replace('checkpoint-period = "10s"', 'checkpoint-period = "1s"'))
         # Else rank 0 would cancel running jobs when it ends in good order.
         self.elastic._command = ("env", "FLUX_DISABLE_JOB_CLEANUP=1", *self.elastic._command)
         self.manager: ManagerProcess
@@ -52,6 +57,20 @@ class Delegating:
     @property
     def b(self) -> SoloInstance:
         return self.peers["b"]
+
+    def until_checkpoint(self) -> None:
+        """Wait until a kill of rank 0 at home loses nothing that has happened so far."""
+        began_at = time.time()
+        self.flux("kvs", "put", "test.changed=1")  # without a change there is no checkpoint
+        with bindings.connection(self.elastic.site.flux.uri) as handle:
+            question = {"key": "kvs-primary"}
+            eventually(
+                "a checkpoint",
+                lambda: (
+                    _checkpointed_at(bindings.ask(handle, "content.checkpoint-get", question, timeout_s=10.0))
+                    > began_at
+                ),
+            )
 
     # --- jobs at home ---
 
@@ -96,6 +115,12 @@ class Delegating:
     def counting(self, name: str, then: str = "true") -> tuple[str, ...]:
         """A command that adds a line to a file, and then does something."""
         return "sh", "-c", f"echo ran >>{self.folder / name}; {then}"
+
+
+def _checkpointed_at(answer: Any) -> float:
+    values = answer["value"]
+    latest = values[0] if isinstance(values, list) else values
+    return float(latest["timestamp"])
 
 
 @contextmanager
