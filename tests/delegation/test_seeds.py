@@ -24,8 +24,8 @@ from nodemanager.simulation.time.world import World
 
 CLUSTER = "cafe"
 FAULTS_S = 120.0
-CALM_S = 900.0
-SEEDS = range(150)
+CALM_S = 240.0
+SEEDS = range(40)
 
 
 class Scene:

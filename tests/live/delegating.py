@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from tests.live.elastic import Elastic, Offer
 from tests.live.instance import eventually, why_no_flux
 from tests.live.manager_process import ManagerProcess
 from tests.live.pair import SoloInstance
-from tests.live.processes import run_flux
+from tests.live.processes import run_flux, without_flux
 
 OFFERS = (Offer("cpu", "1", "cpu[1-2]"),)
 ENDED = {"CD", "F", "CA", "TO"}
@@ -100,7 +101,14 @@ class Delegating:
         return self.state(job), self.field(job, "returncode")
 
     def output(self, job: str) -> str:
-        return run_flux(self.elastic.site.flux.uri, "job", "attach", job, check=False)
+        ran = subprocess.run(
+            ["flux", "job", "attach", job],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=without_flux() | {"FLUX_URI": self.elastic.site.flux.uri},
+        )
+        return ran.stdout + ran.stderr
 
     def copies(self, peer: str = "b") -> list[list[str]]:
         """Every job of a peer: its id, state and urgency."""
