@@ -216,7 +216,7 @@ def test_output_and_its_end(subject: Subject) -> None:
     subject.port.send(FollowOutput(remote, 7))
     subject.until(CopyOutputEnded, lambda it: it.remote == remote and it.stream == 7)
     chunks = [it for it in subject.facts if isinstance(it, CopyOutput) and (it.remote, it.key) == (remote, OUTPUT)]
-    data = [event["context"]["data"] for it in chunks for event in it.events if event["name"] == "data"]
+    data = [event["context"].get("data", "") for it in chunks for event in it.events if event["name"] == "data"]
     assert "".join(data) == "said\n"
 
 
