@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodemanager.flux import bindings
+from tests.live import over_ssh
 from tests.live.elastic import Elastic, Offer
 from tests.live.instance import eventually, why_no_flux
 from tests.live.manager_process import ManagerProcess
@@ -26,10 +27,15 @@ ENDED = {"CD", "F", "CA", "TO"}
 class Delegating:
     """Home with one manager, and peers b, c..., all running."""
 
-    def __init__(self, folder: Path, peers: tuple[str, ...], policy: str = "", peer_lines: str = "") -> None:
+    def __init__(
+        self, folder: Path, peers: tuple[str, ...], policy: str = "", peer_lines: str = "", scheme: str = "local://"
+    ) -> None:
         self.folder = folder
+        self._over_ssh = scheme.startswith("ssh")
         self.peers = {name: SoloInstance(folder, name) for name in peers}
-        sections = "".join(f"\n[Peer {name}]\nuri = {it.uri}\n{peer_lines}\n" for name, it in self.peers.items())
+        sections = "".join(
+            f"\n[Peer {name}]\nuri = {scheme}{it.path}\n{peer_lines}\n" for name, it in self.peers.items()
+        )
         self.elastic = Elastic(folder, OFFERS, policy=policy + sections)
         config = self.elastic.site.flux.bootstrap_dir / "conf.d" / "flux.toml"
         config.write_text(config.read_text().replace('checkpoint-period = "10s"', 'checkpoint-period = "1s"'))
@@ -44,6 +50,11 @@ class Delegating:
         self.start_manager()
 
     def start_manager(self, *options: str, module: str = "nodemanager") -> ManagerProcess:
+        if self._over_ssh:
+            script = self.folder / "ssh"
+            script.write_text(over_ssh.SCRIPT)
+            script.chmod(0o700)
+            options, module = (f"--ssh={script}", *options), over_ssh.__name__
         self.manager = self.elastic.start_manager(*options, module=module)
         self.manager.until_said("delegation_ready")
         for name in self.peers:
@@ -132,12 +143,14 @@ def _checkpointed_at(answer: Any) -> float:
 
 
 @contextmanager
-def delegating(peers: tuple[str, ...] = ("b",), policy: str = "", peer_lines: str = "") -> Iterator[Delegating]:
+def delegating(
+    peers: tuple[str, ...] = ("b",), policy: str = "", peer_lines: str = "", scheme: str = "local://"
+) -> Iterator[Delegating]:
     """A running site; skips the test where there is no Flux."""
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        site = Delegating(Path(folder), peers, policy, peer_lines)
+        site = Delegating(Path(folder), peers, policy, peer_lines, scheme)
         try:
             site.start()
             yield site
