@@ -7,7 +7,12 @@ import sys
 
 from nodemanager.cli.main import main
 
-SCRIPT = '#!/bin/sh\n# ssh [-p PORT] HOST COMMAND...\nwhile [ "${1#-}" != "$1" ]; do shift 2; done\nshift\nexec sh -c "$*"\n'
+SCRIPT = """#!/bin/sh
+# ssh [-p PORT] HOST COMMAND...
+while [ "${1#-}" != "$1" ]; do shift 2; done
+shift
+exec sh -c "$*"
+"""
 
 if __name__ == "__main__":
     (option,) = [it for it in sys.argv if it.startswith("--ssh=")]
