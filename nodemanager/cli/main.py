@@ -145,8 +145,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
         )
     undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
     if faults := (*_ensemble_faults(site), *undelegated):
-        print(*faults, sep="
-", file=sys.stderr)
+        print(*faults, sep="\n", file=sys.stderr)
         return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
