@@ -289,7 +289,7 @@ class Engine:
         return not (beats and any(state.lives and self._holds(state) for state in self._metric_rules))
 
     def active_jobs(self) -> dict[str, dict[str, int]]:
-        """Count the active jobs of each group: ``pending``, ``running``, and ``submitting`` until Flux shows them."""
+        """Count each group's active jobs: ``pending``, ``running``, and ``submitting`` until Flux shows them."""
         shown = {group: {"submitting": 0, "pending": 0, "running": 0} for group in self.ensemble.groups}
         for order in self.outstanding.values():
             if isinstance(order, Submit):
