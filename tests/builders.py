@@ -10,7 +10,7 @@ functions make single values and fill in what a test does not care about.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from decimal import Decimal
 from itertools import takewhile
 from typing import Any, assert_never
@@ -60,7 +60,7 @@ from nodemanager.core.records import NOTHING_SPENT
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Limits, Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 NOW_S = 100_000.0
@@ -103,14 +103,18 @@ GPU = a_type("gpu", slots=2, cores=8, gpus=2, price="3.00", properties=["gpu"])
 
 def a_policy(*node_types: NodeType, **changes: Any) -> Policy:
     """Four cloud slots (ranks 1 to 4) and two GPU slots (5 and 6), unless other types are given."""
-    settings: dict[str, Any] = {
-        "cluster": CLUSTER,
-        "cluster_uuid": CLUSTER_UUID,
-        "node_types": node_types or (CLOUD, GPU),
-        "nodes_max": 6,
-        "price_per_hour_max": Decimal(100),
-    }
-    return Policy(**(settings | changes))
+    limits = Limits(nodes_max=6, price_per_hour_max=Decimal(100))
+    return with_settings(Policy(CLUSTER, CLUSTER_UUID, node_types or (CLOUD, GPU), limits), **changes)
+
+
+def with_settings(policy: Policy, **changes: Any) -> Policy:
+    """The policy with other settings, each named as in its group."""
+    for group in ("limits", "timing", "rules", "calls", "fixed"):
+        settings = getattr(policy, group)
+        own = {it.name: changes.pop(it.name) for it in fields(settings) if it.name in changes}
+        if own:
+            changes[group] = replace(settings, **own)
+    return replace(policy, **changes)
 
 
 def rank_of(policy: Policy, slot: str) -> Rank:

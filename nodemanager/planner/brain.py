@@ -191,8 +191,8 @@ def _deadlines_s(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
         yield snapshot.flux.retry_s
     if snapshot.unsettled_s is not None:
         yield settles_at_s(snapshot, policy)
-        yield snapshot.unsettled_s + policy.settle_max_s
-    for source, every_s in ((snapshot.flux, policy.probe_s), (snapshot.cloud, policy.relist_s)):
+        yield snapshot.unsettled_s + policy.timing.settle_max_s
+    for source, every_s in ((snapshot.flux, policy.timing.probe_s), (snapshot.cloud, policy.timing.relist_s)):
         if source.answer_due_s is not None:
             yield source.answer_due_s
         elif source.seen_s is not None:

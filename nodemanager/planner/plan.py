@@ -191,7 +191,7 @@ def _asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
     if not snapshot.claimed and _may_ask(snapshot.claim, now_s):
         asks.append(ClaimInstance())
     look_due = snapshot.look_due_since_s is not None
-    if _may_ask(snapshot.flux, now_s) and (look_due or _older_than(snapshot.flux, policy.probe_s, now_s)):
+    if _may_ask(snapshot.flux, now_s) and (look_due or _older_than(snapshot.flux, policy.timing.probe_s, now_s)):
         asks.append(LookAtRanks())
     if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
         asks.append(ListCloud())
@@ -206,7 +206,7 @@ def _asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
 
 def _sweeps(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
     """The sweep for leftovers, if it is due. Never while another manager acts: a sweep deletes."""
-    due = snapshot.swept_s is None or snapshot.now_s - snapshot.swept_s >= policy.sweep_s
+    due = snapshot.swept_s is None or snapshot.now_s - snapshot.swept_s >= policy.timing.sweep_s
     return (SweepCloud(),) if due else ()
 
 
@@ -227,7 +227,7 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
         or snapshot.doubted_lists
         or any(node.absences for node in node_index.to_check.values())
     )
-    return policy.probe_s if moving else policy.relist_s
+    return policy.timing.probe_s if moving else policy.timing.relist_s
 
 
 def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
@@ -236,7 +236,7 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
     if snapshot.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
-    limit_s = policy.stale_after_s
+    limit_s = policy.timing.stale_after_s
     for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
         if source.seen_s is None:
             return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
@@ -258,11 +258,11 @@ def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
     one (``quiet_s``) follows any change. It keeps a job from being counted as both waiting and running: its start
     is reported by the ranks and by the queue, a moment apart. Neither wait exceeds ``settle_max_s``.
     """
-    quiet_s = snapshot.changed_s + policy.quiet_s
+    quiet_s = snapshot.changed_s + policy.fixed.quiet_s
     if snapshot.newest_job_s is not None:
-        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.settle_s)
+        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.timing.settle_s)
     if snapshot.unsettled_s is not None:
-        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.settle_max_s)
+        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.timing.settle_max_s)
     return quiet_s
 
 
@@ -274,7 +274,9 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
     """
     if snapshot.unreachable_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.unreachable_s:
         return False
-    overdue = snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.settle_max_s
+    overdue = (
+        snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.timing.settle_max_s
+    )
     looked = snapshot.look_due_since_s is None or overdue
     return looked and snapshot.now_s >= settles_at_s(snapshot, policy)
 
@@ -307,7 +309,8 @@ def _step_nodes(
         overspent=placement.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         creates_left=int(supply.create_credit(snapshot, policy)),
-        cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        cloud_calls_left=policy.calls.calls_in_flight_max
+        - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     actions: list[NodeAction] = []
     reasons: dict[LaunchId, Reason] = {}
@@ -368,7 +371,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
         elif _may_destroy(stray, leased, snapshot, policy):
-            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
+            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.timing.orphan_grace_s)
             identity, rank = _online_rank(stray, snapshot) or (None, None)
             if identity is not None and rank is not None and rank.schedulable and identity.slot not in leased:
                 actions.append(CordonNode(identity.launch, rank.rank, drain_text(identity.launch), reason))
@@ -397,11 +400,11 @@ def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot,
     if (online := _online_rank(stray, snapshot)) is not None:
         known, rank = online
         ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
-        retired = policy.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
+        retired = policy.rules.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
         if rank.allocated or not (ours or retired):
             return False
     waited_s = snapshot.now_s - stray.since_s
-    return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
+    return waited_s >= policy.timing.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 
 
 def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:

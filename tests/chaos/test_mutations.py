@@ -24,6 +24,7 @@ from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
+from tests.builders import with_settings
 
 SEEDS_MAX = 200
 
@@ -122,7 +123,7 @@ def deciding_on_old_news(patch: Patch) -> None:
     standstill = plan._why_standstill
 
     def carefree(snapshot: Snapshot, policy: Policy) -> Reason | None:
-        return standstill(snapshot, replace(policy, stale_after_s=1e9))
+        return standstill(snapshot, with_settings(policy, stale_after_s=1e9))
 
     patch.setattr(plan, "_why_standstill", carefree)
 

@@ -490,7 +490,7 @@ def test_a_stray_that_takes_jobs_is_drained_and_looked_at_again_before_it_is_des
     seen = world.snapshot.ranks[Rank(9)]
     begun = replace(drained(seen, "flux-node-manager:old1-1"), allocated=True)
     assert (
-        orders(world.wait(world.policy.probe_s).see_ranks(begun).all_is_fresh().decide()) == []
+        orders(world.wait(world.policy.timing.probe_s).see_ranks(begun).all_is_fresh().decide()) == []
     )  # a job slipped in
     world.wait(1).see_ranks(drained(seen, "flux-node-manager:old1-1"))
     assert orders(world.decide()) == ["destroy i-9"]

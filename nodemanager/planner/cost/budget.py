@@ -208,7 +208,7 @@ def spend_to_write(snapshot: Snapshot, policy: Policy) -> Spend | None:
     if not policy.budgets or on_record is None or not snapshot.claimed or current_spend(snapshot) == on_record:
         return None
     waited_for = not snapshot.spend_counted <= on_record.counted
-    due = snapshot.now_s - snapshot.spend_kept_s >= policy.probe_s
+    due = snapshot.now_s - snapshot.spend_kept_s >= policy.timing.probe_s
     return current_spend(snapshot) if waited_for or due else None
 
 

@@ -55,7 +55,7 @@ def boot_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
 
 def stop_lead_s(snapshot: Snapshot, type_name: TypeName, policy: Policy) -> float:
     """How long before the end of a paid window a stop must begin so that it ends within the window."""
-    assumed_s = policy.stop_lead_s
+    assumed_s = policy.rules.stop_lead_s
     samples = snapshot.stops_s.get(type_name, ())
     measured_s = _percentile_90(samples)
     if measured_s is None:
@@ -75,7 +75,7 @@ def _longest_lead_s(type_name: TypeName, policy: Policy) -> float:
     if node_type is None:
         return math.inf
     paid_s = max(node_type.billing.window_s, node_type.billing.minimum_s)
-    return LEAD_MAX * paid_s if paid_s > policy.idle_timeout_s else math.inf
+    return LEAD_MAX * paid_s if paid_s > policy.rules.idle_timeout_s else math.inf
 
 
 def _with_samples(

@@ -57,9 +57,9 @@ def apply_refusal(
     scope = _refusal_scope(node, kind, policy)
     known = snapshot.blocks.get(scope)
     rounds = 1 if known is None else known.rounds + (known.until_s <= snapshot.now_s)
-    wait_s = policy.block_s[kind]
+    wait_s = policy.fixed.block_s[kind]
     if kind in TRANSIENT_KINDS:
-        wait_s = min(max(wait_s, policy.block_s_max), wait_s * 2.0 ** min(rounds - 1, 30))
+        wait_s = min(max(wait_s, policy.fixed.block_s_max), wait_s * 2.0 ** min(rounds - 1, 30))
     block = Block(snapshot.now_s + max(retry_after_s, wait_s), kind, detail, rounds)
     longest = max(known or block, block, key=lambda it: it.until_s)
     return replace(snapshot, blocks={**snapshot.blocks, scope: replace(longest, rounds=rounds)})
@@ -83,7 +83,9 @@ def apply_success(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
         quota = snapshot.quotas.get(scope)
         if quota is not None and (standing := _count_granted(scope, snapshot, policy)) > quota.cap:
             # The quota is larger than learned. Try the next node at once; each success allows one more.
-            more = replace(quota, cap=standing, probe_s=snapshot.now_s, pause_s=policy.block_s[FailureKind.QUOTA])
+            more = replace(
+                quota, cap=standing, probe_s=snapshot.now_s, pause_s=policy.fixed.block_s[FailureKind.QUOTA]
+            )
             snapshot = replace(snapshot, quotas={**snapshot.quotas, scope: more})
     return snapshot
 
@@ -98,7 +100,7 @@ def _learn_quota(
     """Learn a quota: the nodes that exist now are what the provider allows. A failed probe doubles the pause."""
     scope = _quota_scope(node, reach, policy)
     known = snapshot.quotas.get(scope)
-    least_s = policy.block_s[FailureKind.QUOTA]
+    least_s = policy.fixed.block_s[FailureKind.QUOTA]
     probed = known is not None and known.probe_s <= snapshot.now_s
     pause_s = least_s if known is None else min(PROBE_S_MAX, known.pause_s * (2.0 if probed else 1.0))
     quota = Quota(
@@ -154,10 +156,10 @@ def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) 
     known = snapshot.streaks.get(key, FailureStreak(0, 0.0, 0.0, ""))
     failures = known.failures + 1
     retry_s, pause_s = known.retry_s, known.pause_s
-    if failures == policy.boot_failures_max:
-        pause_s = policy.boot_retry_s
+    if failures == policy.rules.boot_failures_max:
+        pause_s = policy.timing.boot_retry_s
         retry_s = snapshot.now_s + pause_s
-    elif failures > policy.boot_failures_max and snapshot.now_s >= known.retry_s:
+    elif failures > policy.rules.boot_failures_max and snapshot.now_s >= known.retry_s:
         pause_s = min(RETRY_S_MAX, known.pause_s * 2.0)  # the trial boot has failed too
         retry_s = snapshot.now_s + pause_s
     return replace(snapshot, streaks={**snapshot.streaks, key: FailureStreak(failures, retry_s, pause_s, why)})
@@ -235,7 +237,7 @@ class Allowance:
 def open_breaker(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> FailureStreak | None:
     """The streak of failed boots that keeps the breaker of a type and its image open; None if it is closed."""
     streak = snapshot.streaks.get((node_type.name, node_type.image))
-    return streak if streak is not None and streak.failures >= policy.boot_failures_max else None
+    return streak if streak is not None and streak.failures >= policy.rules.boot_failures_max else None
 
 
 def open_breakers(snapshot: Snapshot, policy: Policy) -> list[Reason]:

@@ -470,7 +470,7 @@ def _note_destroy_accepted(node: Node, fact: NodeDestroyed, snapshot: Snapshot, 
     del fact
     if not rank_facts.waits_for(node, CallKind.DESTROY):
         return node
-    return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
+    return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.timing.relist_s)
 
 
 # Handlers of facts that concern one node only.

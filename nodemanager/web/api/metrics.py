@@ -185,7 +185,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         ("node_type",),
         {(name,): count for name, count in nodes_wanted(published).items()},
     )
-    yield _gauge("nodes_max", "The limit on nodes.", policy.nodes_max)
+    yield _gauge("nodes_max", "The limit on nodes.", policy.limits.nodes_max)
     yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
     drained = node_health.drained_nodes(snapshot, policy)
     yield _gauges(
@@ -231,7 +231,7 @@ def _job_gauges(published: Publication) -> Iterator[Metric]:
 
 
 def _cost_gauges(published: Publication) -> Iterator[Metric]:
-    price, most = published.plan.price_per_hour, published.policy.price_per_hour_max
+    price, most = published.plan.price_per_hour, published.policy.limits.price_per_hour_max
     yield _gauge("price_per_hour", "Price an hour of all nodes that cost or may cost.", float(price))
     yield _gauge("price_per_hour_max", "The limit on the price an hour.", float(most))
     yield _gauge("budget_left_per_hour", "What is left below the limit on the price an hour.", float(most - price))

@@ -82,15 +82,17 @@ def _node_wake_s(
             # Only a list that shows the node gone changes anything.
             return inf if node.state is NodeState.STOPPING and node.tries == 0 else node.retry_s
         case "create_paced":
-            return now_s + 1.0 / policy.creates_per_s
+            return now_s + 1.0 / policy.calls.creates_per_s
         case "booting":
-            return max(node.requested_s + policy.boot_timeout_s, node.since_s + policy.rejoin_timeout_s)
+            return max(
+                node.requested_s + policy.timing.boot_timeout_s, node.since_s + policy.timing.rejoin_timeout_s
+            )
         case "may_rejoin":
-            return node.since_s + policy.rejoin_timeout_s
+            return node.since_s + policy.timing.rejoin_timeout_s
         case "settling":
             return max(_seconds(reason.figures["settles_at_s"]), now_s + PLAN_EVERY_S)
         case "broker_stopping":
-            return (node.broker_told_s or now_s) + policy.broker_stop_s
+            return (node.broker_told_s or now_s) + policy.fixed.broker_stop_s
         case code if code.startswith("blocked_"):
             return inf  # the end of the block itself counts, see _retry_moments_s
         case _:
@@ -113,14 +115,14 @@ def _idle_end_s(
 ) -> float:
     """The earliest time at which an idle node may be terminated, by its idle time and its billing window."""
     node_type = policy.types.get(node.launch.type_name)
-    confirmed_s = now_s if node.idle_looks >= policy.idle_confirmations else now_s + policy.probe_s
+    confirmed_s = now_s if node.idle_looks >= policy.rules.idle_confirmations else now_s + policy.timing.probe_s
     if node_type is None:
         return confirmed_s
     rule = node_type.billing
     at_s = confirmed_s
-    if rule.window_s <= policy.idle_timeout_s:
+    if rule.window_s <= policy.rules.idle_timeout_s:
         idle_since_s = node.idle_since_s if node.idle_since_s is not None else now_s
-        at_s = max(at_s, idle_since_s + policy.idle_timeout_s)
+        at_s = max(at_s, idle_since_s + policy.rules.idle_timeout_s)
     if at_s >= wake_s:
         return at_s  # its billing window can only delay it
     born_s = now_s - billing.age_s(node, now_s)

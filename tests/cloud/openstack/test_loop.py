@@ -217,7 +217,7 @@ def test_a_create_that_never_arrived_is_made_anew_under_another_name_once_that_i
     assert first.body["server"]["tags"] != second.body["server"]["tags"]
     lists = loop.nova.asked("GET", "/v2.1/servers/detail")
     between = lists[: loop.nova.calls.index(second)]
-    assert len(between) > loop.world.policy.absences
+    assert len(between) > loop.world.policy.timing.absences
 
 
 def test_a_slot_whose_create_is_sent_again_by_a_manager_that_lost_its_memory_gets_the_server_there_is(
