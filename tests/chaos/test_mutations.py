@@ -51,7 +51,7 @@ def believing_the_first_look(patch: Patch) -> None:
 
 def believing_one_list(patch: Patch) -> None:
     def hasty(**settings: Any) -> Policy:
-        return Policy(**{**settings, "absences": 1, "create_grace_s": 0.0})
+        return with_settings(Policy(**settings), absences=1, create_grace_s=0.0)
 
     def never_too_many(snapshot: Snapshot, lacking: list[Node]) -> bool:
         return False

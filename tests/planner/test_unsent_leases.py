@@ -223,7 +223,7 @@ def test_a_lease_goes_before_a_spare_that_stands() -> None:
 @pytest.mark.parametrize("lowered", [{"nodes_max": 2}, {"price_per_hour_max": Decimal("0.80")}])
 def test_above_a_limit_that_was_lowered_the_last_in_the_queue_lose_theirs(lowered: dict[str, Any]) -> None:
     world = leased(4)
-    world.policy = replace(world.policy, **lowered)
+    world.policy = with_settings(world.policy, **lowered)
     assert ended(world) == ["end-lease cloud3", "end-lease cloud4"]
     assert world.why("cloud3") == "lease_above_limits"
     answered(world)
