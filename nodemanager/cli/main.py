@@ -99,7 +99,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         site = service.with_cluster_uuid(site)
         service.record_cluster_name(site)
         outputs = Outputs(site)
-        ports = service.make_ports(site, outputs.status)
+        ports = service.make_ports(site, outputs.info)
     except service.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG

@@ -163,6 +163,7 @@ class Code(StrEnum):
     NOT_YET_SCHEDULED = "not_yet_scheduled", "state"
     QUEUE_STOPPED = "queue_stopped", "queue"
     TOO_MANY_SHAPES = "too_many_shapes", "shapes considered"
+    USER_DRAINS_NODES = "user_drains_nodes", "account job failures retry_s"  # also a warning
     UNREADABLE = "unreadable", "why"
     NO_TYPE_FITS = "no_type_fits", "nearest lacks"
     NO_NODE_TYPE = "no_node_type"

@@ -155,6 +155,10 @@ SENTENCES: Mapping[str, str] = {
     Code.NOT_YET_SCHEDULED: "Flux has not handed it to the scheduler yet",
     Code.QUEUE_STOPPED: "queue {queue} is stopped",
     Code.TOO_MANY_SHAPES: "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
+    Code.USER_DRAINS_NODES: (
+        "{failures} jobs of {account} made Flux drain nodes, {job} the last: nothing is bought for {account} until"
+        " {retry_at}"
+    ),
     Code.UNREADABLE: "its jobspec cannot be read: {why}",
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",

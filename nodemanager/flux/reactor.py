@@ -6,11 +6,52 @@ Here each one is destroyed as soon as it is done, and the rest at the end of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+import errno
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from nodemanager.flux.bindings import LEADER, CallFailed, Future, close, connect, flux_call, flux_module
+from nodemanager.flux.bindings import LEADER, CallFailed, Future, Handle, close, connect, flux_call, flux_module
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to a service. ``userid`` is None if the instance's owner asks."""
+
+    payload: Mapping[str, Any]
+    userid: int | None
+
+
+Answer = Callable[[Request], str]  # returns JSON; raises LookupError or ValueError
+
+
+def _respond(handle: Handle, message: Any, answer: Answer) -> None:
+    """Answer one request. Nothing that a user sends may raise, because that would end the service."""
+    try:
+        found, number = answer(_read_request(message)), 0
+    except LookupError as error:
+        found, number = str(error.args[0]), errno.ENOENT
+    except ValueError as error:
+        found, number = str(error), errno.EPROTO
+    with suppress(OSError):  # the asker is gone
+        if number:
+            handle.respond_error(message.handle, number, found)
+        else:
+            handle.respond(message, found)
+
+
+def _read_request(message: Any) -> Request:
+    """Raises ``ValueError``, also if the payload is not JSON or not an object."""
+    try:
+        payload = message.payload if message.payload_str is not None else {}
+    except (OSError, RuntimeError) as error:  # no text; nested too deep
+        raise ValueError(f"the payload is unusable: {error}") from error
+    if not isinstance(payload, dict):
+        raise ValueError("the payload must be an object")  # noqa: TRY004 - the asker's fault
+    owner = message.rolemask & flux_module("flux.constants").FLUX_ROLE_OWNER
+    return Request(payload, None if owner else int(message.userid))
 
 
 class Reactor:
@@ -134,24 +175,25 @@ class Reactor:
     def serve(
         self,
         service: str,
-        methods: Mapping[str, Callable[[], object]],
+        methods: Mapping[str, Answer],
         *,
         timeout_s: float,
-        for_users: Container[str] = (),
+        for_users: bool = False,
     ) -> None:
         """Register a service on this broker and answer its methods. Raises ``CallFailed`` EEXIST if it exists.
 
-        The methods answer the instance's owner; those in ``for_users`` answer every user.
+        The methods answer the instance's owner, or with ``for_users`` every user.
         """
+        roles = flux_module("flux.constants").FLUX_ROLE_USER if for_users else None
         with flux_call(f"service {service}"), self.handle.service_register(service) as registered:
             registered.wait_for(timeout_s).get()
         for method, answer in methods.items():
             self._watch(
                 self.handle.msg_watcher_create(
-                    lambda served, _watcher, message, answer: served.respond(message, answer()),
+                    lambda served, _watcher, message, answer: _respond(served, message, answer),
                     type_mask=flux_module("flux.constants").FLUX_MSGTYPE_REQUEST,
                     topic_glob=f"{service}.{method}",
-                    rolemask=flux_module("flux.constants").FLUX_ROLE_USER if method in for_users else None,
+                    rolemask=roles,
                     args=answer,
                 )
             ).start()

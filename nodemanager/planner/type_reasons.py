@@ -16,6 +16,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.observe.backoff import open_breakers
+from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.flux_scheduler import slots_per_piece
@@ -80,6 +81,7 @@ def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: Fl
         *_gpu_nodes_taken(snapshot, policy, placement),
         *_jobs_across_zones(placement),
         *_drained_nodes(snapshot, policy),
+        *users_put_off(snapshot).values(),
     )
 
 

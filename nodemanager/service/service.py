@@ -33,7 +33,7 @@ from nodemanager.config.site import ConfigError, JoinMethod, Site, load_site, na
 from nodemanager.config.text.settings import SectionSettings
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
 from nodemanager.core.nodes import FailureKind, Launch
-from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, JoinPort
+from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
 from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing
 from nodemanager.service.systemd import Notifier
@@ -181,10 +181,10 @@ class NodesCannotJoin(Exception):
     """Nodes join by the site's join service, which lacks something. The message says what."""
 
 
-def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
+def make_ports(site: Site, info: Info | None = None) -> SitePorts:
     """Make the ports that the site names. Only their modules are imported.
 
-    ``status`` makes the document for users who ask through Flux. Raises ``NodesCannotJoin``.
+    ``info``: the answers to users who ask through Flux. Raises ``NodesCannotJoin``.
     """
     if site.flux.simulated:
         return _simulated_ports(site)
@@ -200,7 +200,7 @@ def make_ports(site: Site, status: Callable[[], object] = dict) -> SitePorts:
         clock,
         folder=site.flux.bootstrap_dir,
         node_types=site.node_types,
-        status=status,
+        info=info,
         # A node that joins by ticket reports its hardware itself, before its broker starts.
         measures=site.flux.join is not JoinMethod.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
         flub=site.flux.join is JoinMethod.FLUB,

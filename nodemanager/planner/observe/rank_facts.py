@@ -29,7 +29,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
-from nodemanager.planner.observe import backoff, instance_check, safe_mode
+from nodemanager.planner.observe import backoff, drain_breaker, instance_check, safe_mode
 from nodemanager.planner.observe.node_health import FLAPS
 from nodemanager.planner.observe.operator import held_by_operator, retired_by_operator
 from nodemanager.planner.observe.pairing import pair
@@ -114,6 +114,7 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     )
     changed = _nodes_after_look(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = backoff.count_ended_boots(snapshot.nodes, changed, timings.with_boots(snapshot, changed), policy)
+    snapshot = drain_breaker.count_drains(snapshot.nodes, changed, snapshot, policy)
     snapshot = with_nodes(snapshot, changed)
     seen = replace(
         snapshot,
@@ -319,7 +320,8 @@ def _is_drain_no_longer_ours(node: Node, rank: FluxRank, started_s: float) -> bo
 def _is_still_idle(node: Node, rank: FluxRank) -> bool:
     """Whether it was and is idle and nothing else is to be noted: the most frequent case."""
     marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
-    return node.state is NodeState.IDLE and rank.idle and node.is_sound and not marked
+    was_drained = node.drained_by_flux_s is not None
+    return node.state is NodeState.IDLE and rank.idle and node.is_sound and not (marked or was_drained)
 
 
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:

@@ -21,6 +21,7 @@ from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
 from nodemanager.planner.cost import budget
 from nodemanager.planner.observe import backoff, node_health
+from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.placement import supply
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
@@ -199,6 +200,11 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         "Price an hour of the nodes that Flux itself or a person drained.",
         ("by",),
         {(by,): float(it.price_per_hour) for by, it in drained.items()},
+    )
+    yield _gauge(
+        "users_put_off",
+        "Users for whom nothing is bought, because their jobs made Flux drain node after node.",
+        len(users_put_off(snapshot)),
     )
     yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(supply.ownerless_strays(snapshot)))
     yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))
