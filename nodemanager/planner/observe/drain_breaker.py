@@ -66,8 +66,8 @@ def _count_drain(snapshot: Snapshot, job_id: JobId, policy: Policy) -> Snapshot:
     if job_id in known.jobs:
         return snapshot
     streak = replace(known, jobs=known.jobs | {job_id}, latest_s=now_s, latest=job_id)
-    if len(streak.jobs) >= policy.boot_failures_max and now_s >= known.until_s:
-        pause_s = min(RETRY_S_MAX, 2.0 * known.pause_s) if known.pause_s else policy.boot_retry_s
+    if len(streak.jobs) >= policy.rules.boot_failures_max and now_s >= known.until_s:
+        pause_s = min(RETRY_S_MAX, 2.0 * known.pause_s) if known.pause_s else policy.timing.boot_retry_s
         streak = replace(streak, until_s=now_s + pause_s, pause_s=pause_s)
     return replace(snapshot, drain_streaks={**snapshot.drain_streaks, userid: streak})
 

@@ -52,12 +52,12 @@ def test_after_three_jobs_of_a_user_nothing_is_bought_for_that_user_and_others_a
     (reason,) = users_put_off(world.snapshot).values()
     assert reason.code == Code.USER_DRAINS_NODES
     assert (reason.figures["account"], reason.figures["job"], reason.figures["failures"]) == ("user 1001", "3", 3)
-    assert reason.figures["retry_s"] == world.snapshot.now_s + world.policy.boot_retry_s
+    assert reason.figures["retry_s"] == world.snapshot.now_s + world.policy.timing.boot_retry_s
 
     jobs = [replace(a_job(10, whole_nodes(1)), userid=GUEST), replace(a_job(11, whole_nodes(1)), userid=OTHER)]
     empty = a_world(CLOUD)
     empty.but(drain_streaks=world.snapshot.drain_streaks).see_queue(*jobs)
-    empty.wait(world.policy.settle_max_s).all_is_fresh()
+    empty.wait(world.policy.timing.settle_max_s).all_is_fresh()
     made = empty.plan()
     assert made.jobs[JobId(10)].code == Code.USER_DRAINS_NODES
     bought = [action for action in made.actions if isinstance(action, BootNode)]
@@ -82,7 +82,7 @@ def test_each_further_job_doubles_the_wait_up_to_a_limit() -> None:
             world.wait(waits[-1] + 1.0)
             assert not users_put_off(world.snapshot)
         undrain(world)
-    assert waits[:3] == [world.policy.boot_retry_s * factor for factor in (1, 2, 4)]
+    assert waits[:3] == [world.policy.timing.boot_retry_s * factor for factor in (1, 2, 4)]
     assert max(waits) == waits[-1] == RETRY_S_MAX
 
 
