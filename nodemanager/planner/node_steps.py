@@ -90,7 +90,7 @@ class StepContext:
     @property
     def all_blocked(self) -> bool:
         """Whether all types are blocked now."""
-        block = self.snapshot.blocks.get(EVERYTHING)
+        block = self.snapshot.learned.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
 
     def stop_times_s(self, name: TypeName) -> tuple[float, float | None]:

@@ -300,7 +300,7 @@ def test_19_a_type_without_capacity_gives_way_to_the_next_and_is_tried_again_lat
     world = _requested(a_world().job(tasks(1)))
     world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.CAPACITY, "none here"))
     assert boots(world.decide()) == ["gpu1"]
-    fresh = a_world().but(blocks=world.snapshot.blocks).job(tasks(1))
+    fresh = a_world().but(blocks=world.snapshot.learned.blocks).job(tasks(1))
     assert boots(fresh.wait(121).all_is_fresh().plan()) == ["cloud1"]
 
 

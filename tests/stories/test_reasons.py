@@ -175,7 +175,7 @@ def _price_per_hour_max(case: Case, job: Job, figures: Figures) -> None:
 
 def _blocked(case: Case, job: Job, figures: Figures) -> None:
     assert figures["until_s"] > case.now_s
-    assert figures["until_s"] in {block.until_s for block in case.snapshot.blocks.values()}
+    assert figures["until_s"] in {block.until_s for block in case.snapshot.learned.blocks.values()}
 
 
 def _settling(case: Case, job: Job, figures: Figures) -> None:
@@ -299,7 +299,7 @@ def _in_zone(case: Case, rank: FluxRank, zone: str, shape: Shape) -> int:
         at_ease = node.call is None and node.retry_s <= case.now_s  # the node may be given up but not stopped yet
         coming = node.state is NodeState.BOOTING and at_ease and node.id not in _leaving(case)
         return int(coming and node.launch.zone == zone and _has_memory(case, node_type, shape))
-    blocks = case.snapshot.blocks
+    blocks = case.snapshot.learned.blocks
     scopes = [Scope(ALL_TYPES), Scope(node_type.name)]
     is_open = not any(scope in blocks and blocks[scope].until_s > case.now_s for scope in scopes)
     return int(is_open and zone in node_type.zones and _is_free(case, rank) and _has_memory(case, node_type, shape))
@@ -395,7 +395,7 @@ def _creating(case: Case, node: Node, figures: Figures) -> None:
 def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
     assert node.create_sent_s is None
-    block = case.snapshot.blocks.get(Scope(node.launch.type_name))
+    block = case.snapshot.learned.blocks.get(Scope(node.launch.type_name))
     of_its_type = block is not None and block.until_s > case.now_s
     assert case.orders_for(node) == ([EndLease] if of_its_type else [])
     assert figures["until_s"] > case.now_s
@@ -733,7 +733,9 @@ def _check_types(case: Case) -> None:
                 leaves = [node.launch.slot for node in case.snapshot.nodes.values() if node.state is NodeState.GONE]
                 assert not any(_is_free(case, rank) for rank in places if rank.host not in leaves)
             case "blocked_create_capacity":
-                assert reason.figures["until_s"] in {block.until_s for block in case.snapshot.blocks.values()}
+                assert reason.figures["until_s"] in {
+                    block.until_s for block in case.snapshot.learned.blocks.values()
+                }
             case code:
                 raise AssertionError(code)
 

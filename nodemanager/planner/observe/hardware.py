@@ -131,7 +131,10 @@ def _keep_promise(snapshot: Snapshot, name: TypeName) -> Snapshot:
         snapshot,
         to_promise=_without(snapshot.to_promise, name),
         promised={**snapshot.promised, name: snapshot.to_promise[name]},
-        blocks={scope: block for scope, block in snapshot.blocks.items() if scope != Scope(name)},
+        learned=replace(
+            snapshot.learned,
+            blocks={scope: block for scope, block in snapshot.learned.blocks.items() if scope != Scope(name)},
+        ),
     )
 
 

@@ -74,7 +74,7 @@ def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Sn
     for kind, alike in groupby(facts, key=type):
         run = tuple(alike)
         # Facts that concern a budget, or the next purchase, are applied one by one.
-        counts = policy.budgets or (kind is NodeCreated and (snapshot.blocks or snapshot.quotas))
+        counts = policy.budgets or (kind is NodeCreated and (snapshot.learned.blocks or snapshot.learned.quotas))
         if kind is LeaseEnded and not counts:
             snapshot = _drop_ended_leases(snapshot, [fact.launch for fact in run if isinstance(fact, LeaseEnded)])
         elif kind in NODE_FACTS and not counts:

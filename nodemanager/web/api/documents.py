@@ -156,7 +156,7 @@ def blocks(snapshot: Snapshot, clock: ClockReading) -> list[Document]:
             "until_at": clock.to_wall(block.until_s),
             "reason": reason_document(refusal_reason(block), clock),
         }
-        for scope, block in snapshot.blocks.items()
+        for scope, block in snapshot.learned.blocks.items()
         if block.until_s > snapshot.now_s
     ]
 

@@ -211,7 +211,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
     yield _gauge("strangers", "Other machines in the account.", snapshot.strangers)
     standing: dict[tuple[str, ...], float] = {
         (scope.type_name, str(scope.market or ""), scope.zone or "", refusal_reason(block).code): 1.0
-        for scope, block in snapshot.blocks.items()
+        for scope, block in snapshot.learned.blocks.items()
         if block.until_s > snapshot.now_s
     }
     yield _gauges(

@@ -58,9 +58,9 @@ def next_wake_s(plan: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
 
 def _retry_moments_s(snapshot: Snapshot) -> Iterator[float]:
     """Yield the times at which refused or failed calls may be tried again."""
-    yield from (block.until_s for block in snapshot.blocks.values())
-    yield from (quota.probe_s for quota in snapshot.quotas.values())
-    yield from (streak.retry_s for streak in snapshot.streaks.values())
+    yield from (block.until_s for block in snapshot.learned.blocks.values())
+    yield from (quota.probe_s for quota in snapshot.learned.quotas.values())
+    yield from (streak.retry_s for streak in snapshot.learned.streaks.values())
 
 
 def _node_wake_s(

@@ -243,5 +243,5 @@ def test_a_server_for_which_there_is_no_host_is_deleted_and_another_type_bought(
     assert loop.nodes() == [("spare", NodeState.BOOTING)]
     assert loop.nova.made == 2
     assert len(loop.nova.servers) == 1
-    block = loop.world.snapshot.blocks[Scope(TypeName("cloud"), Market.ON_DEMAND, "")]
+    block = loop.world.snapshot.learned.blocks[Scope(TypeName("cloud"), Market.ON_DEMAND, "")]
     assert str(refusal_reason(block)) == "create_capacity detail=No valid host was found."

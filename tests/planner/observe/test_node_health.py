@@ -84,7 +84,7 @@ def test_57_its_like_is_bought_in_another_zone_before_it_is_lost() -> None:
     _reclaimed(world).job(whole_nodes(1))
     (boot,) = [action for action in world.plan().actions if type(action).__name__ == "BootNode"]
     assert boot.launch.zone == "b"  # type: ignore[union-attr]
-    assert Scope(TypeName("cloud"), Market.SPOT, "a") in world.snapshot.blocks
+    assert Scope(TypeName("cloud"), Market.SPOT, "a") in world.snapshot.learned.blocks
 
 
 def test_57_or_on_another_market_where_there_is_no_other_zone() -> None:
