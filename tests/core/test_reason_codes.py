@@ -126,9 +126,10 @@ because(TABLE[kind], detail=detail)
 
 # --- nothing steers by a reason ---------------------------------------------------------------------------
 
-DECIDES = ("planner", "actors", "whatif", "chaos")
+DECIDES = ("planner", "delegation", "ensemble", "actors", "whatif", "chaos")
 SHOWS = (
     "actors/decision_log.py",
+    "actors/delegation/delegator.py",  # the memo of a delegated job, and why it is lost
     "actors/job_memos.py",
     "planner/observe/hardware.py",  # the text of a drain
     "whatif/cloud/parameters.py",  # figures of a report, not of a reason
