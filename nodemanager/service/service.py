@@ -414,7 +414,8 @@ class Service:
 
     def _use_policy(self) -> None:
         policy = policy_of(self._site)
-        self._manager.tell(UsePolicy(replace(policy, nodes_min=max(policy.nodes_min, self._floor))))
+        limits = replace(policy.limits, nodes_min=max(policy.limits.nodes_min, self._floor))
+        self._manager.tell(UsePolicy(replace(policy, limits=limits)))
 
     def _report_flux_lost(self, why: str) -> None:
         self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))
