@@ -134,7 +134,8 @@ def plan(
 ) -> None:
     """Show what would be ordered now with the site that --config names. Nothing is ordered."""
     policy = policy_of(site)
-    body = TypeAdapter(Policy).dump_json(replace(policy, block_s=dict(policy.block_s)))
+    fixed = replace(policy.fixed, block_s=dict(policy.fixed.block_s))
+    body = TypeAdapter(Policy).dump_json(replace(policy, fixed=fixed))
     _show(client.post("/plan", body), chosen, console, tables.plan)
 
 

@@ -189,7 +189,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         ("node_type",),
         {(name,): count for name, count in nodes_wanted(published).items()},
     )
-    yield _gauge("nodes_max", "The limit on nodes.", policy.nodes_max)
+    yield _gauge("nodes_max", "The limit on nodes.", policy.limits.nodes_max)
     yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
     drained = node_health.drained_nodes(snapshot, policy)
     yield _gauges(
@@ -214,7 +214,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
     yield _gauge("strangers", "Other machines in the account.", snapshot.strangers)
     standing: dict[tuple[str, ...], float] = {
         (scope.type_name, str(scope.market or ""), scope.zone or "", refusal_reason(block).code): 1.0
-        for scope, block in snapshot.blocks.items()
+        for scope, block in snapshot.learned.blocks.items()
         if block.until_s > snapshot.now_s
     }
     yield _gauges(
@@ -254,7 +254,7 @@ def _peer_gauges(view: DelegationView) -> Iterator[Metric]:
 
 
 def _cost_gauges(published: Publication) -> Iterator[Metric]:
-    price, most = published.plan.price_per_hour, published.policy.price_per_hour_max
+    price, most = published.plan.price_per_hour, published.policy.limits.price_per_hour_max
     yield _gauge("price_per_hour", "Price an hour of all nodes that cost or may cost.", float(price))
     yield _gauge("price_per_hour_max", "The limit on the price an hour.", float(most))
     yield _gauge("budget_left_per_hour", "What is left below the limit on the price an hour.", float(most - price))
