@@ -47,7 +47,7 @@ class _PatternPacking:
     _worth: Sequence[float] = field(init=False)
     _scarce: list[list[int]] = field(init=False)  # by lot: items that take a whole node or want GPUs
     _plain: list[list[int]] = field(init=False)  # by lot: the others, from the least memory per core to the most
-    _gone: list[int] = field(init=False)  # by lot: how many of those had run out when ``_plain`` was last swept
+    _least: list[tuple[int, int]] = field(init=False)  # by lot: the fewest cores and bytes of those
 
     def __post_init__(self) -> None:
         items, numbers = self.items, range(len(self.items))
@@ -62,7 +62,11 @@ class _PatternPacking:
         plain = [i for i in by_memory if not items[i].exclusive and not items[i].gpus]
         self._scarce = [[i for i in scarce if self.fits[i][lot]] for lot in range(len(self.lots))]
         self._plain = [[i for i in plain if self.fits[i][lot]] for lot in range(len(self.lots))]
-        self._gone = [0] * len(self.lots)
+        self._least = [self._least_sizes(numbers) for numbers in self._plain]
+
+    def _least_sizes(self, numbers: Sequence[int]) -> tuple[int, int]:
+        sizes = [(self.items[number].cores, self.items[number].memory_bytes) for number in numbers]
+        return min((cores for cores, _ in sizes), default=0), min((memory for _, memory in sizes), default=0)
 
     def loads(self) -> Iterator[Load]:
         """Use the best pattern as often as possible, then the next, until nothing more fits."""
@@ -124,8 +128,9 @@ class _PatternPacking:
         items, left, whole = self.items, self.left, self.lots[lot]
         chosen, cores, memory_bytes = self._with_gpus(lot)
         order = self._plain[lot]
+        least_cores, least_bytes = self._least[lot]
         low, high, gone = 0, len(order) - 1, 0
-        while low <= high and cores > 0:
+        while low <= high and cores >= least_cores and memory_bytes >= least_bytes:
             rich = memory_bytes * whole.cores >= whole.memory_bytes * cores
             number = order[high] if rich else order[low]
             most = left[number]
@@ -152,6 +157,7 @@ class _PatternPacking:
                 low += 1
         if gone > 16 and 4 * gone > len(order):
             self._plain[lot] = [number for number in order if left[number] > 0]
+            self._least[lot] = self._least_sizes(self._plain[lot])
         return chosen
 
     def _with_gpus(self, lot: int) -> tuple[dict[int, int], int, int]:

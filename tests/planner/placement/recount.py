@@ -27,7 +27,7 @@ from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.supply import price_per_hour
 from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Limits, Policy, Rules
 from nodemanager.planner.state.snapshot import Snapshot
 
 GIB = 2**30
@@ -41,9 +41,8 @@ def random_fleet(draw: Random) -> tuple[Snapshot, Policy]:
         "site",
         "uuid",
         types,
-        nodes_max=draw.choice((3, 10, 1000)),
-        price_per_hour_max=Decimal(draw.choice(("2", "20", "100000"))),
-        queue_policy=draw.choice((QueuePolicy.FIFO, QueuePolicy.BACKFILL)),
+        Limits(draw.choice((3, 10, 1000)), Decimal(draw.choice(("2", "20", "100000")))),
+        rules=Rules(queue_policy=draw.choice((QueuePolicy.FIFO, QueuePolicy.BACKFILL))),
     )
     known = advance_to(Snapshot(), Tick(NOW_S, WALL_AT))
     seen = (
@@ -212,10 +211,10 @@ def _faults_of_limits(policy: Policy, placement: Placement, spent: Decimal) -> I
     slots = Counter(node.place[0] for node in placement.assignment.nodes())
     yield from (f"{slot} is used {count} times" for slot, count in slots.items() if count > 1)
     price = sum((node.offer.node_type.price_per_hour for node in bought), Decimal(0))
-    if len(bought) > policy.nodes_max:
-        yield f"{len(bought)} nodes of {policy.nodes_max}"
-    if bought and spent + price > policy.price_per_hour_max:
-        yield f"{spent + price} an hour of {policy.price_per_hour_max}"
+    if len(bought) > policy.limits.nodes_max:
+        yield f"{len(bought)} nodes of {policy.limits.nodes_max}"
+    if bought and spent + price > policy.limits.price_per_hour_max:
+        yield f"{spent + price} an hour of {policy.limits.price_per_hour_max}"
 
 
 def bought_again(snapshot: Snapshot, policy: Policy) -> int:

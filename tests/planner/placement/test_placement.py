@@ -387,6 +387,12 @@ def test_a_type_that_is_worse_in_every_way_is_left_out_until_the_better_one_runs
     assert six.types[TypeName("worse")] == because(Code.BOUGHT, node_count=2)
 
 
+def test_a_price_list_of_hundreds_of_types_serves_the_queue() -> None:
+    types = [a_type(f"t{number}", cores=4 + number % 7, price=f"{1 + number / 100:.2f}") for number in range(400)]
+    made = a_world(*types, nodes_max=99, price_per_hour_max=Decimal(99)).job(*(tasks(1) for _ in range(9))).plan()
+    assert {reason.code for reason in made.jobs.values()} == {"node_ordered"}
+
+
 def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
     unguarded = a_world().idle_node("gpu1").job(tasks(1))
     assert unguarded.plan().warnings == (because(Code.GPU_NODE_UNGUARDED, node_type="gpu", job="1"),)
