@@ -109,6 +109,12 @@ def jobs(client: Client, site: Site, chosen: Namespace, console: Console) -> Non
     _show(client.get("/jobs"), chosen, console, tables.jobs)
 
 
+def peers(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """List the instances in which jobs of this one may run: free cores, backlog, wait, price, our jobs there."""
+    del site
+    _show(client.get("/peers"), chosen, console, tables.peers)
+
+
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Explain a job, a node or a node type: explain job ID | node NAME | type NAME; for a past time, --at TIME."""
     del site

@@ -461,7 +461,7 @@ def serve(
     service.stop()
     outputs.stop(STOP_S)
     if service.fate.crashed is not None:
-        log.critical("crashed", error=repr(service.fate.crashed))
+        log.critical("crashed", error=repr(service.fate.crashed), exc_info=service.fate.crashed)
         return EXIT_CRASHED
     log.info("stopped")
     return EXIT_OK
