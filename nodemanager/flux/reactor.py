@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from nodemanager.flux.bindings import LEADER, CallFailed, Future, Handle, close, connect, flux_call, flux_module
+from nodemanager.flux.bindings import (
+    LEADER,
+    CallFailed,
+    Future,
+    Handle,
+    close,
+    connect,
+    flux_call,
+    flux_module,
+    sent,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +139,7 @@ class Reactor:
             self._destroy(future)
 
         with flux_call(what):
-            future = send()
+            future = sent(send())
             self._futures.add(future)
             future.then(take, timeout=timeout_s)
 
@@ -161,7 +171,7 @@ class Reactor:
 
         streaming = flux_module("flux.constants").FLUX_RPC_STREAMING
         with flux_call(topic):
-            stream = self.handle.rpc(topic, payload, LEADER, streaming)
+            stream = sent(self.handle.rpc(topic, payload, LEADER, streaming))
             self._futures.add(stream)
             stream.then(take)
 

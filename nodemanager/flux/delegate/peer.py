@@ -55,6 +55,7 @@ from nodemanager.flux.submit import submit_later
 
 LOAD_EVERY_S = 5.0
 DURATION = "attributes.system.duration"
+_WAIT_CREATE = 1  # FLUX_JOB_EVENT_WATCH_WAITCREATE: a job that has just started has written no output yet
 _OPENED_DIRECTLY = ("local", "ssh")
 
 Listener = Callable[[PeerFact], None]
@@ -258,7 +259,7 @@ class _PeerSession(Session[PeerRequest]):
         self._streams[remote] = [
             self._reactor.subscribe(
                 "job-info.eventlog-watch",
-                {"id": remote, "path": f"guest.{key}", "flags": 0},
+                {"id": remote, "path": f"guest.{key}", "flags": _WAIT_CREATE},
                 partial(take, key),
                 partial(end, key),
             )
