@@ -240,19 +240,19 @@ def ask_all(
 ) -> dict[str, Any]:
     """Send one RPC to each topic, all together, and wait for all answers. The first failure raises."""
     with ExitStack() as futures:
-        asked: dict[str, Future] = {}
+        sent: dict[str, Future] = {}
         answers: dict[str, Any] = {}
         for topic, payload in payloads.items():
             with flux_call(_call_text(topic, rank)):
-                asked[topic] = sent(futures.enter_context(handle.rpc(topic, payload, rank)))
+                sent[topic] = futures.enter_context(handle.rpc(topic, payload, rank))
         end_s = time.monotonic() + timeout_s
-        for topic, future in asked.items():
+        for topic, future in sent.items():
             with flux_call(_call_text(topic, rank)):
                 answers[topic] = future.wait_for(_time_left_s(end_s)).get()
         return answers
 
 
-def sent(future: Future) -> Future:
+def checked_future(future: Future) -> Future:
     """Return the future of a request. It may be empty if the connection is being lost: this raises ``OSError``."""
     if future.handle is None:
         raise OSError(errno.ENOTCONN, "the connection is lost")

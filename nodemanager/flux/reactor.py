@@ -18,11 +18,11 @@ from nodemanager.flux.bindings import (
     CallFailed,
     Future,
     Handle,
+    checked_future,
     close,
     connect,
     flux_call,
     flux_module,
-    sent,
 )
 
 
@@ -139,7 +139,7 @@ class Reactor:
             self._destroy(future)
 
         with flux_call(what):
-            future = sent(send())
+            future = checked_future(send())
             self._futures.add(future)
             future.then(take, timeout=timeout_s)
 
@@ -171,7 +171,7 @@ class Reactor:
 
         streaming = flux_module("flux.constants").FLUX_RPC_STREAMING
         with flux_call(topic):
-            stream = sent(self.handle.rpc(topic, payload, LEADER, streaming))
+            stream = checked_future(self.handle.rpc(topic, payload, LEADER, streaming))
             self._futures.add(stream)
             stream.then(take)
 
