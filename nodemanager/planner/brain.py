@@ -172,7 +172,8 @@ def _is_merely_idle(node: Node) -> bool:
 
 def _idle_deadlines_s(snapshot: Snapshot, plan: Plan) -> Iterator[float]:
     """When each idle node's patience ends, or its paid window closes."""
-    for id_ in node_index_of(snapshot).to_check:
+    node_index = node_index_of(snapshot)
+    for id_ in (*node_index.to_check, *node_index.at_rest):
         reason = plan.nodes[id_]
         match reason.code, reason.figures:
             case "idle_not_long", {"idle_s": float(idle_s), "idle_timeout_s": float(timeout_s)}:

@@ -311,7 +311,7 @@ def _step_nodes(
     actions: list[NodeAction] = []
     reasons: dict[LaunchId, Reason] = {}
     # Once the budget is spent, busy nodes need a decision too.
-    to_check = node_index.to_check if placement.overspent is None else snapshot.nodes
+    to_check = {**node_index.to_check, **node_index.at_rest} if placement.overspent is None else snapshot.nodes
     to_decide = {**to_check, **steered_nodes(snapshot)}
     for node in sorted(to_decide.values(), key=lambda node: _step_order(node, policy)):
         chosen = next_step(node, context)

@@ -43,7 +43,8 @@ def next_wake_s(plan: Plan, snapshot: Snapshot, policy: Policy) -> tuple[float, 
     held = False
     leads_s = {name: timings.stop_lead_s(snapshot, name, policy) for name in policy.types}
     decided = plan.decided
-    for id_, node in node_index_of(snapshot).to_check.items():
+    node_index = node_index_of(snapshot)
+    for id_, node in {**node_index.to_check, **node_index.at_rest}.items():
         reason = decided.get(id_)
         if reason is None or node.call is not None:
             continue  # it is busy, or the answer to its call will change the plan
