@@ -37,6 +37,8 @@ class Resting:
     def by_time(self, billing: Billing, idle_timeout_s: float, lead_s: float, now_s: float) -> Iterator[TimedNode]:
         """The nodes, each with a time before which it is certainly not retired for its idleness, earliest first.
 
+        That time is ``EARLY_S`` too early, because of rounding.
+
         If billing windows are no longer than ``idle_timeout_s``, that time ends the node's idle time. If they are
         longer, it is ``lead_s`` before the end of the node's paid window (``retirement``).
         """
