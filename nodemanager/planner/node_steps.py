@@ -473,8 +473,11 @@ def step_nodes(context: StepContext) -> FleetSteps:
     """
     snapshot = context.snapshot
     node_index = node_index_of(snapshot)
-    # Once the budget is spent, busy nodes need a decision too.
-    to_check = node_index.to_check if context.overspent is None else snapshot.nodes
+    to_check = node_index.to_check
+    if context.overspent is not None:
+        to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
+    elif node_index.confirmations != context.policy.idle_confirmations:
+        to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
     to_decide = {**to_check, **operator.steered_nodes(snapshot)}
     by_turn = [(_step_order(node, context.policy), node) for node in to_decide.values()]
     by_turn.sort(key=lambda it: it[0])
@@ -546,8 +549,7 @@ class RestingReasons:
         context, policy = self._context, self._context.policy
         if context.overspent is not None:
             return  # each node takes a step in any case
-        confirmed = node_index_of(context.snapshot).confirmations == policy.idle_confirmations
-        if context.count_live > policy.nodes_max or not confirmed:
+        if context.count_live > policy.nodes_max:
             yield from self._at_rest.values()
         elif context.count_usable > policy.nodes_min:
             found: dict[LaunchId, None] = {}

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodemanager.core.jobs import ANYWHERE, HasProperty, Not, QueuePolicy
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import Billing
 from nodemanager.planner.cost import billing
 from nodemanager.planner.outcome import NodeReasons
+from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Plan, plan
 from nodemanager.planner.state import node_index
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.resting import Resting
 from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
-from tests.builders import NOW_S, a_type, a_world, whole_nodes
+from tests.builders import NOW_S, a_type, a_world, nodes, tasks, whole_nodes
 
+CONSTRAINTS = st.sampled_from([ANYWHERE, HasProperty("fast"), Not(HasProperty("fast"))])
 TIMES = st.floats(NOW_S - 20_000.0, NOW_S)
 
 
@@ -36,29 +40,34 @@ def fleets(draw: st.DrawFn) -> tuple[Snapshot, Policy]:
     """Idle, busy and draining nodes of two types, with jobs, limits, spares and windows of all kinds."""
     types = [
         replace(
-            a_type(name, slots=8, price=price),
+            a_type(name, slots=8, price=price, gpus=gpus, properties=["fast"] if gpus else []),
             billing=Billing(draw(st.sampled_from([1.0, 60.0, 3600.0])), draw(st.sampled_from([0.0, 60.0, 5000.0]))),
             spares=draw(st.sampled_from([0, 0, 1, 3])),
         )
-        for name, price in (("cheap", "1"), ("dear", "3"))
+        for name, price, gpus in (("cheap", "1", 0), ("dear", "3", 1))
     ]
     world = a_world(
         *types,
         nodes_max=draw(st.sampled_from([4, 9, 100])),
         stale_after_s=1e9,
         nodes_min=draw(st.sampled_from([0, 0, 2, 6])),
+        queue_policy=draw(st.sampled_from(QueuePolicy)),
         idle_timeout_s=draw(st.sampled_from([0.0, 300.0, 7200.0])),
         idle_confirmations=draw(st.sampled_from([1, 2, 3])),
     )
     for slot in draw(st.lists(st.sampled_from([s for it in types for s in it.slots]), unique=True)):
         if draw(st.integers(0, 3)) == 0:
-            world.busy_node(slot)
+            world.busy_node(slot, cores_free=draw(st.integers(0, 3)))
             continue
         idle_since_s, billed_from_s = draw(TIMES), draw(TIMES)
         looks = draw(st.integers(1, 4))
         world.node(slot, NodeState.IDLE, idle_since_s=idle_since_s, billed_from_s=billed_from_s, idle_looks=looks)
-    for nodes in draw(st.lists(st.integers(1, 9), max_size=3)):
-        world.job(whole_nodes(nodes))
+    shapes = st.one_of(
+        st.builds(whole_nodes, st.integers(1, 9)),
+        st.builds(nodes, st.integers(1, 5), cores=st.integers(1, 4)),
+        st.builds(tasks, st.integers(1, 9), cores=st.integers(1, 4), gpus=st.integers(0, 1), where=CONSTRAINTS),
+    )
+    world.job(*draw(st.lists(shapes, max_size=4)))
     return world.snapshot, world.policy
 
 
@@ -70,6 +79,18 @@ def test_the_nodes_at_rest_that_a_plan_leaves_out_would_take_no_step(case: tuple
     assert some.actions == every.actions
     assert dict(some.nodes) == dict(every.nodes)
     assert abs(some.again_at_s - every.again_at_s) < 1e-6 or some.again_at_s == every.again_at_s
+
+
+@settings(deadline=None, max_examples=300)
+@given(fleets())
+def test_the_nodes_that_no_job_can_get_are_rightly_left_out(case: tuple[Snapshot, Policy]) -> None:
+    snapshot, policy = case
+    with patch.object(supply, "REACHABLE_PART", inf):
+        some = plan(snapshot, policy)
+    with patch.object(supply, "REACHABLE_PART", -1.0):
+        every = plan(snapshot, policy)
+    assert some == every
+    assert dict(some.jobs) == dict(every.jobs)
 
 
 @settings(deadline=None, max_examples=200)
