@@ -28,6 +28,7 @@ from nodemanager.config.text.settings import (
     JournalSettings,
     LimitsSettings,
     NodeSettings,
+    PeerSettings,
     PolicySettings,
     SectionSettings,
     SimulationSettings,
@@ -56,6 +57,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Journal": JournalSettings,
     "Simulation": SimulationSettings,
     "Node NAME": NodeSettings,
+    "Peer NAME": PeerSettings,
 }
 
 PROVIDER_ONLY = "The local and the simulated cloud ignore this key."
@@ -184,6 +186,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
+        "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
+        "`--dependency=delegate:TARGET`. `never`: none.",
+        "delegate_to": "The targets that users may name. `peers`: the site's `[Peer NAME]` sections, and `any` of "
+        "them. `any`: also any URI of an instance; `ssh` then uses the manager's keys.",
     },
     "Web": {
         "listen": "Where to serve status, control and the dashboard. `unix`: on the socket `web.sock` in "
@@ -285,6 +291,16 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "security_groups": FROM_CLOUD,
         "key_name": FROM_CLOUD,
         "instance_profile": FROM_CLOUD,
+    },
+    "Peer NAME": {
+        "uri": "The address of a Flux instance in which jobs of this one may run: `ssh://HOST/PATH`, "
+        "`local:///PATH`, or one that `flux uri` resolves. The manager's user must own it. NAME is what users "
+        "write in `--dependency=delegate:NAME`, and what the nodes column of a delegated job shows.",
+        "price_per_core_hour": "The price of a core there, in the currency of the node types. `delegate:any` "
+        "prefers the cheapest peer that starts the job within its patience.",
+        "jobs_max": "The largest number of this instance's jobs that the peer gets at once.",
+        "output_max": "How much of a job's output is copied from the peer to `flux job attach`. The rest stays "
+        "there, and a line says so.",
     },
 }
 

@@ -28,6 +28,7 @@ from nodemanager.core.orders import (
     RecordLaunches,
     RefuseSlots,
 )
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason
 from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
 from nodemanager.planner.plan import Action, Plan
@@ -36,7 +37,7 @@ from nodemanager.planner.state.snapshot import Snapshot
 
 BOOT = BootNode.__name__
 # Reasons to wait that are not logged: the job's nodes are there, booting or ordered, or will be soon.
-EXPECTED_WAITS = frozenset({*REASON_BY_AVAILABILITY.values(), "settling", "not_yet_scheduled"})
+EXPECTED_WAITS = frozenset({*REASON_BY_AVAILABILITY.values(), Code.SETTLING, Code.NOT_YET_SCHEDULED})
 
 
 class DecisionLog:

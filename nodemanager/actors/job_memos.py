@@ -14,6 +14,7 @@ from itertools import islice
 
 from nodemanager.core.facts import QueueSeen
 from nodemanager.core.jobs import Job, JobId, JobState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import ClockReading, format_wall_time, to_sentence
 from nodemanager.core.reasons import Reason
 from nodemanager.planner.cost import timings
@@ -102,7 +103,7 @@ def _text_without_times(reason: Reason) -> str:
 def _memo_text(reason: Reason, snapshot: Snapshot) -> str:
     clock = ClockReading(snapshot.now_s, snapshot.wall_at)
     text = to_sentence(reason.code, clock.figures(reason))
-    up_s = _expected_up_s(reason, snapshot) if reason.code == "node_coming" else None
+    up_s = _expected_up_s(reason, snapshot) if reason.code is Code.NODE_COMING else None
     return f"{text}: up about {format_wall_time(clock.to_wall(up_s))[11:]}" if up_s is not None else text
 
 

@@ -27,6 +27,7 @@ from nodemanager.core.ports import FluxError, JoinPort
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.cost import budget
 from nodemanager.planner.observe.hardware import with_promises
+from nodemanager.planner.observe.node_health import survives_kills
 from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.faults import FluxFaults
@@ -253,8 +254,8 @@ class Scenario:
         self.tell_manager(DecisionsResumed())
         for launch in self.flux.steering.holds:
             self.tell_manager(NodeReleased(launch))
-        warnings = self.published.plan.warnings if self.published is not None else ()
-        if any(warning.code == "housekeeping_survives" for warning in warnings):
+        nodes = self.published.snapshot.nodes if self.published is not None else {}
+        if any(map(survives_kills, nodes.values())):
             self.flux.end_housekeeping()
         self.world.after(RELEASE_EVERY_S, self._release_holds)
 

@@ -47,6 +47,8 @@ class DrainNode:
     reason: Reason
     note: str = ""
     replaces: str | None = None
+    boot_failed: bool = False  # which counts against the image of its type
+    for_operator: bool = False  # who may release it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class CordonNode:
     rank: Rank
     text: str
     reason: Reason
+    for_operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)

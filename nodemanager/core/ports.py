@@ -8,6 +8,7 @@ the process.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from nodemanager.core.facts import JoinFact, QueueProbed, QueueSeen, RanksChanged
@@ -37,6 +38,22 @@ class CloudError(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.quota_scope = reach
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """The answers to users of the instance, as JSON texts. Both are called in the thread of ``node-manager-info``.
+
+    ``explain`` gets a job's id and the asking user's, who is None if it is the instance's owner. It raises
+    ``LookupError`` if the user has no such job.
+    """
+
+    status: Callable[[], str] = lambda: "{}"
+    explain: Callable[[str, int | None], str] = lambda job_id, _: _raise_no_job(job_id)
+
+
+def _raise_no_job(job_id: str) -> str:
+    raise LookupError(f"you have no job {job_id}")
 
 
 class FluxError(Exception):

@@ -2,8 +2,10 @@
 
 Flux delivers a service's requests to the handle that registered it. The name is free as soon as that handle is
 closed or its process dies. So the claim has its own handle and a small thread that only answers
-``node-manager.owner`` and ``node-manager.status``. It answers even while the port waits for a slow call or the
-watch reads a backlog.
+``node-manager.owner``. It answers even while the port waits for a slow call or the watch reads a backlog.
+
+What every user of the instance may ask is another service, ``node-manager-info``, with its own handle and thread.
+So a user who floods it with requests delays neither the claim nor the checks of it.
 
 To check that we still hold the name, the port sends one RPC through the broker (0.5 ms). The answer must contain
 our token, which proves that the broker sends the name's requests to us. A local variable could not prove that.
@@ -15,19 +17,24 @@ manager decides (``FluxPort.claim``).
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodemanager.core.ports import FluxError
+import structlog
+
+from nodemanager.core.ports import FluxError, Info
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, rank_of
-from nodemanager.flux.reactor import Reactor
+from nodemanager.flux.reactor import Answer, Reactor, Request
 
 SERVICE = "node-manager"
+INFO_SERVICE = "node-manager-info"
+JOB_ID_MAX = 64  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +66,46 @@ def _read_owner(answer: Any) -> Owner:
     return Owner(str(known.get("token", "")), pid if isinstance(pid, int) else 0, str(known.get("host", "?")))
 
 
-Status = Callable[[], object]
-
-
 class Claim:
-    """Our hold on the name. Any thread may call its methods; ``status`` is called in the claim's own thread."""
+    """Our hold on the name. Any thread may call its methods."""
 
-    def __init__(self, uri: str, *, timeout_s: float, status: Status = dict) -> None:
+    def __init__(self, uri: str, *, timeout_s: float, info: Info | None = None) -> None:
         self._owner = Owner(secrets.token_hex(16), os.getpid(), socket.gethostname())
         self._uri = uri
         self._timeout_s = timeout_s
-        self._status = status
+        self._info = info if info is not None else Info()
         self._lock = threading.Lock()
-        self._keeper: _NameHolder | None = None
+        self._keeper: _ServiceThread | None = None
+        self._informer: _ServiceThread | None = None
 
     def take(self) -> None:
         """Register the name again. Raises ``FluxError`` if that fails, ``CallFailed`` with EEXIST if it is held."""
         with self._lock:
             self._end()
-            keeper = _NameHolder(self._uri, self._owner, self._timeout_s, self._status)
+            self._keeper = self._start(SERVICE, {"owner": self._answer_owner}, for_users=False)
+            methods = {"status": lambda _: self._info.status(), "explain": self._answer_explain}
             try:
-                keeper.wait()
-            except FluxError:
-                keeper.end()
-                raise
-            self._keeper = keeper
+                self._informer = self._start(INFO_SERVICE, methods, for_users=True)
+            except FluxError as fault:  # the manager acts without it
+                structlog.get_logger().warning("info_service_failed", service=INFO_SERVICE, why=str(fault))
+
+    def _start(self, service: str, methods: Mapping[str, Answer], *, for_users: bool) -> _ServiceThread:
+        thread = _ServiceThread(self._uri, service, methods, self._timeout_s, for_users=for_users)
+        try:
+            thread.wait()
+        except FluxError:
+            thread.end()
+            raise
+        return thread
+
+    def _answer_owner(self, _: Request) -> str:
+        return json.dumps({"token": self._owner.token, "pid": self._owner.pid, "host": self._owner.host})
+
+    def _answer_explain(self, request: Request) -> str:
+        job_id = request.payload.get("id")
+        if not isinstance(job_id, str) or len(job_id) > JOB_ID_MAX:
+            raise ValueError('the payload must be {"id": JOBID}, with the id as a text')
+        return self._info.explain(job_id, request.userid)
 
     def release(self) -> None:
         """Release the name; it is free on return. Releasing a name not held is no error."""
@@ -91,27 +113,31 @@ class Claim:
             self._end()
 
     def _end(self) -> None:
-        if self._keeper is not None:
-            self._keeper.end()
-            self._keeper = None
+        for thread in (self._informer, self._keeper):
+            if thread is not None:
+                thread.end()
+        self._informer = self._keeper = None
 
     def is_ours(self, owner: Owner) -> bool:
         """Whether the owner is this process."""
         return secrets.compare_digest(owner.token, self._owner.token)
 
 
-class _NameHolder:
-    """The thread that holds the name."""
+class _ServiceThread:
+    """A thread with a handle that holds a service's name and answers its requests."""
 
-    def __init__(self, uri: str, owner: Owner, timeout_s: float, status: Status) -> None:
+    def __init__(
+        self, uri: str, service: str, methods: Mapping[str, Answer], timeout_s: float, *, for_users: bool
+    ) -> None:
         self._uri = uri
-        self._owner = owner
+        self._service = service
+        self._methods = methods
+        self._for_users = for_users
         self._timeout_s = timeout_s
-        self._status = status
         self._ready = threading.Event()
         self._fault: FluxError | None = None
         self._asked_to_end, self._ask_to_end = socket.socketpair()
-        self._thread = threading.Thread(target=self._keep, name="flux-claim", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name=f"flux-{service}", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -130,7 +156,7 @@ class _NameHolder:
                     self._register(reactor)
                     self._ready.set()
                     reactor.run()
-                    reactor.unserve(SERVICE, timeout_s=self._timeout_s)
+                    reactor.unserve(self._service, timeout_s=self._timeout_s)
             except FluxError as fault:
                 # After a lost connection, the next check of the name finds out that it is no longer held.
                 self._fault = fault
@@ -144,10 +170,5 @@ class _NameHolder:
                 f"{where} leads to rank {rank}, but the node manager must connect to rank 0:"
                 " run it on the leader's machine, with uri = the leader's local-uri"
             )
-        methods = {"owner": self._answer_owner, "status": self._status}
-        # The status names no user and no job, so every user of the instance may request it.
-        reactor.serve(SERVICE, methods, timeout_s=self._timeout_s, for_users=["status"])
+        reactor.serve(self._service, self._methods, timeout_s=self._timeout_s, for_users=self._for_users)
         reactor.on_readable(self._asked_to_end.fileno(), reactor.stop)
-
-    def _answer_owner(self) -> dict[str, object]:
-        return {"token": self._owner.token, "pid": self._owner.pid, "host": self._owner.host}

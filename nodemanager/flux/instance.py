@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from nodemanager.core.ports import Clock, FluxError
+from nodemanager.core.ports import Clock, FluxError, Info
 from nodemanager.core.slots import NodeType
 from nodemanager.flux import bindings
-from nodemanager.flux.claim import Claim, Status
+from nodemanager.flux.claim import Claim
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 
@@ -19,7 +19,7 @@ class RealFlux:
 
     ``uri``: an argument of ``flux_open`` that leads to rank 0; ``""`` means the enclosing instance. ``folder``: its
     conf.d is rank 0's configuration. ``folder`` and ``node_types`` are needed to change the types of slots.
-    ``status``: returns the answer to ``node-manager.status`` as JSON; called in the claim's own thread.
+    ``info``: the answers to users of the instance who ask the service ``node-manager-info``.
     ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks.
 
     Raises ``BindingsMissing``, also if the instance runs another version. An unreachable instance raises only
@@ -35,7 +35,7 @@ class RealFlux:
         folder: Path | None = None,
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
-        status: Status = dict,
+        info: Info | None = None,
         measures: bool = False,
         flub: bool = False,
     ) -> None:
@@ -50,7 +50,7 @@ class RealFlux:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._flub = flub
-        self._claim = Claim(uri, timeout_s=timeout_s, status=status)
+        self._claim = Claim(uri, timeout_s=timeout_s, info=info)
 
     def port(self) -> RealFluxPort:
         """Make a port for one thread. Its first call opens the handle."""
@@ -68,6 +68,11 @@ class RealFlux:
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:
         """Make a watch with its own connection and thread."""
         return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)
+
+    @property
+    def claim(self) -> Claim:
+        """The hold on the name, for other ports that act on the instance."""
+        return self._claim
 
     def close(self) -> None:
         """Release the name if it is held. The end of the process also releases it."""

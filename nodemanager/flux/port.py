@@ -40,6 +40,8 @@ from nodemanager.flux.records import steering as steering_record
 from nodemanager.flux.resubmit import requeue_jobspec
 from nodemanager.flux.submit import submit
 
+OWNER_PATIENCE = 4.0  # 100,000 requests of a user delay the answer by a few seconds
+
 Record = TypeVar("Record")
 
 CLUSTER = f"{SERVICE}.cluster"
@@ -149,12 +151,17 @@ class RealFluxPort:
             if not failure.timed_out:
                 raise
             raise NotTheActor(
-                f"the holder of the name {SERVICE} did not answer within {self._timeout_s:g} s"
+                f"the holder of the name {SERVICE} did not answer within {self._owner_within_s:g} s"
             ) from failure
 
     def _ask_owner(self) -> Owner | None:
         with self._handle() as handle:
-            return owner_of(handle, timeout_s=self._timeout_s)
+            return owner_of(handle, timeout_s=self._owner_within_s)
+
+    @property
+    def _owner_within_s(self) -> float:
+        """How long to wait for the holder of the name. Any user's requests to that name are in its queue too."""
+        return OWNER_PATIENCE * self._timeout_s
 
     def ensure_actor(self) -> None:
         """See :class:`Mandate`. Every call that changes something begins with this, also calls to a provider."""

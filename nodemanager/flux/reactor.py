@@ -6,23 +6,65 @@ Here each one is destroyed as soon as it is done, and the rest at the end of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+import errno
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from nodemanager.flux.bindings import LEADER, CallFailed, Future, close, connect, flux_call, flux_module
+from nodemanager.flux.bindings import LEADER, CallFailed, Future, Handle, close, connect, flux_call, flux_module
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request to a service. ``userid`` is None if the instance's owner asks."""
+
+    payload: Mapping[str, Any]
+    userid: int | None
+
+
+Answer = Callable[[Request], str]  # returns JSON; raises LookupError or ValueError
+
+
+def _respond(handle: Handle, message: Any, answer: Answer) -> None:
+    """Answer one request. Nothing that a user sends may raise, because that would end the service."""
+    try:
+        found, number = answer(_read_request(message)), 0
+    except LookupError as error:
+        found, number = str(error.args[0]), errno.ENOENT
+    except ValueError as error:
+        found, number = str(error), errno.EPROTO
+    with suppress(OSError):  # the asker is gone
+        if number:
+            handle.respond_error(message.handle, number, found)
+        else:
+            handle.respond(message, found)
+
+
+def _read_request(message: Any) -> Request:
+    """Raises ``ValueError``, also if the payload is not JSON or not an object."""
+    try:
+        payload = message.payload if message.payload_str is not None else {}
+    except (OSError, RuntimeError) as error:  # no text; nested too deep
+        raise ValueError(f"the payload is unusable: {error}") from error
+    if not isinstance(payload, dict):
+        raise ValueError("the payload must be an object")  # noqa: TRY004 - the asker's fault
+    owner = message.rolemask & flux_module("flux.constants").FLUX_ROLE_OWNER
+    return Request(payload, None if owner else int(message.userid))
 
 
 class Reactor:
     """One handle, used by the thread that enters it. Entering raises ``FluxError`` if it cannot connect."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, any_version: bool = False) -> None:
         self._uri = uri
+        self._any_version = any_version
         self._futures: set[Future] = set()
         self._watchers: list[Any] = []
 
     def __enter__(self) -> Self:
-        self.handle = connect(self._uri)
+        self.handle = connect(self._uri, any_version=self._any_version)
         return self
 
     def __exit__(
@@ -55,17 +97,40 @@ class Reactor:
         timeout_s: float,
     ) -> None:
         """Send one RPC to the leader, and call ``on_answer`` with its answer (decoded JSON) or ``on_failure``."""
+        self.take_later(
+            topic,
+            lambda: self.handle.rpc(topic, payload, LEADER, 0),
+            lambda future: future.get(),
+            on_answer,
+            on_failure,
+            timeout_s=timeout_s,
+        )
+
+    def take_later(
+        self,
+        what: str,
+        send: Callable[[], Future],
+        read: Callable[[Future], Any],
+        on_answer: Callable[[Any], None],
+        on_failure: Callable[[CallFailed], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Call ``on_answer`` with what ``read`` finds in the future that ``send`` makes, or ``on_failure``."""
 
         def take(future: Future) -> None:
             try:
-                answer = future.get()
+                answer = read(future)
             except OSError as error:
-                on_failure(CallFailed(topic, error))
+                on_failure(CallFailed(what, error))
             else:
                 on_answer(answer)
             self._destroy(future)
 
-        self._send(topic, payload, 0, take, timeout_s)
+        with flux_call(what):
+            future = send()
+            self._futures.add(future)
+            future.then(take, timeout=timeout_s)
 
     def subscribe(
         self,
@@ -93,7 +158,11 @@ class Reactor:
             if not cancelled:
                 on_response(response)
 
-        stream = self._send(topic, payload, flux_module("flux.constants").FLUX_RPC_STREAMING, take, -1.0)
+        streaming = flux_module("flux.constants").FLUX_RPC_STREAMING
+        with flux_call(topic):
+            stream = self.handle.rpc(topic, payload, LEADER, streaming)
+            self._futures.add(stream)
+            stream.then(take)
 
         def cancel() -> None:
             nonlocal cancelled
@@ -105,15 +174,6 @@ class Reactor:
                     pass
 
         return cancel
-
-    def _send(
-        self, topic: str, payload: object, flags: int, take: Callable[[Future], None], timeout_s: float
-    ) -> Future:
-        with flux_call(topic):
-            future = self.handle.rpc(topic, payload, LEADER, flags)
-            self._futures.add(future)
-            future.then(take, timeout=timeout_s)
-        return future
 
     # Do not call this in a ``finally``: if a callback raises, the bindings still need its future's handle.
     def _destroy(self, future: Future) -> None:
@@ -134,24 +194,25 @@ class Reactor:
     def serve(
         self,
         service: str,
-        methods: Mapping[str, Callable[[], object]],
+        methods: Mapping[str, Answer],
         *,
         timeout_s: float,
-        for_users: Container[str] = (),
+        for_users: bool = False,
     ) -> None:
         """Register a service on this broker and answer its methods. Raises ``CallFailed`` EEXIST if it exists.
 
-        The methods answer the instance's owner; those in ``for_users`` answer every user.
+        The methods answer the instance's owner, or with ``for_users`` every user.
         """
+        roles = flux_module("flux.constants").FLUX_ROLE_USER if for_users else None
         with flux_call(f"service {service}"), self.handle.service_register(service) as registered:
             registered.wait_for(timeout_s).get()
         for method, answer in methods.items():
             self._watch(
                 self.handle.msg_watcher_create(
-                    lambda served, _watcher, message, answer: served.respond(message, answer()),
+                    lambda served, _watcher, message, answer: _respond(served, message, answer),
                     type_mask=flux_module("flux.constants").FLUX_MSGTYPE_REQUEST,
                     topic_glob=f"{service}.{method}",
-                    rolemask=flux_module("flux.constants").FLUX_ROLE_USER if method in for_users else None,
+                    rolemask=roles,
                     args=answer,
                 )
             ).start()

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import CloudCallFailed, Fact
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import ClockReading
 from nodemanager.planner.cost import billing
 from nodemanager.planner.state.snapshot import Node
 
+# Why a boot failed for which the image may be to blame, among the outcomes of boots.
+BOOT_FAILURES = frozenset({Code.NEVER_JOINED, Code.FAILED_AT_PROVIDER, Code.JOIN_FAILED})
 JOINED_STATES = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
 
@@ -75,13 +78,13 @@ class LifeTracker:
         why = node.retiring.code if node.retiring is not None else ""
         failure = self._failures.pop(life.launch, "")
         outcome = life.outcome or (f"create_{failure}" if failure else why or _boot_outcome(node))
-        return replace(life, ended_at=clock.wall_at, outcome=outcome, why=why or "gone")
+        return replace(life, ended_at=clock.wall_at, outcome=outcome, why=why or Code.GONE)
 
 
 def _boot_outcome(node: Node) -> str:
     if node.cloud is None:
         return "never_appeared"
-    return "failed_at_provider" if node.cloud.state is CloudState.FAILED else "dead_on_arrival"
+    return Code.FAILED_AT_PROVIDER if node.cloud.state is CloudState.FAILED else "dead_on_arrival"
 
 
 def _new_life(node: Node) -> NodeLife:

@@ -31,7 +31,7 @@ from nodemanager.core.orders import (
     SweepCloud,
     UndrainNode,
 )
-from nodemanager.planner.observe.backoff import BOOT_FAILURES, count_failed_boot
+from nodemanager.planner.observe.backoff import count_failed_boot
 from nodemanager.planner.observe.rank_facts import delay_stop
 from nodemanager.planner.placement.supply import create_credit
 from nodemanager.planner.plan import Plan
@@ -123,8 +123,8 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 if action.launch is None:
                     continue
                 node = _node_after(action.launch, changed, snapshot)
-                if isinstance(action, DrainNode) and action.reason.code in BOOT_FAILURES:
-                    snapshot = _count_failed_boot(snapshot, node, action.reason.code, policy)
+                if isinstance(action, DrainNode) and action.boot_failed:
+                    snapshot = count_failed_boot(snapshot, node, action.reason.code, policy)
                 changed[action.launch] = _after_order(node, action, snapshot, policy)
             case RequeueJob(job=job):
                 snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
@@ -143,11 +143,6 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
 def _node_after(id_: LaunchId, changed: Mapping[LaunchId, Node], snapshot: Snapshot) -> Node:
     """The node after the earlier orders of this plan."""
     return changed.get(id_) or snapshot.nodes[id_]
-
-
-def _count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
-    """Count a failed boot, once for each node: its drain may be ordered again."""
-    return count_failed_boot(snapshot, node, why, policy) if node.state is NodeState.BOOTING else snapshot
 
 
 def _await_answer(source: Source, due_s: float) -> Source:
@@ -169,10 +164,12 @@ def _after_order(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Polic
     if isinstance(order, DrainNode):
         drained_before = node.retired_s is not None and node.retiring is not None
         retired_s = node.retired_s if drained_before else now_s
-        changes |= {"retiring": order.reason, "retired_s": retired_s, "drained_s": None, "broker_told_s": None}
+        changes |= {"retiring": order.reason, "retired_by_operator": order.for_operator}
+        changes |= {"retired_s": retired_s, "drained_s": None, "broker_told_s": None}
         changes["stop_delayed"] = drained_before and node.stop_delayed
     if isinstance(order, CordonNode) and order.text == drain_text(node.id):
-        changes["retiring"] = order.reason  # it leaves once its jobs have ended
+        # It leaves once its jobs have ended.
+        changes |= {"retiring": order.reason, "retired_by_operator": order.for_operator}
     if isinstance(order, UndrainNode):
         changes["drained_s"] = None  # even if the undrain fails, a new second look is needed
     # A drain or a destroy may be ordered again; only the first one moves the node.

@@ -41,7 +41,7 @@ from nodemanager.planner.observe.node_health import (
     why_unfit,
 )
 from nodemanager.planner.observe.zones import block_on, block_reason
-from nodemanager.planner.retirement import Obstacle, StopTimes, obstacle_reason, second_look, should_retire
+from nodemanager.planner.retirement import StopObstacle, StopTimes, obstacle_reason, second_look, should_retire
 from nodemanager.planner.spares import takes_jobs
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -134,12 +134,10 @@ def next_step(node: Node, context: StepContext) -> Step:
 
 
 def _step_now(node: Node, context: StepContext) -> Step:
-    steering = context.snapshot.steering
-    steered = operator.operator_step(node, steering)
+    steered = operator.operator_step(node, context.snapshot.steering)
     if steered is not None:
-        reason, action = steered
-        retires = node.id in steering.retirements and node.id not in steering.holds
-        return _wait_for_jobs(node, reason, context) if retires and action is None else Step(reason, action)
+        waits = steered.waits_for_jobs
+        return _wait_for_jobs(node, steered.reason, context) if waits else Step(steered.reason, steered.action)
     if node.launch.type_name in context.policy.observed and _is_left_alone(node):
         return Step(because(Code.ONLY_OBSERVED, node_type=node.launch.type_name))
     return STEP_OF_STATE[node.state](node, context)
@@ -196,7 +194,7 @@ def _wait_for_turn(context: StepContext) -> Step:
 def _step_booting(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None:
-        return _drain(node, given_up)
+        return _drain(node, given_up.reason, boot_failed=given_up.boot_failed)
     if context.overspent is not None:
         return _drain(node, context.overspent)
     waited_s = context.now_s - node.requested_s
@@ -216,7 +214,7 @@ def _step_booting(node: Node, context: StepContext) -> Step:
 def _step_lost(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None and not (node.rank is not None and node.rank.allocated):
-        return _drain(node, given_up)
+        return _drain(node, given_up.reason)
     again_at_s = node.since_s + context.policy.rejoin_timeout_s if given_up is None else inf
     return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s), again_at_s=again_at_s)
 
@@ -267,7 +265,8 @@ def _mend_idle(node: Node, context: StepContext) -> Step | None:
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     if _is_drained(node):
         return _replace_drain_by_flux(node, context)
-    why = why_give_up(node, context.policy, context.now_s) or why_unfit(node, context.policy, context.now_s)
+    given_up = why_give_up(node, context.policy, context.now_s)
+    why = given_up.reason if given_up is not None else why_unfit(node, context.policy, context.now_s)
     return _retire(node, why, context) if why is not None else None
 
 
@@ -348,16 +347,16 @@ def _step_draining(node: Node, context: StepContext) -> Step:
     if wanted is not None and fit and not (context.policy.destroy_on_replay and node.replayed):
         return _reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
     if node.drained_s is None or node.rank is None:
-        return _drain(node, node.retiring or because(Code.DRAIN_UNANSWERED))
+        return _drain_again(node, because(Code.DRAIN_UNANSWERED))
     obstacle = second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, context)
     reason = obstacle_reason(obstacle, node.rank)
-    if obstacle is Obstacle.JOB_SLIPPED_IN and node.rank.online and fit:
+    if obstacle is StopObstacle.JOB_SLIPPED_IN and node.rank.online and fit:
         return _reprieve(node, context, reason)
-    if obstacle in (Obstacle.STILL_SCHEDULABLE, Obstacle.NOT_DRAINED):
+    if obstacle in (StopObstacle.STILL_SCHEDULABLE, StopObstacle.NOT_DRAINED):
         if context.now_s - node.drained_s >= REDRAIN_AFTER_S:
-            return _drain(node, node.retiring or reason)
+            return _drain_again(node, reason)
         return _wait_for_jobs(node, reason, context)._replace(again_at_s=node.drained_s + REDRAIN_AFTER_S)
     return _wait_for_jobs(node, reason, context)
 
@@ -368,7 +367,7 @@ def _step_stopping(node: Node, context: StepContext) -> Step:
         return _wait_for_jobs(node, because(Code.JOB_SLIPPED_IN), context)
     if node.drained_s is None:
         # The claim was renewed since. Another manager may have kept the node meanwhile and given it work.
-        return _drain(node, node.retiring or because(Code.DRAIN_UNANSWERED))
+        return _drain_again(node, because(Code.DRAIN_UNANSWERED))
     return _stop(node, context)
 
 
@@ -409,10 +408,16 @@ def _step_gone(node: Node, context: StepContext) -> Step:
     return Step(reason, EndLease(node.launch, reason))
 
 
-def _drain(node: Node, reason: Reason) -> Step:
+def _drain(node: Node, reason: Reason, *, boot_failed: bool = False, for_operator: bool = False) -> Step:
     """Drain the node so that it can be stopped."""
     note = hardware.drain_note(reason) if reason == node.misfit else ""
-    return Step(reason, DrainNode(node.id, node.launch.rank, reason, note))
+    order = DrainNode(node.id, node.launch.rank, reason, note, boot_failed=boot_failed, for_operator=for_operator)
+    return Step(reason, order)
+
+
+def _drain_again(node: Node, otherwise: Reason) -> Step:
+    """Order a drain once more, for the reason for which the node leaves; ``otherwise`` if that is unknown."""
+    return _drain(node, node.retiring or otherwise, for_operator=node.retired_by_operator)
 
 
 def _reprieve(node: Node, context: StepContext, reason: Reason) -> Step:

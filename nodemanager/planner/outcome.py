@@ -11,7 +11,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Protocol, Self
 
-from nodemanager.core.jobs import Job, JobId
+from nodemanager.core.jobs import Job, JobId, Shape
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
@@ -19,6 +19,7 @@ from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.placement.flux_scheduler import Availability
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.supply import SlotAndRank, is_slot_specific
+from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.queue_index import BatchKey, key_of
 from nodemanager.planner.state.snapshot import Node
 
@@ -87,7 +88,7 @@ class JobReasons(Mapping[JobId, Reason]):
     def in_id_order(self) -> Iterator[tuple[JobId, Reason]]:
         """All jobs with their reasons, by id. Fast: all unserved jobs of a batch share one reason."""
         placement, demand = self._placement, self._placement.demand
-        stuck = placement.stuck[0] if placement.stuck is not None else None
+        stuck = placement.stuck.job if placement.stuck is not None else None
         alike: dict[BatchKey, Reason] = {}
         withheld: Iterable[_JobInBatch] = ((id_, None, (), 0) for id_ in sorted(demand.withheld))
         batches = (_jobs_in_batch(key, ids) for key, ids in demand.batches.items())
@@ -114,14 +115,15 @@ class JobReasons(Mapping[JobId, Reason]):
                 counts[self._reason(key, ids, served + 1).code] += len(ids) - served - 1
         return +counts
 
-    def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
-        reason = self._why_placed_so(key, ids, index)
-        if reason.code != "no_free_slot" or is_slot_specific(key.shape.constraint, self._placement.supply.policy):
-            return reason
-        name = TypeName(str(reason.figures["node_type"]))
+    def _with_jobs_in_the_way(self, obstacle: Obstacle, shape: Shape) -> Reason:
+        """The obstacle's reason. If slots of a type are not free, it names the first few jobs that hold them."""
+        name, policy = obstacle.node_type, self._placement.supply.policy
+        if name is None or is_slot_specific(shape.constraint, policy):
+            return obstacle.reason
         if name not in self._waits_for:
             self._waits_for[name] = tuple(map(str, self._jobs_on_slots_of(name)))
-        return reason.with_figures(jobs=self._waits_for[name]) if self._waits_for[name] else reason
+        jobs = self._waits_for[name]
+        return obstacle.reason.with_figures(jobs=jobs) if jobs else obstacle.reason
 
     def _jobs_on_slots_of(self, name: TypeName) -> list[JobId]:
         """The first few jobs that hold slots of a type: they run there, or its nodes boot for them."""
@@ -141,19 +143,21 @@ class JobReasons(Mapping[JobId, Reason]):
                 break
         return sorted(found)[:NAMES_MAX]
 
-    def _why_placed_so(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
+    def _reason(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
         placement = self._placement
         if key in placement.demand.put_off:
             return placement.demand.put_off[key]
         if index < placement.count_served(key):
             return self._why_served(key, ids, index)
         stuck = placement.stuck
-        if stuck is not None and ids[index] == stuck[0]:
-            return stuck[2]
+        if stuck is not None and ids[index] == stuck.job:
+            return self._with_jobs_in_the_way(stuck.obstacle, key.shape)
         own = placement.unserved.get(key)
         if stuck is not None and (own is None or key in placement.served):
-            return because(Code.BEHIND_A_STUCK_JOB, job=str(stuck[0]))
-        return own if own is not None else because(Code.BEHIND_A_STUCK_JOB, job="")
+            return because(Code.BEHIND_A_STUCK_JOB, job=str(stuck.job))
+        if own is None:
+            return because(Code.BEHIND_A_STUCK_JOB, job="")
+        return self._with_jobs_in_the_way(own, key.shape)
 
     def _why_served(self, key: BatchKey, ids: Sequence[JobId], index: int) -> Reason:
         placement, id_ = self._placement, ids[index]

@@ -79,6 +79,7 @@ class Plan:
     nodes: Mapping[LaunchId, Reason] = field(default_factory=dict)
     would: tuple[Action, ...] = ()  # for observed node types: reported, never carried out
     stands_still: Reason | None = None  # why nothing is decided; None if something may be
+    is_paused: bool = False  # it stands still only because an operator paused it
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of every node that is, or may be, billed
     again_at_s: float = inf  # when the passing of time alone may change a decision
@@ -149,6 +150,9 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     if stands_still is not None:
         ends_s = safe_mode_ends_s(snapshot, policy)
         return Plan(asks, stands_still=stands_still, price_per_hour=price, again_at_s=ends_s)
+    if (paused := snapshot.steering.paused) is not None:
+        reason = because(Code.PAUSED, by=paused.by, since_at=paused.at)
+        return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.wish is not None:
             answer = slot_types.answer_wish(snapshot.wish, snapshot, policy)
@@ -186,7 +190,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
 
 
 def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
-    """Why nothing may be decided now; None if something may."""
+    """Why nothing may be decided now, apart from a pause; None if something may."""
     if not snapshot.claimed:
         return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
     if snapshot.wish_due_s is not None:
@@ -200,10 +204,7 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
             return because(Code.STALE, source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
     if snapshot.site_mismatch is not None:
         return snapshot.site_mismatch
-    if (safe := why_safe_mode(snapshot, policy)) is not None:
-        return safe
-    paused = snapshot.steering.paused
-    return because(Code.PAUSED, by=paused.by, since_at=paused.at) if paused is not None else None
+    return why_safe_mode(snapshot, policy)
 
 
 # --- settling ---------------------------------------------------------------------------------------------

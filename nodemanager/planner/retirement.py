@@ -105,7 +105,7 @@ def _goes_at_s(
     return at_s + max(0.0, left_s - times.lead_s)
 
 
-class Obstacle(Enum):
+class StopObstacle(Enum):
     """What may still forbid stopping a node after its drain was answered."""
 
     HELD_BY_DRAIN = auto()  # somebody else has drained it
@@ -114,25 +114,25 @@ class Obstacle(Enum):
     NOT_DRAINED = auto()
 
 
-def second_look(node: Node, rank: FluxRank) -> Obstacle | None:
+def second_look(node: Node, rank: FluxRank) -> StopObstacle | None:
     """What still forbids stopping the node after its drain was answered; None if nothing does."""
     if rank.online and rank.drain_reason not in (None, drain_text(node.id)):
-        return Obstacle.HELD_BY_DRAIN
+        return StopObstacle.HELD_BY_DRAIN
     if rank.allocated:
-        return Obstacle.JOB_SLIPPED_IN
+        return StopObstacle.JOB_SLIPPED_IN
     if rank.schedulable:
-        return Obstacle.STILL_SCHEDULABLE
-    return Obstacle.NOT_DRAINED if rank.online and rank.drain_reason is None else None
+        return StopObstacle.STILL_SCHEDULABLE
+    return StopObstacle.NOT_DRAINED if rank.online and rank.drain_reason is None else None
 
 
-def obstacle_reason(obstacle: Obstacle, rank: FluxRank) -> Reason:
+def obstacle_reason(obstacle: StopObstacle, rank: FluxRank) -> Reason:
     """The reason that explains an obstacle."""
     match obstacle:
-        case Obstacle.HELD_BY_DRAIN:
+        case StopObstacle.HELD_BY_DRAIN:
             return because(Code.HELD_BY_DRAIN, drain_reason=rank.drain_reason or "")
-        case Obstacle.JOB_SLIPPED_IN:
+        case StopObstacle.JOB_SLIPPED_IN:
             return because(Code.JOB_SLIPPED_IN)
-        case Obstacle.STILL_SCHEDULABLE:
+        case StopObstacle.STILL_SCHEDULABLE:
             return because(Code.STILL_SCHEDULABLE)
-        case Obstacle.NOT_DRAINED:
+        case StopObstacle.NOT_DRAINED:
             return because(Code.NOT_DRAINED)

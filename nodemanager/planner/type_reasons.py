@@ -15,18 +15,18 @@ from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
+from nodemanager.planner.observe.backoff import open_breakers
+from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.flux_scheduler import slots_per_piece
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.obstacle import Hindrance
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey
 from nodemanager.planner.state.snapshot import Node, Snapshot
-
-# Why a job never runs although Flux does not reject it.
-NEVER = ("beyond_limits",)
 
 
 def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Mapping[TypeName, Reason]:
@@ -63,12 +63,14 @@ def _why_not(node_type: NodeType, placement: Placement, instead: Reason | None) 
 
 def _why_nothing_bought(placement: Placement) -> Reason:
     if placement.stuck is not None:
-        return because(Code.JOB_HELD_UP, job=str(placement.stuck[0]), why=placement.stuck[2].code)
+        return because(Code.JOB_HELD_UP, job=str(placement.stuck.job), why=placement.stuck.obstacle.reason.code)
     held_up = [(key, why) for key, why in placement.unserved.items() if key in placement.served]
     if not held_up:
         return because(Code.NOTHING_IS_SHORT)
     key, why = held_up[0]
-    return because(Code.JOB_HELD_UP, job=str(placement.demand.batches[key][placement.served[key]]), why=why.code)
+    return because(
+        Code.JOB_HELD_UP, job=str(placement.demand.batches[key][placement.served[key]]), why=why.reason.code
+    )
 
 
 def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds) -> tuple[Reason, ...]:
@@ -79,14 +81,15 @@ def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: Fl
         *_gpu_nodes_taken(snapshot, policy, placement),
         *_jobs_across_zones(placement),
         *_drained_nodes(snapshot, policy),
+        *users_put_off(snapshot).values(),
     )
 
 
 def _endless_blockers(placement: Placement) -> Iterator[Reason]:
     """Warn if the job that holds up the queue can never run."""
-    if placement.stuck is None or placement.stuck[2].code not in NEVER:
+    if placement.stuck is None or placement.stuck.obstacle.kind is not Hindrance.BEYOND_LIMITS:
         return
-    job = placement.stuck[0]
+    job = placement.stuck.job
     behind = sum(len(ids) - placement.count_served(key) for key, ids in placement.batches.items())
     beyond = sum(len(ids) for key, ids in placement.demand.batches.items() if _is_beyond(key, placement))
     yield because(Code.JOB_NEVER_RUNS, job=str(job), job_count=behind + beyond - 1)
@@ -94,7 +97,7 @@ def _endless_blockers(placement: Placement) -> Iterator[Reason]:
 
 def _is_beyond(key: BatchKey, placement: Placement) -> bool:
     why = placement.infeasible.get((key.shape, key.span_s))
-    return why is not None and why.code in NEVER
+    return why is not None and why.kind is Hindrance.BEYOND_LIMITS
 
 
 def _unguarded_gpu_nodes(
@@ -107,7 +110,7 @@ def _unguarded_gpu_nodes(
     count_by_type = node_index_of(snapshot).count_by_type
     bought = {purchase.node_type.name for purchase in needs.purchases}
     reasons = list(alarms(snapshot, policy))
-    reasons += [why for why in placement.supply.blocked.values() if why.code == "breaker_open"]
+    reasons += open_breakers(snapshot, policy)
     for node_type in policy.node_types:
         if node_type.gpus == 0 or not (count_by_type.get(node_type.name) or node_type.name in bought):
             continue

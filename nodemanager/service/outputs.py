@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -10,12 +11,14 @@ import structlog
 from nodemanager.actors.manager import Publication
 from nodemanager.config.site import Site
 from nodemanager.config.text.settings import Viewers
+from nodemanager.core.ports import Info
 from nodemanager.history.follower import HistoryThread
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.schema import HISTORY_FILE
 from nodemanager.history.store.writer import HistoryWriter
+from nodemanager.web.api import explain
 from nodemanager.web.api.control import Control, SteeredService
-from nodemanager.web.api.documents import Document, status
+from nodemanager.web.api.documents import status
 from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.listen import UnixSocket, listen_addresses
@@ -39,7 +42,7 @@ class Outputs:
         )
         self._history_thread = HistoryThread([self.board.take_in, self._metrics.take_in, self._writer.take_in])
         self.servers: list[WebServer] = []
-        self._status: Document = {}
+        self._status = ""
         self._status_made_s = float("-inf")
         self._log: Any = structlog.get_logger()
 
@@ -47,14 +50,28 @@ class Outputs:
         self.board.publish(published)
         self._history_thread.publish(published)
 
-    def status(self) -> Document:
-        """Return the status document for requests through Flux. Any user may ask, so it is made once a second."""
+    @property
+    def info(self) -> Info:
+        """The answers for users who ask through Flux."""
+        return Info(self._status_text, self._explain_to)
+
+    def _status_text(self) -> str:
+        """Return the status as JSON. Any user may ask, as often as they like, so it is made once a second."""
         now_s = time.monotonic()
         if now_s - self._status_made_s >= STATUS_EVERY_S:
             posted = self.board.latest
-            self._status = status(posted.published) if posted is not None else {"acts": False}
+            self._status = json.dumps(status(posted.published) if posted is not None else {"acts": False})
             self._status_made_s = now_s
         return self._status
+
+    def _explain_to(self, job_id: str, userid: int | None) -> str:
+        posted = self.board.latest
+        if posted is None:
+            raise LookupError("nothing is known yet: the service has just started")
+        try:
+            return json.dumps(explain.job_to_user(posted.published, job_id, userid))
+        except explain.UnknownSubject as error:
+            raise LookupError(str(error)) from error
 
     def start(self, service: SteeredService) -> None:
         """Start the threads, and the web servers unless ``[Web] listen = off``."""

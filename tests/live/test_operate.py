@@ -78,7 +78,7 @@ def test_flux_answers_how_the_fleet_stands(elastic: Elastic) -> None:
 
     def status() -> Any:
         with bindings.connection(elastic.site.flux.uri) as handle:
-            return bindings.ask(handle, "node-manager.status", timeout_s=RPC_WITHIN_S)
+            return bindings.ask(handle, "node-manager-info.status", timeout_s=RPC_WITHIN_S)
 
     elastic.eventually("it acts", lambda: status()["acts"])
     assert (status()["cluster"], status()["nodes"]["total"]) == (elastic.site.cluster, 0)

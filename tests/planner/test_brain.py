@@ -122,7 +122,7 @@ def test_ranks_that_take_long_to_show_are_looked_at_again_a_probe_later() -> Non
 # --- when to decide again ---------------------------------------------------------------------------------
 
 # The sources were just read and are not read again for long: only what the case is about waits for time.
-QUIET = {"probe_s": 1e6, "relist_s": 1e6, "sweep_s": 1e6, "stale_after_s": 1e9, "settle_s": 5.0}
+QUIET: dict[str, Any] = {"probe_s": 1e6, "relist_s": 1e6, "sweep_s": 1e6, "stale_after_s": 1e9, "settle_s": 5.0}
 HOUR = a_type(slots=4, cores=4, window_s=3600.0)
 MINUTE = a_type(slots=4, cores=4, window_s=60.0)
 
@@ -142,8 +142,11 @@ def with_stray(**changes: Any) -> World:
     return quiet_world(orphan_grace_s=600.0).but(strays={stray.node.provider_id: stray})
 
 
-TOLD = {"broker_told_s": NOW_S - 1, "rank": drained(a_rank("cloud1", online=True), drain_text(a_launch().id))}
-AWAY = {"departures_s": (NOW_S - 300, NOW_S - 200, NOW_S - 100)}
+TOLD: dict[str, Any] = {
+    "broker_told_s": NOW_S - 1,
+    "rank": drained(a_rank("cloud1", online=True), drain_text(a_launch().id)),
+}
+AWAY: dict[str, Any] = {"departures_s": (NOW_S - 300, NOW_S - 200, NOW_S - 100)}
 BLOCK = Block(NOW_S + 40, FailureKind.CAPACITY, "none")
 FLUX_DRAIN = drained(a_rank("cloud1", online=True), "broker was unresponsive")
 SCHEDULABLE = a_rank("cloud1", online=True, drain_reason=drain_text(a_launch().id))

@@ -8,9 +8,10 @@ from nodemanager.core.drains import drain_text
 from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import Billing
+from nodemanager.history.node_lives import BOOT_FAILURES
 from nodemanager.planner.cost.billing import window_left_s
 from nodemanager.planner.observe.node_health import why_give_up
-from nodemanager.planner.retirement import Obstacle, second_look, should_retire
+from nodemanager.planner.retirement import StopObstacle, second_look, should_retire
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_type, busy, drained
 
 POLICY = a_policy(a_type("cloud", window_s=3600), stop_lead_s=60, idle_timeout_s=300, idle_confirmations=2)
@@ -92,8 +93,9 @@ def test_a_node_of_a_type_that_the_site_no_longer_names_goes_when_idle() -> None
 
 
 def _overdue(state: NodeState, **changes: Any) -> str | None:
-    reason = why_give_up(a_node("cloud1", state, **changes), POLICY, NOW_S)
-    return reason.code if reason is not None else None
+    given_up = why_give_up(a_node("cloud1", state, **changes), POLICY, NOW_S)
+    assert given_up is None or given_up.boot_failed == (given_up.reason.code in BOOT_FAILURES)
+    return given_up.reason.code if given_up is not None else None
 
 
 def test_a_node_that_does_not_join_in_time_is_given_up() -> None:
@@ -132,14 +134,14 @@ def test_no_other_node_is_ever_overdue(state: NodeState) -> None:
     [
         (drained(UP, OURS), None),
         (a_rank("cloud1"), None),  # offline, and no job on it
-        (drained(busy(UP), OURS), Obstacle.JOB_SLIPPED_IN),
-        (a_rank("cloud1", allocated=True), Obstacle.JOB_SLIPPED_IN),
-        (a_rank("cloud1", online=True, drain_reason=OURS), Obstacle.STILL_SCHEDULABLE),
-        (a_rank("cloud1", online=True, schedulable=False), Obstacle.NOT_DRAINED),
-        (drained(UP, "broken fan"), Obstacle.HELD_BY_DRAIN),
-        (drained(busy(UP), "broken fan"), Obstacle.HELD_BY_DRAIN),
-        (drained(UP, ""), Obstacle.HELD_BY_DRAIN),  # drained by hand without giving a reason
+        (drained(busy(UP), OURS), StopObstacle.JOB_SLIPPED_IN),
+        (a_rank("cloud1", allocated=True), StopObstacle.JOB_SLIPPED_IN),
+        (a_rank("cloud1", online=True, drain_reason=OURS), StopObstacle.STILL_SCHEDULABLE),
+        (a_rank("cloud1", online=True, schedulable=False), StopObstacle.NOT_DRAINED),
+        (drained(UP, "broken fan"), StopObstacle.HELD_BY_DRAIN),
+        (drained(busy(UP), "broken fan"), StopObstacle.HELD_BY_DRAIN),
+        (drained(UP, ""), StopObstacle.HELD_BY_DRAIN),  # drained by hand without giving a reason
     ],
 )
-def test_the_second_look(rank: Any, obstacle: Obstacle | None) -> None:
+def test_the_second_look(rank: Any, obstacle: StopObstacle | None) -> None:
     assert second_look(a_node("cloud1", NodeState.DRAINING), rank) is obstacle

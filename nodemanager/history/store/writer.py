@@ -295,8 +295,7 @@ class HistoryWriter:
 
 
 def _another_manager_acts(update: HistoryUpdate) -> bool:
-    stands_still = update.newest.plan.stands_still
-    return stands_still is not None and stands_still.code == "not_the_actor"
+    return not update.newest.snapshot.claimed
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:

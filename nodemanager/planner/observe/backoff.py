@@ -37,8 +37,6 @@ TRANSIENT_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.THROTTLED, Failu
 PROBE_S_MAX = 3600.0  # the longest pause before one node above a learned quota is tried
 RETRY_S_MAX = 4 * 3600.0  # the longest pause before a trial boot while a breaker is open
 
-# Reasons for giving up a node that never came up, if they may be the image's fault.
-BOOT_FAILURES = frozenset({"never_joined", "failed_at_provider", "join_failed"})
 DIED = "died_booting"
 
 
@@ -220,16 +218,10 @@ class Allowance:
         streak = open_breaker(node_type, self.snapshot, self.policy)
         if streak is None:
             return None
-        failed: Figures = {
-            "node_type": node_type.name,
-            "image": node_type.image,
-            "failures": streak.failures,
-            "why": streak.why,
-        }
         if self.snapshot.now_s < streak.retry_s:
-            return because(Code.BREAKER_OPEN, **failed).with_figures(retry_s=streak.retry_s)
+            return _breaker_open(node_type, streak)
         tried = self._count_trial_boots(node_type) + self._taken.get(_trial_scope(node_type), 0)
-        return because(Code.BREAKER_TRYING, **failed) if tried else None
+        return because(Code.BREAKER_TRYING, **_failed_boots(node_type, streak)) if tried else None
 
     def _count_trial_boots(self, node_type: NodeType) -> int:
         return sum(
@@ -247,6 +239,25 @@ def open_breaker(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> Fai
     return streak if streak is not None and streak.failures >= policy.boot_failures_max else None
 
 
+def open_breakers(snapshot: Snapshot, policy: Policy) -> list[Reason]:
+    """For each type whose boots failed in a row and that is not tried again yet: why, and until when."""
+    streaks = ((it, open_breaker(it, snapshot, policy)) for it in policy.node_types if snapshot.streaks)
+    return [_breaker_open(it, streak) for it, streak in streaks if streak and snapshot.now_s < streak.retry_s]
+
+
+def _breaker_open(node_type: NodeType, streak: FailureStreak) -> Reason:
+    return because(Code.BREAKER_OPEN, **_failed_boots(node_type, streak)).with_figures(retry_s=streak.retry_s)
+
+
+def _failed_boots(node_type: NodeType, streak: FailureStreak) -> Figures:
+    return {
+        "node_type": node_type.name,
+        "image": node_type.image,
+        "failures": streak.failures,
+        "why": streak.why,
+    }
+
+
 def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
     """The types that quotas and breakers keep from being bought now, each with the reason."""
     if not snapshot.quotas and not snapshot.streaks:
@@ -256,11 +267,12 @@ def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, R
 
 
 def retry_at_s(snapshot: Snapshot) -> float:
-    """When the next refused or failed kind of node may be tried again; infinity if none has to wait."""
+    """When the next refused or failed kind of node, or a user put off, gets nodes again; infinity if none waits."""
     moments = (
         *(block.until_s for block in snapshot.blocks.values()),
         *(quota.probe_s for quota in snapshot.quotas.values()),
         *(streak.retry_s for streak in snapshot.streaks.values()),
+        *(streak.until_s for streak in snapshot.drain_streaks.values()),
     )
     return min((moment for moment in moments if moment > snapshot.now_s), default=inf)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from math import inf
+from typing import NamedTuple
 
 from nodemanager.core.drains import drained_by_others, is_drain_by_flux
 from nodemanager.core.nodes import CloudState, JoinPhase, NodeState
@@ -91,32 +92,39 @@ def health_changes_s(node: Node, policy: Policy, now_s: float) -> float:
     return min((moment for moment in moments if moment > now_s), default=inf)
 
 
-def why_give_up(node: Node, policy: Policy, now_s: float) -> Reason | None:
+class GivenUp(NamedTuple):
+    """Why a node is given up. ``boot_failed``: it never came up, and its image may be the cause."""
+
+    reason: Reason
+    boot_failed: bool = False
+
+
+def why_give_up(node: Node, policy: Policy, now_s: float) -> GivenUp | None:
     """Why a node that runs no job is given up; None while it may still become useful."""
     if node.is_sound and _has_time(node, policy, now_s):
         return None
     cloud = node.cloud
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
-        return because(Code.FAILED_AT_PROVIDER, detail=cloud.died_because)
+        return GivenUp(because(Code.FAILED_AT_PROVIDER, detail=cloud.died_because), boot_failed=True)
     if policy.destroy_on_replay and node.replayed:
-        return because(Code.TICKET_REPLAYED)
+        return GivenUp(because(Code.TICKET_REPLAYED))
     if node.misfit is not None:
-        return node.misfit
+        return GivenUp(node.misfit)
     if node.state is NodeState.BOOTING and node.reclaimed is not None:
-        return because(Code.RECLAIMED, detail=node.reclaimed)
+        return GivenUp(because(Code.RECLAIMED, detail=node.reclaimed))
     hangs_s = hung_s(node, now_s)
     if node.state is NodeState.IDLE and hangs_s is not None and hangs_s >= policy.rejoin_timeout_s:
-        return because(Code.HANGS, hangs_s=hangs_s, rejoin_timeout_s=policy.rejoin_timeout_s)
+        return GivenUp(because(Code.HANGS, hangs_s=hangs_s, rejoin_timeout_s=policy.rejoin_timeout_s))
     if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
-        return because(Code.JOIN_FAILED, detail=node.phase_detail)
+        return GivenUp(because(Code.JOIN_FAILED, detail=node.phase_detail), boot_failed=True)
     waited_s = now_s - node.requested_s
     # After a restart of ours it may look long overdue although its broker was away only briefly.
     known_s = now_s - node.since_s
     if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s and known_s >= policy.rejoin_timeout_s:
-        return _never_joined(node, waited_s, policy)
+        return GivenUp(_never_joined(node, waited_s, policy), boot_failed=True)
     away_s = now_s - node.since_s
     if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
-        return because(Code.BROKER_LOST, away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s)
+        return GivenUp(because(Code.BROKER_LOST, away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s))
     return None
 
 

@@ -55,7 +55,7 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import CallKind, FailureKind, JoinPhase, Launch, LaunchId, NodeState
 from nodemanager.planner.cost import budget
 from nodemanager.planner.cost.budget import accrue
-from nodemanager.planner.observe import backoff, hardware, operator, rank_facts
+from nodemanager.planner.observe import backoff, drain_breaker, hardware, operator, rank_facts
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
@@ -271,6 +271,7 @@ def _undrain_node(node: Node, now_s: float) -> Node:
         rank=rank,
         rank_seen_s=now_s,
         retiring=None,
+        retired_by_operator=False,
         retired_s=None,
         idle_looks=0,
     )
@@ -304,7 +305,7 @@ def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
         snapshot = replace(snapshot, requeued=snapshot.requeued & jobs.keys())
     if gone or come:
         queue_index = updated_queue_index(queue_index_of(known, snapshot.queue_index), jobs, gone, come)
-        snapshot = replace(snapshot, jobs=jobs, queue_index=queue_index)
+        snapshot = drain_breaker.remember_users(replace(snapshot, jobs=jobs, queue_index=queue_index), gone)
     return replace(
         snapshot,
         unreadable=unreadable,

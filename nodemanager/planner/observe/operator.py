@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from nodemanager.core.drains import drain_text, hold_text
 from nodemanager.core.facts import (
@@ -62,7 +62,8 @@ def _change_drain_reason(snapshot: Snapshot, launch: LaunchId, reason: Reason) -
     node = snapshot.nodes[launch]
     if node.state is not NodeState.DRAINING:
         return snapshot
-    return with_nodes(snapshot, {launch: replace(node, retiring=reason, retired_s=snapshot.now_s)})
+    retired = replace(node, retiring=reason, retired_by_operator=True, retired_s=snapshot.now_s)
+    return with_nodes(snapshot, {launch: retired})
 
 
 def forget_steering(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
@@ -117,8 +118,16 @@ def apply_steering_written(snapshot: Snapshot, fact: SteeringKept | SteeringNotK
 # --- what follows for a node ------------------------------------------------------------------------------
 
 
-def operator_step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction | None] | None:
-    """The step that an operator's command requires now, with its reason; None if the other rules decide."""
+class OperatorStep(NamedTuple):
+    """The step that an operator's command requires. ``waits_for_jobs``: the node leaves once nothing runs there."""
+
+    reason: Reason
+    action: SteeredAction | None
+    waits_for_jobs: bool = False
+
+
+def operator_step(node: Node, steering: Steering) -> OperatorStep | None:
+    """The step that an operator's command requires now; None if the other rules decide."""
     if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
         return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
@@ -128,18 +137,18 @@ def operator_step(node: Node, steering: Steering) -> tuple[Reason, SteeredAction
         return _hold(node, hold)
     if (retirement := steering.retirements.get(node.id)) is not None:
         return _retire(node, retirement)
-    if _drain_reason(node) == hold_text(node.id) or _drains_for_operator(node):
+    if _drain_reason(node) == hold_text(node.id) or (node.state is NodeState.DRAINING and node.retired_by_operator):
         return _undrain(node, because(Code.RELEASED_BY_OPERATOR))
     return None
 
 
-def _hold(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None]:
+def _hold(node: Node, mark: Mark) -> OperatorStep:
     """Hold the node. If it was leaving, it keeps our drain: between an undrain and a drain a job might start."""
     reason = held_by_operator(mark)
-    return reason, _cordon(node, hold_text(node.id), reason)
+    return OperatorStep(reason, _cordon(node, hold_text(node.id), reason))
 
 
-def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | None:
+def _retire(node: Node, mark: Mark) -> OperatorStep | None:
     reason = retired_by_operator(mark)
     drain_reason = _drain_reason(node)
     if drain_reason == hold_text(node.id):
@@ -147,38 +156,35 @@ def _retire(node: Node, mark: Mark) -> tuple[Reason, SteeredAction | None] | Non
     if drain_reason not in (None, drain_text(node.id)):
         return None  # somebody else's drain is a hold
     if node.state is NodeState.BUSY or (node.rank is not None and node.rank.allocated):
-        return reason, _cordon(node, drain_text(node.id), reason)
+        cordon = _cordon(node, drain_text(node.id), reason)
+        return OperatorStep(reason, cordon, waits_for_jobs=cordon is None)
     if node.state is NodeState.DRAINING:
         return None
-    return reason, DrainNode(node.id, node.launch.rank, reason)
+    return OperatorStep(reason, DrainNode(node.id, node.launch.rank, reason, for_operator=True))
 
 
-def _end_unsent_lease(node: Node, retirements: Mapping[LaunchId, Mark]) -> tuple[Reason, EndLease] | None:
+def _end_unsent_lease(node: Node, retirements: Mapping[LaunchId, Mark]) -> OperatorStep | None:
     """End the lease of a node that is to be retired before its create was sent."""
     mark = retirements.get(node.id)
     if mark is None or not node.recorded or node.create_sent_s is not None:
         return None
     reason = retired_by_operator(mark)
-    return reason, EndLease(node.launch, reason)
+    return OperatorStep(reason, EndLease(node.launch, reason))
 
 
 def _cordon(node: Node, text: str, reason: Reason) -> CordonNode | None:
     """A drain for the node; None if it is drained already and so takes no job."""
-    return CordonNode(node.id, node.launch.rank, text, reason) if _drain_reason(node) is None else None
+    if _drain_reason(node) is not None:
+        return None
+    return CordonNode(node.id, node.launch.rank, text, reason, for_operator=True)
 
 
-def _undrain(node: Node, reason: Reason) -> tuple[Reason, SteeredAction]:
-    return reason, UndrainNode(node.id, node.launch.rank, reason)
+def _undrain(node: Node, reason: Reason) -> OperatorStep:
+    return OperatorStep(reason, UndrainNode(node.id, node.launch.rank, reason))
 
 
 def _drain_reason(node: Node) -> str | None:
     return node.rank.drain_reason if node.rank is not None else None
-
-
-def _drains_for_operator(node: Node) -> bool:
-    retiring = node.retiring
-    codes = ("retired_by_operator", "held_by_operator")
-    return node.state is NodeState.DRAINING and retiring is not None and retiring.code in codes
 
 
 def held_by_operator(mark: Mark) -> Reason:

@@ -26,10 +26,10 @@ from nodemanager.core.nodes import (
     NodeState,
 )
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reasons import Reason, because
+from nodemanager.core.reasons import because
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
-from nodemanager.planner.observe import backoff, instance_check, safe_mode
+from nodemanager.planner.observe import backoff, drain_breaker, instance_check, safe_mode
 from nodemanager.planner.observe.node_health import FLAPS
 from nodemanager.planner.observe.operator import held_by_operator, retired_by_operator
 from nodemanager.planner.observe.pairing import pair
@@ -115,6 +115,7 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     )
     changed = _nodes_after_look(snapshot, ranks, changes, fact.started_s, policy)
     snapshot = backoff.count_ended_boots(snapshot.nodes, changed, timings.with_boots(snapshot, changed), policy)
+    snapshot = drain_breaker.count_drains(snapshot.nodes, changed, snapshot, policy)
     snapshot = with_nodes(snapshot, changed)
     seen = replace(
         snapshot,
@@ -240,9 +241,7 @@ def _apply_look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot
     if was_busy and node.state is NodeState.IDLE:
         node = replace(node, idle_since_s=snapshot.now_s)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
-        # A drain of ours from before a restart: continue with it.
-        why = node.retiring or _why_found_drained(node, snapshot)
-        node = replace(move(node, Event.RETIRED, snapshot.now_s), retiring=why)
+        node = _continue_retirement(node, snapshot)
     if node.state is NodeState.DRAINING and _is_drain_no_longer_ours(node, rank, started_s):
         node = _give_up_drain(node, snapshot.now_s)
     if rank.allocated:
@@ -269,14 +268,17 @@ def _update_condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot
     return replace(node, housekeeping_s=snapshot.now_s - max(0.0, snapshot.wall_at - since_at))
 
 
-def _why_found_drained(node: Node, snapshot: Snapshot) -> Reason:
-    mark = snapshot.steering.retirements.get(node.id)
-    if mark is not None:
-        return retired_by_operator(mark)
-    mark = snapshot.steering.holds.get(node.id)
-    if mark is not None:
-        return held_by_operator(mark)
-    return node.misfit if node.misfit is not None else because(Code.FOUND_DRAINED)
+def _continue_retirement(node: Node, snapshot: Snapshot) -> Node:
+    """Continue with a drain of ours from before a restart. What an operator set says whether it was for them."""
+    moved = move(node, Event.RETIRED, snapshot.now_s)
+    if node.retiring is not None:
+        return moved
+    steering = snapshot.steering
+    if (mark := steering.retirements.get(node.id)) is not None:
+        return replace(moved, retiring=retired_by_operator(mark), retired_by_operator=True)
+    if (mark := steering.holds.get(node.id)) is not None:
+        return replace(moved, retiring=held_by_operator(mark), retired_by_operator=True)
+    return replace(moved, retiring=node.misfit if node.misfit is not None else because(Code.FOUND_DRAINED))
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any) -> Node:
@@ -302,7 +304,8 @@ def _is_first_look(snapshot: Snapshot) -> bool:
 
 def _give_up_drain(node: Node, now_s: float) -> Node:
     """Stop retiring the node: somebody undrained it, or holds it with a drain that is not ours to undo."""
-    return replace(move(node, Event.REPRIEVED, now_s), retiring=None, retired_s=None, drained_s=None)
+    moved = move(node, Event.REPRIEVED, now_s)
+    return replace(moved, retiring=None, retired_by_operator=False, retired_s=None, drained_s=None)
 
 
 def _is_drain_no_longer_ours(node: Node, rank: FluxRank, started_s: float) -> bool:
@@ -318,7 +321,8 @@ def _is_drain_no_longer_ours(node: Node, rank: FluxRank, started_s: float) -> bo
 def _is_still_idle(node: Node, rank: FluxRank) -> bool:
     """Whether it was and is idle and nothing else is to be noted: the most frequent case."""
     marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
-    return node.state is NodeState.IDLE and rank.idle and node.is_sound and not marked
+    was_drained = node.drained_by_flux_s is not None
+    return node.state is NodeState.IDLE and rank.idle and node.is_sound and not (marked or was_drained)
 
 
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:

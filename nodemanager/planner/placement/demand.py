@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nodemanager.core.jobs import JobId
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
+from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.state.queue_index import BatchKey, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 
@@ -29,9 +30,12 @@ def read_demand(snapshot: Snapshot, spent: Mapping[BatchKey, Reason] | None = No
     """
     queue_index = queue_index_of(snapshot.jobs, snapshot.queue_index)
     put_off: dict[BatchKey, Reason] = {}
-    for key in queue_index.batches if snapshot.queues_stopped or spent else ():
+    off = users_put_off(snapshot)
+    for key in queue_index.batches if snapshot.queues_stopped or off or spent else ():
         if key.queue in snapshot.queues_stopped:
             put_off[key] = because(Code.QUEUE_STOPPED, queue=key.queue)
+        elif key.userid in off:
+            put_off[key] = off[key.userid]
         elif spent and key in spent:
             put_off[key] = spent[key]
     unreadable = {bad.id: because(Code.UNREADABLE, why=bad.why) for bad in snapshot.unreadable.values()}

@@ -12,14 +12,8 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.planner.placement.flux_scheduler import pieces_of, slots_per_piece
 from nodemanager.planner.placement.supply import Supply
+from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
-
-# Obstacles that go away if another node is stopped.
-CAPS = ("nodes_max", "price_per_hour_max")
-# They say how many nodes the job is short of.
-SHORT_OF_NODES = ("no_free_slot", "nodes_max")
-# Flux itself rejects jobs that no slot could ever serve, so they block no other job.
-INFEASIBLE = ("no_node_type", "no_type_fits", "too_few_slots")
 
 
 def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
@@ -49,7 +43,7 @@ def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
     return node_type.price_per_hour, node_type.cores, node_type.name
 
 
-def why_never(shape: Shape, supply: Supply) -> Reason | None:
+def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
     """Why even a fleet without other jobs could not serve the job; None if it could."""
     policy = supply.policy
     want, nodes, price = pieces_of(shape), 0, Decimal(0)
@@ -62,17 +56,18 @@ def why_never(shape: Shape, supply: Supply) -> Reason | None:
             nodes += taken
             price += taken * node_type.price_per_hour
     if nodes == 0:
-        return _why_no_type_fits(shape, policy)
+        return Obstacle(Hindrance.NO_SLOT_FITS, _why_no_type_fits(shape, policy))
     if want > 0:
-        return because(Code.TOO_FEW_SLOTS, slots=nodes, short=want)
+        return Obstacle(Hindrance.NO_SLOT_FITS, because(Code.TOO_FEW_SLOTS, slots=nodes, short=want))
     if nodes > policy.nodes_max or price > policy.price_per_hour_max:
-        return because(
+        reason = because(
             Code.BEYOND_LIMITS,
             node_count=nodes,
             nodes_max=policy.nodes_max,
             price_per_hour=price,
             price_per_hour_max=policy.price_per_hour_max,
         )
+        return Obstacle(Hindrance.BEYOND_LIMITS, reason)
     return None
 
 
@@ -85,16 +80,27 @@ class LeftToBuy:
     price: Decimal
 
 
-def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Reason:
+@dataclass(frozen=True, slots=True)
+class _Exhausted:
+    """The first type of which too few nodes are left for a job, and what is left after them."""
+
+    node_type: NodeType
+    each: int  # how many pieces of the job a node takes
+    slots: int
+    has_free: bool
+    nodes_left: int
+    price_left: Decimal
+
+
+def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obstacle:
     """The first obstacle to ``want`` pieces of a job that a fleet without other jobs could serve.
 
-    Its figure ``short`` counts nodes of the type it names: those that are still missing if the job got everything
-    that is free or may be bought.
+    The figure ``short`` of its reason counts nodes of the type it names: those that are still missing if the job
+    got everything that is free or may be bought.
     """
     policy = supply.policy
     nodes_left, price_left = left.nodes, left.price
-    first: Reason | None = None
-    each_first = 1  # how many pieces a node of the type in ``first`` takes
+    first: Reason | _Exhausted | None = None
     memory = memory_per_piece(shape, supply)
     for node_type in by_preference(policy, shape):
         name, each = node_type.name, pieces_per_node(node_type, shape, memory)
@@ -112,16 +118,14 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Rea
         nodes_left -= taken
         price_left -= taken * price
         if want > 0 and first is None:
-            first = _limit_reached(node_type, slots, taken < free, nodes_left, price_left, supply)
-            each_first = each
-    if first is None:
-        # The parts fit but the whole does not: report a missing slot of the cheapest type.
-        cheapest = by_preference(policy, shape)[0]
-        slots = supply.count_slots_for(cheapest, shape.constraint)
-        first = because(Code.NO_FREE_SLOT, node_type=cheapest.name, slots=slots, short=1)
-    if first.code in SHORT_OF_NODES:
-        return first.with_figures(short=max(1, -(-want // each_first)))
-    return first
+            first = _Exhausted(node_type, each, slots, taken < free, nodes_left, price_left)
+    if isinstance(first, Reason):
+        return Obstacle(Hindrance.UNAVAILABLE, first)
+    if first is not None:
+        return _limit_reached(first, max(1, -(-want // first.each)), supply)
+    # The parts fit but the whole does not: report a missing slot of the cheapest type.
+    cheapest = by_preference(policy, shape)[0]
+    return _no_free_slot(cheapest, supply.count_slots_for(cheapest, shape.constraint), max(1, want))
 
 
 def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) -> int:
@@ -141,28 +145,28 @@ def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) ->
     return min(by_cores, node_type.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
 
 
-def _limit_reached(
-    node_type: NodeType,
-    slots: int,
-    has_free: bool,
-    nodes_left: int,
-    price_left: Decimal,
-    supply: Supply,
-) -> Reason:
-    name, policy = node_type.name, supply.policy
-    if not has_free:
-        return because(Code.NO_FREE_SLOT, node_type=name, slots=slots, short=1)
-    if nodes_left <= 0:
-        return because(Code.NODES_MAX, node_type=name, nodes_max=policy.nodes_max, short=1)
+def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:
+    node_type, policy = first.node_type, supply.policy
+    if not first.has_free:
+        return _no_free_slot(node_type, first.slots, short)
+    if first.nodes_left <= 0:
+        reason = because(Code.NODES_MAX, node_type=node_type.name, nodes_max=policy.nodes_max, short=short)
+        return Obstacle(Hindrance.LIMIT_REACHED, reason)
     if supply.budget_left is not None:
-        return supply.budget_left
-    return because(
+        return Obstacle(Hindrance.UNAVAILABLE, supply.budget_left)
+    reason = because(
         Code.PRICE_PER_HOUR_MAX,
-        node_type=name,
+        node_type=node_type.name,
         price_per_hour=node_type.price_per_hour,
-        left=price_left,
+        left=first.price_left,
         price_per_hour_max=policy.price_per_hour_max,
     )
+    return Obstacle(Hindrance.LIMIT_REACHED, reason)
+
+
+def _no_free_slot(node_type: NodeType, slots: int, short: int) -> Obstacle:
+    reason = because(Code.NO_FREE_SLOT, node_type=node_type.name, slots=slots, short=short)
+    return Obstacle(Hindrance.NO_FREE_SLOT, reason, node_type.name)
 
 
 def _why_no_type_fits(shape: Shape, policy: Policy) -> Reason:

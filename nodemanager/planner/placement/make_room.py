@@ -15,6 +15,7 @@ from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.flux_scheduler import pieces_of
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.obstacle import Hindrance
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
 
@@ -32,7 +33,7 @@ def make_room(
     of them together would not be enough, or if the nodes that are already leaving suffice. ``ended``: leases that
     end now and make room at no cost.
     """
-    if placement.stuck is None or placement.stuck[2].code not in infeasibility.CAPS:
+    if placement.stuck is None or placement.stuck.obstacle.kind is not Hindrance.LIMIT_REACHED:
         return None
     job, shape, _ = placement.stuck
     kept = {*needed, *(bin_.slot for bin_, _ in placement.seating.seats.get(job, ()))}

@@ -13,11 +13,12 @@ from decimal import Decimal
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reasons import Reason, because
+from nodemanager.core.reasons import because
 from nodemanager.planner.observe.zones import zones_of
 from nodemanager.planner.placement.flux_scheduler import Bin, on_different_nodes, pieces_of, slots_per_piece
 from nodemanager.planner.placement.infeasibility import by_preference, memory_per_piece, pieces_per_node
 from nodemanager.planner.placement.supply import Offer, Supply
+from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,12 @@ class ZoneChoice:
     short: int
 
     @property
-    def obstacle(self) -> Reason | None:
+    def obstacle(self) -> Obstacle | None:
         """Why the zone cannot serve a whole job; None if it can."""
         if not self.short:
             return None
-        return because(Code.ONE_ZONE_SHORT, zone=self.zone, have=self.pieces, short=self.short)
+        reason = because(Code.ONE_ZONE_SHORT, zone=self.zone, have=self.pieces, short=self.short)
+        return Obstacle(Hindrance.UNAVAILABLE, reason)
 
 
 def choose_zones(

@@ -14,7 +14,7 @@ from decimal import Decimal
 from heapq import merge
 from itertools import islice
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, PackingPolicy, QueuePolicy, Shape
 from nodemanager.core.reasons import Reason
@@ -26,7 +26,6 @@ from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.allocation import Allocation, Assignment, Work, unplaced_work
 from nodemanager.planner.placement.demand import Demand, read_demand
 from nodemanager.planner.placement.flux_scheduler import Bin, Seater, Seating, cores_of_piece, pieces_of
-from nodemanager.planner.placement.infeasibility import INFEASIBLE
 from nodemanager.planner.placement.one_zone import ZoneChoice, choose_zones
 from nodemanager.planner.placement.supply import (
     Offer,
@@ -38,6 +37,7 @@ from nodemanager.planner.placement.supply import (
 )
 from nodemanager.planner.placement.work_budget import batches_beyond
 from nodemanager.planner.state.frozen import lazy_property, replace
+from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, count_up_to, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
@@ -48,6 +48,14 @@ QUEUE_END: QueuePosition = (2**63, 2**63)
 FRONT_JOBS = 512  # how many jobs are tried first if not all can be served
 RESEATS_MAX = 8  # how often all jobs are reseated because a job that cannot be served gave its seats back
 SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
+
+
+class StuckJob(NamedTuple):
+    """The first job in the queue that cannot get its nodes."""
+
+    job: JobId
+    shape: Shape
+    obstacle: Obstacle
 
 
 @dataclass(frozen=True)
@@ -64,13 +72,13 @@ class Placement:
     allocation: Allocation
     supply: Supply
     batches: Mapping[BatchKey, Sequence[JobId]]  # those that could ever be served
-    infeasible: Mapping[JobKind, Reason]  # jobs that could never be served, and why
+    infeasible: Mapping[JobKind, Obstacle]  # jobs that could never be served, and why
     served_until: QueuePosition  # all jobs before this position are served, except failed ones
     failed_from: Mapping[JobKind, QueuePosition]  # from where on jobs of a kind get nothing
-    reasons: Mapping[JobKind, Reason]  # why the first unserved job of a kind is not served
+    obstacles: Mapping[JobKind, Obstacle]  # why the first unserved job of a kind is not served
     out_of_reach: Mapping[JobKind, int]  # kinds that lack more pieces than are ``on_offer``, and how many
     on_offer: infeasibility.LeftToBuy | None  # before any job gets some; None if nothing is ``out_of_reach``
-    stuck: tuple[JobId, Shape, Reason] | None
+    stuck: StuckJob | None
     zones: Mapping[Shape, str]  # for jobs that want all their nodes in one zone
     price_left: Decimal  # per hour, after all purchases
     overspent: Reason | None  # the budget is spent: idle nodes are retired, busy ones drained
@@ -87,18 +95,18 @@ class Placement:
         return {key: self.count_served(key) for key in self.demand.batches if key in self.batches}
 
     @lazy_property
-    def unserved(self) -> Mapping[BatchKey, Reason]:
+    def unserved(self) -> Mapping[BatchKey, Obstacle]:
         """Why the first unserved job of each batch is not served."""
-        unserved: dict[BatchKey, Reason] = {}
+        unserved: dict[BatchKey, Obstacle] = {}
         for key, ids in self.demand.batches.items():
             kind = _kind_of(key)
             if kind in self.infeasible:
                 unserved[key] = self.infeasible[kind]
             elif key in self.cuts and key in self.batches and self.served[key] == self.cuts[key][0]:
-                unserved[key] = self.cuts[key][1]
+                unserved[key] = Obstacle(Hindrance.UNAVAILABLE, self.cuts[key][1])
             elif key in self.batches and self.served[key] < len(ids):
-                if kind in self.reasons:
-                    unserved[key] = self.reasons[kind]
+                if kind in self.obstacles:
+                    unserved[key] = self.obstacles[kind]
                 elif kind in self.out_of_reach and self.on_offer is not None:
                     unserved[key] = infeasibility.why_not_now(
                         key.shape, self.out_of_reach[kind], self.supply, self.on_offer
@@ -134,7 +142,7 @@ def _empty_placement(demand: Demand, supply: Supply, limits: BudgetLimits) -> Pl
         infeasible=nobody,
         served_until=QUEUE_END,
         failed_from=nobody,
-        reasons=nobody,
+        obstacles=nobody,
         out_of_reach=nobody,
         on_offer=None,
         stuck=None,
@@ -163,7 +171,7 @@ class _PlacementBuilder:
     supply: Supply
     limits: BudgetLimits
     batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could ever be served
-    infeasible: dict[JobKind, Reason] = field(default_factory=dict)
+    infeasible: dict[JobKind, Obstacle] = field(default_factory=dict)
     constraints: list[Constraint] = field(init=False)  # of all batches
     known_offers: list[Offer] | None = None
     known_cores: int | None = None
@@ -173,7 +181,7 @@ class _PlacementBuilder:
     memory: dict[Shape, int] = field(default_factory=dict)
     seating: Seating = field(init=False)
     failed_from: dict[JobKind, QueuePosition] = field(default_factory=dict)  # from where on a kind gets nothing
-    reasons: dict[JobKind, Reason] = field(default_factory=dict)
+    obstacles: dict[JobKind, Obstacle] = field(default_factory=dict)
     known_obtainable: dict[Shape, int] = field(default_factory=dict)  # cache of ``_obtainable_pieces``
     price_decimals: int = field(init=False)  # with which prices are whole numbers
 
@@ -196,7 +204,7 @@ class _PlacementBuilder:
         self.zone_choices = choose_zones(one_zone, self._bins(), self.offers, self.supply) if one_zone else {}
         self.zones = {shape: found.zone for shape, found in self.zone_choices.items()}
 
-    def _why_infeasible(self, shape: Shape) -> Reason | None:
+    def _why_infeasible(self, shape: Shape) -> Obstacle | None:
         known = self.supply.feasibility.obstacle_of
         try:
             return known[shape]
@@ -251,13 +259,13 @@ class _PlacementBuilder:
         refused = self._first_refused() if fifo else None
         end = refused[0] if refused is not None else QUEUE_END
         allocation, stuck_at = self._serve(end, fifo=fifo)
-        stuck: tuple[JobId, Shape, Reason] | None = None
+        stuck: StuckJob | None = None
         if stuck_at is not None and fifo:
             key, position = stuck_at
-            stuck = JobId(position[1]), key.shape, self.reasons[_kind_of(key)]
+            stuck = StuckJob(JobId(position[1]), key.shape, self.obstacles[_kind_of(key)])
             end = position
         elif refused is not None:
-            stuck = JobId(refused[0][1]), refused[1], refused[2]
+            stuck = StuckJob(JobId(refused[0][1]), refused[1], refused[2])
         return self._placement(allocation, end, stuck)
 
     def _placement_if_stuck_at_once(self) -> Placement | None:
@@ -278,8 +286,8 @@ class _PlacementBuilder:
         if may_fit or (refused is not None and refused[0] <= position):
             seater.seat_all()
             return None
-        why = self.reasons[_kind_of(key)] = self._why_stuck((key, position), allocation)
-        return self._placement(allocation, position, (job, key.shape, why))
+        why = self.obstacles[_kind_of(key)] = self._why_stuck((key, position), allocation)
+        return self._placement(allocation, position, StuckJob(job, key.shape, why))
 
     # -- which jobs are served
 
@@ -292,7 +300,7 @@ class _PlacementBuilder:
             allocation, stuck = self._longest_front(end)
             if stuck is None or fifo:
                 if stuck is not None:
-                    self.reasons[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
+                    self.obstacles[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
                 return allocation, stuck
             filled = self._fill_gaps(allocation, stuck, may_reseat=reseats_left > 0)
             if isinstance(filled, Allocation):
@@ -457,7 +465,7 @@ class _PlacementBuilder:
 
     def _fail(self, stuck: tuple[BatchKey, QueuePosition], allocation: Allocation) -> None:
         """Note that this job and all later ones of its kind get nothing, and why."""
-        self.reasons[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
+        self.obstacles[_kind_of(stuck[0])] = self._why_stuck(stuck, allocation)
         self.failed_from[_kind_of(stuck[0])] = stuck[1]
 
     def _is_partly_seated(self, stuck: tuple[BatchKey, QueuePosition]) -> bool:
@@ -542,7 +550,7 @@ class _PlacementBuilder:
         at = bisect_left(ids, job)
         return Work(key.shape, key.span_s, short, ((key, ids, at, at + 1),))
 
-    def _why_stuck(self, stuck: tuple[BatchKey, QueuePosition], allocation: Allocation) -> Reason:
+    def _why_stuck(self, stuck: tuple[BatchKey, QueuePosition], allocation: Allocation) -> Obstacle:
         key, position = stuck
         choice = self.zone_choices.get(key.shape)
         if choice is not None and choice.obstacle is not None:
@@ -594,24 +602,24 @@ class _PlacementBuilder:
 
         return cost
 
-    def _first_refused(self) -> tuple[QueuePosition, Shape, Reason] | None:
+    def _first_refused(self) -> tuple[QueuePosition, Shape, Obstacle] | None:
         """The first job that must get no node but that Flux does not reject.
 
         Even an otherwise empty fleet could not serve it, or the budget of its user or queue is used up and it is
         not seated.
         """
-        refused: list[tuple[QueuePosition, Shape, Reason]] = []
+        refused: list[tuple[QueuePosition, Shape, Obstacle]] = []
         if not self.infeasible and not self.limits.cuts:
             return None
         for key, ids in self.demand.batches.items():
             if key in self.demand.put_off:
                 continue
             why = self.infeasible.get(_kind_of(key))
-            if why is not None and why.code not in INFEASIBLE:
+            if why is not None and why.kind is not Hindrance.NO_SLOT_FITS:
                 refused.append(((-key.priority, ids[0]), key.shape, why))
             own, spent = self.limits.cuts.get(key, (0, None)) if why is None else (0, None)
             if spent is not None and (first := self._first_unseated(key, ids, own)) is not None:
-                refused.append(((-key.priority, first), key.shape, spent))
+                refused.append(((-key.priority, first), key.shape, Obstacle(Hindrance.UNAVAILABLE, spent)))
         return min(refused, key=lambda it: it[0], default=None)
 
     def _first_unseated(self, key: BatchKey, ids: Sequence[JobId], begin: int) -> JobId | None:
@@ -619,16 +627,14 @@ class _PlacementBuilder:
         behind = enumerate(islice(ids, begin, None), begin)
         return next((id_ for index, id_ in behind if index >= seated or id_ in self.seating.short), None)
 
-    def _placement(
-        self, allocation: Allocation, end: QueuePosition, stuck: tuple[JobId, Shape, Reason] | None
-    ) -> Placement:
+    def _placement(self, allocation: Allocation, end: QueuePosition, stuck: StuckJob | None) -> Placement:
         beyond = self.seating.out_of_reach
         for kind in beyond:
             choice = self.zone_choices.get(kind[0])
             if choice is not None and choice.obstacle is not None:
-                self.reasons[kind] = choice.obstacle
+                self.obstacles[kind] = choice.obstacle
             else:
-                self.reasons.pop(kind, None)  # from an earlier seating
+                self.obstacles.pop(kind, None)  # from an earlier seating
         return Placement(
             self.demand,
             self.seating,
@@ -639,7 +645,7 @@ class _PlacementBuilder:
             infeasible=self.infeasible,
             served_until=end,
             failed_from=self.failed_from,
-            reasons=self.reasons,
+            obstacles=self.obstacles,
             out_of_reach={kind: short for kind, (_, _, short) in beyond.items()},
             on_offer=self._left_to_buy(self._empty_allocation(self.offers)) if beyond else None,
             stuck=stuck,

@@ -64,7 +64,7 @@ def _nothing_left(limits: BudgetLimits) -> BudgetLimits:
 
 def _would_stay_the_same(placement: Placement, limits: BudgetLimits, policy: Policy) -> bool:
     """Whether the tighter budget would give the same placement: it serves all jobs, and its purchases fit."""
-    if placement.served_until != QUEUE_END or placement.failed_from or placement.reasons or limits.drain_all:
+    if placement.served_until != QUEUE_END or placement.failed_from or placement.obstacles or limits.drain_all:
         return False
     bought = placement.supply.price_left - placement.price_left
     offers = [placement.allocation.offers[group.offer] for group in placement.allocation.groups]

@@ -14,9 +14,9 @@ from types import MappingProxyType
 from nodemanager.core.drains import drained_by_others, is_drain_by_flux
 from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import FluxRank
-from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.state.constraints import Matches, Place
+from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import with_changes
 
@@ -30,7 +30,7 @@ class FeasibilityCache:
     """
 
     policy: Policy
-    obstacle_of: dict[Shape, Reason | None] = field(default_factory=dict)
+    obstacle_of: dict[Shape, Obstacle | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,7 @@ class Node:
     drained_s: float | None = None  # when the second look after our drain began
     broker_told_s: float | None = None  # when the manager told its broker to stop
     retiring: Reason | None = None
+    retired_by_operator: bool = False  # or held, while it was leaving: a release undrains it
     retired_s: float | None = None  # when it was decided to retire it
     stop_delayed: bool = False  # since then a call for it failed, a job ran there, or nothing was decided
     phase: JoinPhase | None = None  # of its join, as last reported by the node
@@ -165,6 +166,17 @@ class FailureStreak:
     why: str  # the code of the latest failure's reason
 
 
+@dataclass(frozen=True, slots=True)
+class DrainStreak:
+    """The jobs of one user that made Flux drain a node. No node is bought for the user until ``until_s``."""
+
+    jobs: frozenset[JobId]
+    until_s: float
+    pause_s: float  # how long the user was put off the last time; 0 if never
+    latest_s: float
+    latest: JobId
+
+
 ALL_TYPES = TypeName("*")
 
 
@@ -242,6 +254,8 @@ class Snapshot:
     blocks: Mapping[Scope, Block] = field(default_factory=_empty)
     quotas: Mapping[Scope, Quota] = field(default_factory=_empty)
     streaks: Mapping[tuple[TypeName, str], FailureStreak] = field(default_factory=_empty)  # by node type and image
+    drain_streaks: Mapping[int, DrainStreak] = field(default_factory=_empty)  # by userid
+    ended_users: Mapping[JobId, int] = field(default_factory=_empty)  # of jobs that ran and ended lately
     create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
     create_credit_s: float | None = None
 

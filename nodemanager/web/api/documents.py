@@ -28,6 +28,7 @@ from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
 from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.node_health import drained_nodes
+from nodemanager.planner.observe.safe_mode import why_safe_mode
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Action, Plan
@@ -99,7 +100,7 @@ def status(published: Publication) -> Document:
         "paused": _mark_document(snapshot.steering.paused),
         "safe_mode": {
             "doubted_lists": snapshot.doubted_lists,
-            "on": snapshot.doubted_lists > 0 or (still is not None and still.code == "safe_mode"),
+            "on": snapshot.doubted_lists > 0 or why_safe_mode(snapshot, policy) is not None,
         },
         "jobs": {**Counter(str(job.state) for job in snapshot.jobs.values()), "inactive": snapshot.jobs_ended},
         "jobs_waiting": jobs_waiting(plan),

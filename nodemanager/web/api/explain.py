@@ -73,6 +73,18 @@ def job(published: Publication, text: str, reader: HistoryReader | None = None) 
     }
 
 
+def job_to_user(published: Publication, text: str, userid: int | None) -> Document:
+    """Explain an active job to a user; None is the instance's owner. Raises ``UnknownSubject``.
+
+    Of others' jobs it says nothing, not even whether they exist. Of the nodes it names only the slots.
+    """
+    found = published.snapshot.jobs.get(_job_id(text))
+    if userid is not None and (found is None or found.userid != userid):
+        raise UnknownSubject(f"you have no active job {text}; for its end: flux job eventlog {text}")
+    explained = job(published, text)
+    return {**explained, "nodes": [it["slot"] for it in explained["nodes"]]}
+
+
 def _how_it_ended(job_id: JobId, reader: HistoryReader | None) -> str:
     unknown = "it has ended, or was never submitted here"
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodemanager.web.api.documents import Document, sources
 from nodemanager.web.state.board import Board
 
-# A plan is made every few seconds (``planner/brain.py``), so a manager that is silent for this long is stuck.
+# A plan is made at least every ``actors.manager.SHOW_EVERY_S``, so a manager that is silent for this long is stuck.
 DECISION_LATE_S = 15.0
 
 
@@ -31,6 +31,7 @@ def check_readiness(board: Board) -> tuple[bool, Document]:
     posted = board.latest
     if posted is None:
         return False, {"ok": False, "why": "nothing has been decided yet"}
-    still = posted.published.plan.stands_still
-    well = still is None or still.code == "paused"
+    plan = posted.published.plan
+    still = plan.stands_still
+    well = still is None or plan.is_paused
     return well, {"ok": well, "why": str(still) if still is not None else ""}

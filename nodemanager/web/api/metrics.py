@@ -18,9 +18,10 @@ from nodemanager.core.facts import CloudCallFailed, CloudListed, Fact, Leftovers
 from nodemanager.core.jobs import JobState
 from nodemanager.core.slots import NodeType
 from nodemanager.history.follower import HistoryUpdate
-from nodemanager.history.node_lives import NodeLife
+from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
 from nodemanager.planner.cost import budget
 from nodemanager.planner.observe import backoff, node_health
+from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.placement import supply
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
@@ -30,7 +31,7 @@ PREFIX = "node_manager_"
 BOOT_BUCKETS_S = (1, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1800)
 PHASE_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
-BOOT_OUTCOMES = ("joined", *sorted(backoff.BOOT_FAILURES), "never_appeared", "dead_on_arrival")
+BOOT_OUTCOMES = ("joined", *sorted(BOOT_FAILURES), "never_appeared", "dead_on_arrival")
 # The operation of each successful cloud call, by the fact that reports it.
 OPERATION_OF_ANSWER: Mapping[type[Fact], str] = {
     CloudListed: "list",
@@ -199,6 +200,11 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         "Price an hour of the nodes that Flux itself or a person drained.",
         ("by",),
         {(by,): float(it.price_per_hour) for by, it in drained.items()},
+    )
+    yield _gauge(
+        "users_put_off",
+        "Users for whom nothing is bought, because their jobs made Flux drain node after node.",
+        len(users_put_off(snapshot)),
     )
     yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(supply.ownerless_strays(snapshot)))
     yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nodemanager.core.nodes import FailureKind
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import TypeName
-from nodemanager.history.node_lives import NodeLife
+from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
-from nodemanager.planner.observe.backoff import BOOT_FAILURES
 from nodemanager.whatif.cloud.cloud import ATTEMPT_S
 from nodemanager.whatif.workload.workload import WorkloadError
 
 LOOK_BACK_S = 100 * 86_400.0  # before the latest node: as long as the history keeps jobs
 JOINED = "joined"
 NEVER_UP = BOOT_FAILURES | {"dead_on_arrival"}
-LOST = frozenset({"reclaimed", "broker_lost"})
-ENDED_BY_ITSELF = "gone"  # but for a node found by a later manager this may only mean that the reason is unknown
+LOST = frozenset({Code.RECLAIMED, Code.BROKER_LOST})
+ENDED_BY_ITSELF = Code.GONE  # but for a node found by a later manager this may only mean that the reason is unknown
 REFUSED_PREFIX = "create_"
 NO_CAPACITY, NO_QUOTA = (REFUSED_PREFIX + str(kind) for kind in (FailureKind.CAPACITY, FailureKind.QUOTA))
 

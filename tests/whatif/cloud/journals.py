@@ -50,7 +50,9 @@ def a_journal(path: Path, lives: Iterable[NodeLife], stops: Iterable[tuple[str, 
     connection = sqlite3.connect(path)
     migrate(connection)
     with connection:
-        connection.executemany("INSERT INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(astuple, lives))
+        connection.executemany(
+            "INSERT INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(astuple, lives)
+        )
         for number, (node_type, took_s) in enumerate(stops):
             told = (("decided", "DestroyNode", 0.0), ("decided", "DestroyNode", 5.0), ("node", "gone", took_s))
             connection.executemany(
