@@ -98,7 +98,7 @@ class StepContext:
     @property
     def all_blocked(self) -> bool:
         """Whether all types are blocked now."""
-        block = self.snapshot.blocks.get(EVERYTHING)
+        block = self.snapshot.learned.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
 
     def stop_times(self, name: TypeName) -> StopTimes:
@@ -186,7 +186,7 @@ def _step_blocked(node: Node, block: Block, context: StepContext) -> Step:
 
 def _wait_for_turn(context: StepContext) -> Step:
     """Wait for the rate limiter. Creates that become due within a second are sent together."""
-    rate = context.policy.creates_per_s
+    rate = context.policy.calls.creates_per_s
     wait_s = max(CREATES_EVERY_S, (1.0 - context.create_credit) / rate)
     return Step(because(Code.CREATE_PACED, creates_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
 
@@ -203,10 +203,11 @@ def _step_booting(node: Node, context: StepContext) -> Step:
         because(
             Code.QUEUED_OUTSIDE if queued else Code.BOOTING,
             waited_s=waited_s,
-            boot_timeout_s=context.policy.boot_timeout_s,
+            boot_timeout_s=context.policy.timing.boot_timeout_s,
         ),
         again_at_s=max(
-            node.requested_s + context.policy.boot_timeout_s, node.since_s + context.policy.rejoin_timeout_s
+            node.requested_s + context.policy.timing.boot_timeout_s,
+            node.since_s + context.policy.timing.rejoin_timeout_s,
         ),
     )
 
@@ -215,7 +216,7 @@ def _step_lost(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None and not (node.rank is not None and node.rank.allocated):
         return _drain(node, given_up.reason)
-    again_at_s = node.since_s + context.policy.rejoin_timeout_s if given_up is None else inf
+    again_at_s = node.since_s + context.policy.timing.rejoin_timeout_s if given_up is None else inf
     return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s), again_at_s=again_at_s)
 
 
@@ -229,12 +230,14 @@ def _step_idle(node: Node, context: StepContext) -> Step:
         return Step(because(Code.WANTED, jobs=job_names(wanted)))
     counts = takes_jobs(node, context.snapshot, policy)
     # A node that takes no jobs does not count towards nodes_min.
-    surplus = context.count_usable - policy.nodes_min if counts else 1
+    surplus = context.count_usable - policy.limits.nodes_min if counts else 1
     if context.overspent is not None and not _is_drained(node):  # at once, so that no job starts there
         return _retire(node, context.overspent, context)
-    if context.count_live > policy.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
+    if context.count_live > policy.limits.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
         return _retire(
-            node, because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.nodes_max), context
+            node,
+            because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.limits.nodes_max),
+            context,
         )
     job, retiring = context.makes_room if context.makes_room is not None else (None, ())
     if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
@@ -274,18 +277,18 @@ def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
     """Retire an idle node that Flux itself drained, after a while; None if a person drained it or it is held."""
     since_s, policy = node.drained_by_flux_s, context.policy
     drain_reason = node.rank.drain_reason if node.rank is not None else None
-    if since_s is None or drain_reason is None or policy.foreign_drain is ForeignDrain.HOLD:
+    if since_s is None or drain_reason is None or policy.rules.foreign_drain is ForeignDrain.HOLD:
         return None
     lasts_s = context.now_s - since_s
     reason = because(
         Code.DRAINED_BY_FLUX,
         drain_reason=drain_reason,
         lasts_s=lasts_s,
-        foreign_drain_after_s=policy.foreign_drain_after_s,
+        foreign_drain_after_s=policy.rules.foreign_drain_after_s,
     )
-    if lasts_s < policy.foreign_drain_after_s:
-        return Step(reason, again_at_s=since_s + policy.foreign_drain_after_s)
-    if node.idle_looks < policy.idle_confirmations:
+    if lasts_s < policy.rules.foreign_drain_after_s:
+        return Step(reason, again_at_s=since_s + policy.rules.foreign_drain_after_s)
+    if node.idle_looks < policy.rules.idle_confirmations:
         return Step(reason)
     step = _retire(node, reason, context)
     drain = DrainNode(node.id, node.launch.rank, reason, note=drain_reason, replaces=drain_reason)
@@ -302,7 +305,7 @@ def _has_drain_of_previous_node(node: Node) -> bool:
 
 
 def _is_confirmed_idle(node: Node, policy: Policy) -> bool:
-    return node.idle_looks >= policy.idle_confirmations and not _is_drained(node)
+    return node.idle_looks >= policy.rules.idle_confirmations and not _is_drained(node)
 
 
 def _is_drained(node: Node) -> bool:
@@ -331,7 +334,9 @@ def _wait_for_jobs(node: Node, why: Reason, context: StepContext) -> Step:
     lasts_s = overdue_housekeeping_s(node, context.policy, context.now_s)
     if not runs or lasts_s is None or survives_kills(node):
         return Step(why)
-    stuck = because(Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=context.policy.housekeeping_max_s)
+    stuck = because(
+        Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=context.policy.timing.housekeeping_max_s
+    )
     return Step(stuck, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, stuck))
 
 
@@ -378,10 +383,10 @@ def _stop(node: Node, context: StepContext) -> Step:
         if node.broker_told_s is None:
             return Step(reason, StopBroker(node.id, node.launch.rank))
         told_s = context.now_s - node.broker_told_s
-        if told_s < context.policy.broker_stop_s:
+        if told_s < context.policy.fixed.broker_stop_s:
             return Step(
-                because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.broker_stop_s),
-                again_at_s=node.broker_told_s + context.policy.broker_stop_s,
+                because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.fixed.broker_stop_s),
+                again_at_s=node.broker_told_s + context.policy.fixed.broker_stop_s,
             )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
@@ -393,7 +398,7 @@ def _stop(node: Node, context: StepContext) -> Step:
 
 def _wait_for_answer(context: StepContext) -> Step:
     return Step(
-        because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls_in_flight_max), held=True
+        because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls.calls_in_flight_max), held=True
     )
 
 
@@ -481,7 +486,7 @@ def step_nodes(context: StepContext) -> FleetSteps:
     to_check = node_index.to_check
     if context.overspent is not None:
         to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
-    elif node_index.confirmations != context.policy.idle_confirmations:
+    elif node_index.confirmations != context.policy.rules.idle_confirmations:
         to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
     to_decide = {**to_check, **operator.steered_nodes(snapshot)}
     by_turn = [(_step_order(node, context.policy), node) for node in to_decide.values()]
@@ -495,7 +500,7 @@ def step_nodes(context: StepContext) -> FleetSteps:
     idle += [(_step_order(node, context.policy), node) for node in due]
     idle.sort(key=lambda it: it[0])
     for turn, node in idle:
-        if context.count_usable > context.policy.nodes_min or node.launch.id in to_decide:
+        if context.count_usable > context.policy.limits.nodes_min or node.launch.id in to_decide:
             steps[node.launch.id] = step = next_step(node, context)
             if step.action is not None:
                 resting.note(turn)
@@ -554,9 +559,9 @@ class RestingReasons:
         context, policy = self._context, self._context.policy
         if context.overspent is not None:
             return  # each node takes a step in any case
-        if context.count_live > policy.nodes_max:
+        if context.count_live > policy.limits.nodes_max:
             yield from self._at_rest.values()
-        elif context.count_usable > policy.nodes_min:
+        elif context.count_usable > policy.limits.nodes_min:
             found: dict[LaunchId, None] = {}
             if context.makes_room is not None:
                 found |= dict.fromkeys(id_ for id_ in context.makes_room[1] if id_ in self._at_rest)
@@ -567,7 +572,7 @@ class RestingReasons:
     def again_at_s(self, decided: Container[LaunchId], latest_s: float) -> float:
         """When time alone may change the step of a node that is not in ``decided``; at most ``latest_s``."""
         context = self._context
-        if context.count_usable <= context.policy.nodes_min:
+        if context.count_usable <= context.policy.limits.nodes_min:
             return latest_s
         for times in self._times():
             for at_s, id_ in times:
@@ -587,7 +592,7 @@ class RestingReasons:
                 yield ((-inf, id_) for _, id_ in resting.idle_since)
             elif name not in policy.observed and not self._are_spares(node_type):
                 lead_s = context.stop_times(name).lead_s
-                yield resting.by_time(node_type.billing, policy.idle_timeout_s, lead_s, context.now_s)
+                yield resting.by_time(node_type.billing, policy.rules.idle_timeout_s, lead_s, context.now_s)
 
     def _are_spares(self, node_type: NodeType) -> bool:
         """Whether all idle nodes of the type are needed as spares."""
@@ -609,7 +614,7 @@ class RestingReasons:
         kinds = []
         for _, usable, ready in (self._counts[0], self._counts[-1]):
             spares = [it.name for it in policy.node_types if 0 < it.spares >= ready.get(it.name, 0)]
-            kinds.append((usable > policy.nodes_min, spares))
+            kinds.append((usable > policy.limits.nodes_min, spares))
         return kinds, policy.observed, policy.node_types, self._context.snapshot.steering
 
     def _wanted(self) -> set[LaunchId]:

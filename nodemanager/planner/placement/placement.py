@@ -117,7 +117,7 @@ class Placement:
 def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limits: BudgetLimits) -> Placement:
     """Place the waiting jobs on existing nodes, then on nodes that may be bought."""
     # In queue order a job beyond its user's budget blocks the jobs behind it. Other policies pass it over.
-    fifo = policy.queue_policy is QueuePolicy.FIFO
+    fifo = policy.rules.queue_policy is QueuePolicy.FIFO
     demand = read_demand(snapshot, {} if fifo else {key: why for key, (own, why) in limits.cuts.items() if not own})
     supply = current_supply(snapshot, policy, price_per_hour, limits)
     if not demand.batches:
@@ -192,7 +192,7 @@ class _PlacementBuilder:
         for key in self.batches:
             if (why := self._why_infeasible(key.shape)) is not None:
                 self.infeasible[_kind_of(key)] = why
-        if self.limits.cuts and self.policy.queue_policy is not QueuePolicy.FIFO:
+        if self.limits.cuts and self.policy.rules.queue_policy is not QueuePolicy.FIFO:
             cuts = self.limits.cuts
             self.batches = {key: ids[: cuts[key][0]] if key in cuts else ids for key, ids in self.batches.items()}
         if self.infeasible:
@@ -249,7 +249,7 @@ class _PlacementBuilder:
 
     def build(self) -> Placement:
         """Seat the jobs, allocate the rest, and put the placement together."""
-        fifo = self.policy.queue_policy is QueuePolicy.FIFO
+        fifo = self.policy.rules.queue_policy is QueuePolicy.FIFO
         if not self.batches:
             self.seating = Seating()
         elif not fifo:
@@ -356,7 +356,7 @@ class _PlacementBuilder:
         allocation: Allocation | None = self._empty_allocation(self.offers if works else [])
         for stage in self._stages(works):
             if allocation is not None:
-                allocation = allocation.with_work(stage, share=self.policy.packing is PackingPolicy.SPREAD)
+                allocation = allocation.with_work(stage, share=self.policy.rules.packing is PackingPolicy.SPREAD)
         return allocation
 
     def _stages(self, works: Sequence[Work]) -> list[list[Work]]:
@@ -375,7 +375,7 @@ class _PlacementBuilder:
         if not works:
             return []
         rules = {offer.node_type.billing for offer in self.offers}
-        if len(rules) <= 1 and self.policy.packing is PackingPolicy.SPREAD:
+        if len(rules) <= 1 and self.policy.rules.packing is PackingPolicy.SPREAD:
             return [list(works)]
         spans = sorted({work.span_s for work in works}, reverse=True)
         return [[work for work in works if work.span_s == span_s] for span_s in spans]
