@@ -83,7 +83,7 @@ def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Sn
 def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline count as failed."""
     snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
-    for source in (snapshot.claim, snapshot.steering_write, snapshot.spend_write, snapshot.flux, snapshot.cloud):
+    for source in (snapshot.claim, snapshot.steering_write, snapshot.spending.write, snapshot.flux, snapshot.cloud):
         if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
             snapshot = _expire_calls(snapshot)
             break
@@ -101,9 +101,9 @@ def _expire_calls(snapshot: Snapshot) -> Snapshot:
         snapshot,
         claim=_expired(snapshot.claim, now_s),
         steering_write=_expired(snapshot.steering_write, now_s),
-        spend_write=_expired(snapshot.spend_write, now_s),
         flux=_expired(snapshot.flux, now_s),
         cloud=_expired(snapshot.cloud, now_s),
+        spending=replace(snapshot.spending, write=_expired(snapshot.spending.write, now_s)),
     )
 
 
@@ -322,7 +322,9 @@ def _apply_record(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
     gone = [id_ for id_ in snapshot.nodes if id_ not in on_record]
     known = with_nodes(snapshot, come, gone)
     # The acting manager has recorded the costs that were counted here since the last look, or will do so.
-    known = replace(known, spend={}, spend_counted=frozenset(), steering=known.steering_on_record)
+    known = replace(
+        known, steering=known.steering_on_record, spending=replace(known.spending, amounts={}, counted=frozenset())
+    )
     return operator.apply_steering_record(budget.apply_spend_record(known, fact.spend), fact.steering)
 
 
