@@ -141,7 +141,7 @@ class SlotsClient:
         snapshot, policy = Snapshot(), service.policy_of(self._site)
         for fact in (ClaimHeld(0.0, port.launches()), RanksSeen(0.0, port.ranks())):
             snapshot = observe(snapshot, fact, policy)
-        found = slot_types.answer_wish(wish, snapshot, slot_types.with_slot_types(policy, snapshot.slot_types))
+        found = slot_types.answer_wish(wish, snapshot, slot_types.with_slot_types(policy, snapshot.slots.types))
         if isinstance(found, RefuseSlots):
             port.refuse_slots(wish, str(found.reason))
             return

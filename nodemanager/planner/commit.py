@@ -132,7 +132,9 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
             case RequeueJob(job=job):
                 snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
             case ChangeSlots() | RefuseSlots():
-                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                snapshot = replace(
+                    snapshot, slots=replace(snapshot.slots, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                )
             case _:
                 assert_never(action)
     return replace(

@@ -119,11 +119,14 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     seen = replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        slot_types=snapshot.slot_types if same_slot_types else _slot_types_seen(ranks, snapshot),
-        wish=fact.wish,
         look_due_since_s=look_due_since_s,
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
+        slots=replace(
+            snapshot.slots,
+            types=snapshot.slots.types if same_slot_types else _slot_types_seen(ranks, snapshot),
+            wish=fact.wish,
+        ),
     )
     if not changes:
         return seen
@@ -133,11 +136,14 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
         ranks=ranks,
         rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
         rank_index=updated_rank_index(known, ranks, changes, policy),
-        site_mismatch=snapshot.site_mismatch
-        if same_resources
-        else instance_check.find_mismatch(tuple(ranks.values()), policy),
         changed_s=snapshot.now_s,
         unsettled_s=unsettled_since_s(snapshot),
+        slots=replace(
+            seen.slots,
+            mismatch=snapshot.slots.mismatch
+            if same_resources
+            else instance_check.find_mismatch(tuple(ranks.values()), policy),
+        ),
     )
 
 
@@ -224,7 +230,7 @@ def _same_resources(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> b
 def _slot_types_seen(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
     """The types of the slots, in the order of the ranks. If nothing changed, the snapshot's own object."""
     seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
-    return snapshot.slot_types if seen == snapshot.slot_types else seen
+    return snapshot.slots.types if seen == snapshot.slots.types else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:
