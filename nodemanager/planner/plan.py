@@ -28,12 +28,14 @@ from nodemanager.core.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
+    HoldJobs,
     KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     SweepCloud,
 )
@@ -49,6 +51,7 @@ from nodemanager.planner.observe.operator import count_held, steered_nodes
 from nodemanager.planner.observe.safe_mode import why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
+from nodemanager.planner.placement.holds import hold_orders
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.requeue import requeue_orders
@@ -62,7 +65,7 @@ from nodemanager.planner.type_reasons import type_reasons, warnings
 IN_TRANSITION = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
 
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
-Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +141,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case DestroyNode(launch=None, provider_id=provider_id):
             stray = snapshot.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
-        case RecordLaunches() | ChangeSlots() | RefuseSlots():
+        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
             return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
@@ -170,7 +173,13 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     boots = _boot_orders(snapshot, policy, placement, needs) if quiet else ()
     return Plan(
         asks=(*asks, *_sweeps(snapshot, policy)),
-        actions=(*steps, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
+        actions=(
+            *steps,
+            *_strays(snapshot, policy),
+            *requeue_orders(snapshot, policy),
+            *hold_orders(snapshot, policy, placement),
+            *boots,
+        ),
         jobs=JobReasons(snapshot.jobs, placement, settling, boot_delays(node_index_of(snapshot).to_check.values())),
         nodes=NodeReasons(
             snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY

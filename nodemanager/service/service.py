@@ -144,6 +144,7 @@ def policy_of(site: Site) -> Policy:
         idle_timeout_s=site.policy.idle_timeout_s,
         stop_lead_s=site.policy.stop_lead_s,
         queue_policy=site.policy.queue_policy,
+        unserved=site.policy.unserved,
         observed=site.observed_types
         if site.acts
         else frozenset(),  # a manager that never acts says it of all alike

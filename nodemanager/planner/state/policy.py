@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import cached_property
 from types import MappingProxyType
 
-from nodemanager.core.jobs import PackingPolicy, QueuePolicy
+from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.slots import ForeignDrain, Misfit, NodeType, SlotName, TypeName
 
@@ -64,6 +64,7 @@ class Policy:
     # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     queue_policy: QueuePolicy = QueuePolicy.FIFO
+    unserved: Unserved = Unserved.HOLD_USERS
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
     misfit: Misfit = Misfit.DRAIN
@@ -80,6 +81,21 @@ class Policy:
     unready_nodes: int = 3  # up to this number the share does not matter
     safe_mode_max_s: float = 1800.0
     housekeeping_max_s: float = 1800.0
+
+    def passes_over(self, *, of_user: bool) -> bool:
+        """Whether nodes are bought for jobs behind one that is unserved for long.
+
+        ``of_user``: limits of its user keep it from being served, so only jobs of that user are concerned.
+        """
+        if self.queue_policy is not QueuePolicy.FIFO or self.unserved in (Unserved.HOLD, Unserved.SKIP):
+            return True
+        return of_user and self.unserved is Unserved.HOLD_USERS
+
+    def holds(self, *, of_user: bool) -> bool:
+        """Whether a job that is unserved for long is held in Flux. Without queue order only if the site says so."""
+        if self.unserved is Unserved.HOLD:
+            return True
+        return of_user and self.unserved is Unserved.HOLD_USERS and self.queue_policy is QueuePolicy.FIFO
 
     @cached_property
     def acting_everywhere(self) -> Policy:
