@@ -28,6 +28,7 @@ from nodemanager.config.text.settings import (
     JournalSettings,
     LimitsSettings,
     NodeSettings,
+    PeerSettings,
     PolicySettings,
     SectionSettings,
     SimulationSettings,
@@ -56,6 +57,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Journal": JournalSettings,
     "Simulation": SimulationSettings,
     "Node NAME": NodeSettings,
+    "Peer NAME": PeerSettings,
 }
 
 PROVIDER_ONLY = "The local and the simulated cloud ignore this key."
@@ -166,12 +168,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "has been idle for this long. For longer windows only the end of the window counts.",
         "queue_policy": "`fifo`: a job that cannot start holds up all jobs behind it, as under sched-simple; no "
         "node is bought or kept for those. `backfill`: jobs behind it may start first.",
-        "unserved": "What happens to a job that the site's limits, a budget, or the drains that its user caused keep from "
-        "being served for long. `block`: it keeps its place, and in queue order nothing is bought for the "
-        "jobs behind it. `hold`: it gets urgency 0, so that Flux passes it over, until it can be served. "
-        "`skip`: nodes are bought for the jobs behind it; Flux's scheduler must pass it over by itself. "
-        "`hold-users`: as `hold` if only jobs of the same user are concerned (`user_*` budgets, drains), "
-        "otherwise as `block`.",
+        "unserved": "What happens to a job that the site's limits, a budget, or the drains that its user "
+        "caused keep from being served for long. `block`: it keeps its place, and in queue order "
+        "nothing is bought for the jobs behind it. `hold`: it gets urgency 0, so that Flux passes "
+        "it over, until it can be served. `skip`: nodes are bought for the jobs behind it; Flux's "
+        "scheduler must pass it over by itself. `hold-users`: as `hold` if only jobs of the same "
+        "user are concerned (`user_*` budgets, drains), otherwise as `block`.",
         "stop_lead": "How long before the end of its paid time an idle node begins to leave. Once stops of its "
         "type have been measured, the time within which nine of ten finished is used instead.",
         "patience": "How much longer than a boot a job may wait for cores that a running job must free within its "
@@ -190,6 +192,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
+        "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
+        "`--dependency=delegate:TARGET`. `never`: none.",
+        "delegate_to": "The targets that users may name. `peers`: the site's `[Peer NAME]` sections, and `any` of "
+        "them. `any`: also any URI of an instance; `ssh` then uses the manager's keys.",
     },
     "Web": {
         "listen": "Where to serve status, control and the dashboard. `unix`: on the socket `web.sock` in "
@@ -291,6 +297,16 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "security_groups": FROM_CLOUD,
         "key_name": FROM_CLOUD,
         "instance_profile": FROM_CLOUD,
+    },
+    "Peer NAME": {
+        "uri": "The address of a Flux instance in which jobs of this one may run: `ssh://HOST/PATH`, "
+        "`local:///PATH`, or one that `flux uri` resolves. The manager's user must own it. NAME is what users "
+        "write in `--dependency=delegate:NAME`, and what the nodes column of a delegated job shows.",
+        "price_per_core_hour": "The price of a core there, in the currency of the node types. `delegate:any` "
+        "prefers the cheapest peer that starts the job within its patience.",
+        "jobs_max": "The largest number of this instance's jobs that the peer gets at once.",
+        "output_max": "How much of a job's output is copied from the peer to `flux job attach`. The rest stays "
+        "there, and a line says so.",
     },
 }
 

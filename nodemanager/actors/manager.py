@@ -55,13 +55,18 @@ from nodemanager.core.orders import (
     UndrainNode,
     WithDeadline,
 )
+from nodemanager.planner.asks import Ask
 from nodemanager.planner.brain import Brain, Decision
-from nodemanager.planner.plan import Ask, Plan
+from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.roster import roster
 from nodemanager.planner.state.snapshot import Snapshot
 
 POST_EVERY_S = 1.0
+# Without news, a decision is made and published all the same: for the memos of waiting jobs, and so that figures
+# are current and a manager that is stuck is noticed.
+SHOW_WAITING_EVERY_S = 1.0
+SHOW_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,7 @@ class Manager(CrashOnlyActor):
         self._addresses: Begin | None = None
         self._workers = WorkerPool(())
         self._post_by_s = 0.0
+        self._show_by_s = 0.0
         self._memos = JobMemos()
         self._facts: list[Fact] = []
         self._phases_s: defaultdict[str, float] = defaultdict(float)
@@ -133,7 +139,7 @@ class Manager(CrashOnlyActor):
                 pass
 
     def _act_if_due(self, now_s: float, addresses: Begin) -> None:
-        if self._brain.is_due(now_s):
+        if self._brain.is_due(now_s) or now_s >= self._show_by_s:
             self._act(addresses)
         elif addresses.join is not None and now_s >= self._post_by_s:
             # The join actor answers with the reports of nodes, for example that a spot node is reclaimed.
@@ -155,6 +161,8 @@ class Manager(CrashOnlyActor):
             if texts := self._memos.changes(decision.snapshot, decision.plan):
                 addresses.flux.tell(ShowOnJobs(texts))
         self._phases_s |= {"plan": decided_s - began_s, "act": time.perf_counter() - decided_s}
+        every_s = SHOW_WAITING_EVERY_S if decision.plan.jobs else SHOW_EVERY_S
+        self._show_by_s = decision.snapshot.now_s + every_s
         facts, phases_s = tuple(self._facts), dict(self._phases_s)
         self._facts.clear()
         self._phases_s.clear()

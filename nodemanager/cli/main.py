@@ -289,11 +289,13 @@ def _print_now(line: str) -> None:
 
 def _init_existing(site: Site, folder: Path) -> int:
     from nodemanager.flux.setup.bootstrap import BootstrapError, ensure_uuid
-    from nodemanager.flux.setup.existing import propose
+    from nodemanager.flux.setup.existing import propose, write_frobnicator
 
     try:
         proposal = propose(site, folder.absolute())
         cluster_uuid = ensure_uuid(site)
+        if site.delegates:
+            write_frobnicator(site)
     except BootstrapError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED

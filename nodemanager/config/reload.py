@@ -21,7 +21,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
 }
 NOT_RELOADABLE = {
     "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data
-    "policy": frozenset({"misfit"}),
+    "policy": frozenset({"misfit", "burst", "delegate_to"}),
 }
 DERIVED = frozenset({"path", "node_types", "networks"})  # computed from other settings, which are compared
 
@@ -43,6 +43,8 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
         return
     if name == "nodes" and isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _node_restart_keys(old, new)
+    elif name == "peers":
+        yield "the [Peer NAME] sections"
     elif isinstance(old, BaseModel) and isinstance(new, BaseModel):
         taken = RELOADABLE.get(name, frozenset())
         left_out = NOT_RELOADABLE.get(name, frozenset())

@@ -27,10 +27,14 @@ from nodemanager.config.text.flux_toml import (
 )
 from nodemanager.config.text.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.config.text.settings import (
+    HOST_NAME,
+    HOST_NAME_ALLOWED,
     NAME,
     NAME_ALLOWED,
     BudgetSettings,
+    Burst,
     CloudSettings,
+    DelegateTo,
     FluxSettings,
     JoinMethod,
     JoinSettings,
@@ -38,6 +42,7 @@ from nodemanager.config.text.settings import (
     LimitsSettings,
     Mode,
     NodeSettings,
+    PeerSettings,
     PolicySettings,
     Provider,
     SectionSettings,
@@ -51,6 +56,7 @@ from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
 
 __all__ = [
     "ConfigError",
+    "DelegateTo",
     "Fault",
     "JoinMethod",
     "Mode",
@@ -63,6 +69,8 @@ __all__ = [
 ]
 
 _NODE = "Node "
+_PEER = "Peer "
+ANY_PEER = "any"  # --dependency=delegate:any
 _LOCAL = "local://"  # followed by a socket's path, which may be relative to the site's folder
 _SECTIONS = (
     "Site",
@@ -123,6 +131,7 @@ class Site:
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # of each type; "" leaves the choice to the provider
     nodes: Mapping[TypeName, NodeSettings]  # as written, for what a provider needs in addition to a NodeType
+    peers: Mapping[str, PeerSettings]  # other instances that jobs may run in
 
     @property
     def slots(self) -> tuple[SlotName, ...]:
@@ -143,6 +152,12 @@ class Site:
     def acts(self) -> bool:
         """Whether the manager acts at all, by ``[Site] mode`` or for at least one node type by its own ``mode``."""
         return self.mode is Mode.ACT or len(self.observed_types) < len(self.nodes)
+
+    @property
+    def delegates(self) -> bool:
+        """Whether jobs of this instance may run in another one."""
+        policy = self.policy
+        return policy.burst is not Burst.NEVER and (bool(self.peers) or policy.delegate_to is DelegateTo.ANY)
 
     @property
     def mode_text(self) -> str:
@@ -205,6 +220,7 @@ class _SiteLoader:
         journal = self._section("Journal", JournalSettings)
         simulation = self._section("Simulation", SimulationSettings)
         nodes = self._nodes()
+        peers = self._peers()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
         self._faults += secret_faults
         state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
@@ -255,6 +271,7 @@ class _SiteLoader:
             node_types=node_types,
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
             nodes=MappingProxyType(nodes),
+            peers=MappingProxyType(peers),
         )
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
@@ -284,6 +301,27 @@ class _SiteLoader:
             self._fault("", "", "at least one [Node NAME] section must be given")
         nodes = {TypeName(name.removeprefix(_NODE)): self._section(name, NodeSettings) for name in names}
         return {name: node for name, node in nodes.items() if node}
+
+    def _peers(self) -> dict[str, PeerSettings]:
+        names = [name for name in self._document.sections if name.startswith(_PEER)]
+        peers = {name.removeprefix(_PEER): self._section(name, PeerSettings) for name in names}
+        found: dict[str, PeerSettings] = {}
+        for name, peer in peers.items():
+            if peer is None:
+                continue
+            if name == ANY_PEER:
+                self._fault(_PEER + name, "", f"{ANY_PEER} means all peers: give this one another name")
+            for other, known in found.items():
+                if known.uri == peer.uri:
+                    self._fault(_PEER + name, "uri", f"[Peer {other}] has the same uri: one instance is one peer")
+            found[name] = self._with_absolute_uri(peer)
+        return found
+
+    def _with_absolute_uri(self, peer: PeerSettings) -> PeerSettings:
+        if not peer.uri.startswith(_LOCAL):
+            return peer
+        path = _absolute(self._folder / peer.uri.removeprefix(_LOCAL))
+        return peer.model_copy(update={"uri": _LOCAL + str(path)})
 
     def _cluster_uuid(self, given: str, state_dir: Path) -> str:
         """Return the UUID from the site or from ``init``'s file; add a fault if they differ."""
@@ -419,10 +457,13 @@ def _unknown_sections(document: Document) -> Iterator[Fault]:
         if name.startswith(_NODE):
             if not NAME.fullmatch(name.removeprefix(_NODE)):
                 yield document.fault(name, "", f"[Node NAME] needs a name: {NAME_ALLOWED}")
+        elif name.startswith(_PEER):
+            if not HOST_NAME.fullmatch(name.removeprefix(_PEER)):
+                yield document.fault(name, "", f"[Peer NAME] needs a name: {HOST_NAME_ALLOWED}")
         elif name not in _SECTIONS:
             _, _, rest = name.partition(" ")
-            nearest = nearest_name(name, (*_SECTIONS, _NODE + (rest or "NAME")))
-            known = ", ".join((*_SECTIONS, "Node NAME"))
+            nearest = nearest_name(name, (*_SECTIONS, _NODE + (rest or "NAME"), _PEER + (rest or "NAME")))
+            known = ", ".join((*_SECTIONS, "Node NAME", "Peer NAME"))
             problem = "no such section" + ("" if nearest else f"; the sections are {known}")
             yield document.fault(name, "", problem, nearest)
 

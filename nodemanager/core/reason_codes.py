@@ -29,6 +29,8 @@ class Figures(TypedDict, total=False):
     by: str
     call: str
     detail: str
+    others: str
+    peer: str
     drain_reason: str
     ends: str
     failure: str
@@ -40,9 +42,11 @@ class Figures(TypedDict, total=False):
     period: str
     phase: str
     queue: str
+    remote: str
     scope: str
     source: str
     state: str
+    wait: str
     why: str
     zone: str
     # counts
@@ -95,6 +99,7 @@ class Figures(TypedDict, total=False):
     broker_stop_s: float
     creates_per_s: float
     deadline_s: float
+    expected_at: float
     foreign_drain_after_s: float
     free_in_s: float
     goes_in_s: float
@@ -174,6 +179,20 @@ class Code(StrEnum):
     AT_QUOTA = "at_quota", "scope node_count detail until_s"
     BREAKER_OPEN = "breaker_open", "node_type image failures why retry_s"
     BREAKER_TRYING = "breaker_trying", "node_type image failures why"
+    # a job runs in another instance
+    DELEGATED_NEW = "delegated_new"
+    DELEGATED_DEPENDENCY = "delegated_dependency"
+    DELEGATION_CHOOSING = "delegation_choosing"
+    PEER_CHOSEN = "peer_chosen", "peer wait price_per_hour others"
+    NO_PEER_READY = "no_peer_ready", "detail"
+    DELEGATION_REFUSED = "delegation_refused", "detail"
+    DELEGATED_HELD = "delegated_held", "peer remote"
+    DELEGATED_PENDING = "delegated_pending", "peer remote", "expected_at"
+    DELEGATED_STARTING = "delegated_starting", "peer"
+    DELEGATED_RUNNING = "delegated_running", "peer remote"
+    DELEGATED_ENDING = "delegated_ending"
+    DELEGATION_CALL_FAILED = "delegation_call_failed", "detail"
+    PEER_UNREACHABLE = "peer_unreachable", "peer detail"
     # a create fails, by the kind of the failure; it blocks a type for a while
     CREATE_CAPACITY = "create_capacity", "detail"
     CREATE_THROTTLED = "create_throttled", "detail"

@@ -285,6 +285,20 @@ SENTENCES: Mapping[str, str] = {
     Code.ORPHAN: "without a launch for {waited_s}",
     Code.GONE_YET_ONLINE: "gone at the provider, but its rank is still online",
     Code.GONE: "gone",
+    # a job runs in another instance
+    Code.DELEGATED_NEW: "to run in another instance; not looked at yet",
+    Code.DELEGATED_DEPENDENCY: "to run in another instance; waits for a dependency first",
+    Code.DELEGATION_CHOOSING: "asks the peers whether it fits",
+    Code.PEER_CHOSEN: "chosen for wait {wait}, {price_per_hour} an hour; others: {others}",
+    Code.NO_PEER_READY: "no peer can take it now: {detail}",
+    Code.DELEGATION_REFUSED: "no peer can ever take it: {detail}",
+    Code.DELEGATED_HELD: "held, at {peer} as {remote}",
+    Code.DELEGATED_PENDING: "waits at {peer} as {remote}",
+    Code.DELEGATED_STARTING: "has started at {peer}",
+    Code.DELEGATED_RUNNING: "runs at {peer} as {remote}",
+    Code.DELEGATED_ENDING: "is ending",
+    Code.DELEGATION_CALL_FAILED: "a call failed and is tried again: {detail}",
+    Code.PEER_UNREACHABLE: "{peer} cannot be reached: {detail}",
 }
 # Added to the sentence if the reason names jobs.
 ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}

@@ -56,15 +56,16 @@ class VersionsDiffer(BindingsMissing):
 class CallFailed(FluxError):
     """One call to the instance failed.
 
-    ``what`` names the call and ``errno`` is Flux's error number. ``answered`` is true if a healthy broker refused
-    the call. If it is false (lost connection, timeout), the handle must not be used again.
+    ``what`` names the call, ``errno`` is Flux's error number and ``text`` its words. ``answered`` is true if a
+    healthy broker refused the call. If it is false (lost connection, timeout), the handle must not be used again.
     """
 
     def __init__(self, what: str, error: OSError) -> None:
         self.what = what
         self.errno = error.errno or 0
         self.answered = self.errno in _ANSWERS
-        super().__init__(f"{what}: {error.strerror or error}")
+        self.text = str(error.strerror or error)
+        super().__init__(f"{what}: {self.text}")
 
     @property
     def timed_out(self) -> bool:
@@ -137,10 +138,10 @@ def flux_module(name: str) -> Any:
 # --- handles ----------------------------------------------------------------------------------------------
 
 
-def connect(uri: str) -> Handle:
+def connect(uri: str, *, any_version: bool = False) -> Handle:
     """Open a handle in this thread; ``""`` means the enclosing instance. Close it with ``close``.
 
-    Raises ``BindingsMissing`` (``VersionsDiffer`` among them) or ``FluxError``.
+    Raises ``BindingsMissing`` (``VersionsDiffer`` among them, unless ``any_version``) or ``FluxError``.
     """
     load()
     where = uri or "the enclosing instance (FLUX_URI)"
@@ -149,7 +150,8 @@ def connect(uri: str) -> Handle:
     except OSError as error:
         raise CallFailed(f"cannot reach Flux at {where}", error) from error
     try:
-        _check_version(handle, where)
+        if not any_version:
+            _check_version(handle, where)
     except Exception:
         close(handle)
         raise

@@ -69,6 +69,11 @@ class RealFlux:
         """Make a watch with its own connection and thread."""
         return RealFluxWatch(self._uri, self._clock, probe_s=probe_s, relist_s=relist_s, timeout_s=self._timeout_s)
 
+    @property
+    def claim(self) -> Claim:
+        """The hold on the name, for other ports that act on the instance."""
+        return self._claim
+
     def close(self) -> None:
         """Release the name if it is held. The end of the process also releases it."""
         self._claim.release()

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from nodemanager.flux.bindings import Future, Handle, flux_call, flux_module
+from nodemanager.flux.bindings import CallFailed, Future, Handle, flux_call, flux_module
+from nodemanager.flux.reactor import Reactor
 
 # Lookups sent together: enough to hide the round trip, few enough to bound the queue.
 _LOOKUPS_TOGETHER_MAX = 256
@@ -75,3 +76,64 @@ def _read_lookup(future: Future, get: Callable[..., Any], key: str, timeout_s: f
         except FileNotFoundError:
             return None
         return ffi.string(value[0]).decode(errors="replace") if value[0] != ffi.NULL else ""
+
+
+# --- in a namespace, from a reactor -----------------------------------------------------------------------
+
+
+def read_later(
+    reactor: Reactor,
+    namespace: str,
+    key: str,
+    on_answer: Callable[[str], None],
+    on_failure: Callable[[CallFailed], None],
+    *,
+    timeout_s: float,
+) -> None:
+    """Read a value of a namespace; "" if there is none."""
+    raw = flux_module("flux.kvs").RAW
+    ffi = flux_module("_flux._core").ffi
+
+    def send() -> Future:
+        return flux_module("flux.future").Future(
+            raw.flux_kvs_lookup(reactor.handle, namespace.encode(), 0, key.encode())
+        )
+
+    def read(future: Future) -> str:
+        value = ffi.new("char *[1]")
+        try:
+            raw.flux_kvs_lookup_get(future, value)
+        except FileNotFoundError:
+            return ""
+        return ffi.string(value[0]).decode(errors="replace") if value[0] != ffi.NULL else ""
+
+    reactor.take_later(f"KVS lookup of {key}", send, read, on_answer, on_failure, timeout_s=timeout_s)
+
+
+def append_later(
+    reactor: Reactor,
+    namespace: str,
+    key: str,
+    text: str,
+    on_answer: Callable[[object], None],
+    on_failure: Callable[[CallFailed], None],
+    *,
+    timeout_s: float,
+) -> None:
+    """Append to a value of a namespace."""
+    raw = flux_module("flux.kvs").RAW
+    append = flux_module("flux.constants").FLUX_KVS_APPEND
+
+    def send() -> Future:
+        transaction = raw.flux_kvs_txn_create()
+        try:
+            raw.flux_kvs_txn_put(transaction, append, key.encode(), text.encode())
+            return flux_module("flux.future").Future(
+                raw.flux_kvs_commit(reactor.handle, namespace.encode(), 0, transaction)
+            )
+        finally:
+            raw.flux_kvs_txn_destroy(transaction)
+
+    reactor.take_later(
+        f"KVS append to {key}", send, lambda future: future.get(), on_answer, on_failure, timeout_s=timeout_s
+    )

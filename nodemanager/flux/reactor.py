@@ -57,13 +57,14 @@ def _read_request(message: Any) -> Request:
 class Reactor:
     """One handle, used by the thread that enters it. Entering raises ``FluxError`` if it cannot connect."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, any_version: bool = False) -> None:
         self._uri = uri
+        self._any_version = any_version
         self._futures: set[Future] = set()
         self._watchers: list[Any] = []
 
     def __enter__(self) -> Self:
-        self.handle = connect(self._uri)
+        self.handle = connect(self._uri, any_version=self._any_version)
         return self
 
     def __exit__(
@@ -96,17 +97,40 @@ class Reactor:
         timeout_s: float,
     ) -> None:
         """Send one RPC to the leader, and call ``on_answer`` with its answer (decoded JSON) or ``on_failure``."""
+        self.take_later(
+            topic,
+            lambda: self.handle.rpc(topic, payload, LEADER, 0),
+            lambda future: future.get(),
+            on_answer,
+            on_failure,
+            timeout_s=timeout_s,
+        )
+
+    def take_later(
+        self,
+        what: str,
+        send: Callable[[], Future],
+        read: Callable[[Future], Any],
+        on_answer: Callable[[Any], None],
+        on_failure: Callable[[CallFailed], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        """Call ``on_answer`` with what ``read`` finds in the future that ``send`` makes, or ``on_failure``."""
 
         def take(future: Future) -> None:
             try:
-                answer = future.get()
+                answer = read(future)
             except OSError as error:
-                on_failure(CallFailed(topic, error))
+                on_failure(CallFailed(what, error))
             else:
                 on_answer(answer)
             self._destroy(future)
 
-        self._send(topic, payload, 0, take, timeout_s)
+        with flux_call(what):
+            future = send()
+            self._futures.add(future)
+            future.then(take, timeout=timeout_s)
 
     def subscribe(
         self,
@@ -134,7 +158,11 @@ class Reactor:
             if not cancelled:
                 on_response(response)
 
-        stream = self._send(topic, payload, flux_module("flux.constants").FLUX_RPC_STREAMING, take, -1.0)
+        streaming = flux_module("flux.constants").FLUX_RPC_STREAMING
+        with flux_call(topic):
+            stream = self.handle.rpc(topic, payload, LEADER, streaming)
+            self._futures.add(stream)
+            stream.then(take)
 
         def cancel() -> None:
             nonlocal cancelled
@@ -146,15 +174,6 @@ class Reactor:
                     pass
 
         return cancel
-
-    def _send(
-        self, topic: str, payload: object, flags: int, take: Callable[[Future], None], timeout_s: float
-    ) -> Future:
-        with flux_call(topic):
-            future = self.handle.rpc(topic, payload, LEADER, flags)
-            self._futures.add(future)
-            future.then(take, timeout=timeout_s)
-        return future
 
     # Do not call this in a ``finally``: if a callback raises, the bindings still need its future's handle.
     def _destroy(self, future: Future) -> None:

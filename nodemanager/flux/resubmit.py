@@ -11,13 +11,14 @@ import binascii
 import json
 from typing import Any
 
-from nodemanager.flux.parse.jobspec import OUR_ATTRIBUTES, REQUEUED_FROM
+from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
+from nodemanager.flux.parse.jobspec import REQUEUED_FROM
 from nodemanager.flux.parse.json_fields import object_at
 
 
 def requeue_jobspec(signed: str, old: str) -> dict[str, Any]:
     """Make a jobspec that runs the job again if ``old``, the job's id, fails. Raises ``ValueError``."""
-    jobspec = _unwrap_jobspec(signed)
+    jobspec = unwrap_jobspec(signed)
     attributes = dict(object_at(jobspec.get("attributes", {}), "attributes"))
     system = dict(object_at(attributes.get("system", {}), "attributes.system"))
     wish = dict(object_at(system.get(OUR_ATTRIBUTES, {}), f"attributes.system.{OUR_ATTRIBUTES}"))
@@ -27,7 +28,8 @@ def requeue_jobspec(signed: str, old: str) -> dict[str, Any]:
     return {**jobspec, "attributes": {**attributes, "system": system}}
 
 
-def _unwrap_jobspec(signed: str) -> dict[str, Any]:
+def unwrap_jobspec(signed: str) -> dict[str, Any]:
+    """Return the jobspec as its user submitted it. Raises ``ValueError``."""
     parts = signed.split(".")
     if len(parts) < 3:
         raise ValueError("it does not have the form HEADER.PAYLOAD.SIGNATURE")

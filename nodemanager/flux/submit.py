@@ -7,10 +7,11 @@ Sources: flux-core's ``flux.job.submit`` and ``flux.job.JobID``; RFC 19 (job ids
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from nodemanager.flux.bindings import Handle, flux_call, flux_module
+from nodemanager.flux.bindings import CallFailed, Future, Handle, flux_call, flux_module
+from nodemanager.flux.reactor import Reactor
 
 _URGENCY = 16  # RFC 30's default
 _F58_MAX = 64
@@ -26,6 +27,31 @@ def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> i
             job_id = ffi.new("flux_jobid_t[1]")
             raw.flux_job_submit_get_id(future, job_id)
             return int(job_id[0])
+
+
+def submit_later(
+    reactor: Reactor,
+    jobspec: Mapping[str, Any],
+    urgency: int,
+    on_answer: Callable[[int], None],
+    on_failure: Callable[[CallFailed], None],
+    *,
+    timeout_s: float,
+) -> None:
+    """Submit a jobspec, and call ``on_answer`` with the job's id or ``on_failure`` from the reactor."""
+    ffi, raw = _c_api()
+
+    def read(future: Future) -> int:
+        job_id = ffi.new("flux_jobid_t[1]")
+        raw.flux_job_submit_get_id(future, job_id)
+        return int(job_id[0])
+
+    def send() -> Future:
+        return flux_module("flux.future").Future(
+            raw.flux_job_submit(reactor.handle, json.dumps(jobspec).encode(), urgency, 0)
+        )
+
+    reactor.take_later("job submission", send, read, on_answer, on_failure, timeout_s=timeout_s)
 
 
 def parse_id(text: str) -> int:

@@ -13,28 +13,27 @@ The same policy, facts and times give the same decisions. Nothing is sent or rea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from math import inf
 
 from nodemanager.core.facts import Fact, Tick
-from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import KeepSpend, KeepSteering, SweepCloud
+from nodemanager.planner.asks import Ask, next_ask_s
 from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.observe.instance_check import check_instance
 from nodemanager.planner.observe.observe import advance_to, observe_all
-from nodemanager.planner.plan import Action, Ask, Plan, plan, settles_at_s
+from nodemanager.planner.plan import Action, Plan, plan, settles_at_s
 from nodemanager.planner.slot_types import with_slot_types
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 # Asks that change something outside. An observer makes none of them.
 CHANGING_ASKS = (SweepCloud, KeepSteering, KeepSpend)
 
-PLAN_EVERY_S = 1.0
-QUIET_EVERY_S = 5.0
+AGAIN_MIN_S = 0.001  # a rounding error may leave something to wait for although its time has come
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,8 @@ class Decision:
 class Brain:
     """Owns the snapshot and the policy, and makes the decisions.
 
-    ``acts``: False if nothing that it decides is carried out. ``answers``: the kinds of asks that the driver
-    carries out; None if it carries out all. A replay leaves most of them out because it reports every change.
+    ``acts``: False if nothing that it decides is carried out. ``hears_all``: True in a replay, which reports every
+    change and answers every call in time. Then no list is asked for, and no deadline of a call or list counts.
     """
 
     def __init__(
@@ -61,12 +60,12 @@ class Brain:
         policy: Policy,
         *,
         acts: bool = True,
-        answers: Collection[type[Ask]] | None = None,
+        hears_all: bool = False,
         snapshot: Snapshot | None = None,
     ) -> None:
         self._policy = policy
         self._acts = acts
-        self._answers = tuple(answers) if answers is not None else None
+        self._hears_all = hears_all
         self._snapshot = snapshot if snapshot is not None else Snapshot()
         self._tick: Tick | None = None  # the latest, until the snapshot has been advanced to it
         self._has_news = True
@@ -119,7 +118,7 @@ class Brain:
             known = commit_actions(known, made, self._policy)
         self._snapshot = known
         self._has_news = False
-        self._next_at_s = next_plan_s(known, made, self._policy)
+        self._next_at_s = self._again_at_s(made)
         return Decision(
             asks=tuple(ask for ask in made.asks if self._acts or not isinstance(ask, CHANGING_ASKS)),
             orders=made.actions if self._acts else (),
@@ -136,67 +135,37 @@ class Brain:
 
     def _plan(self) -> Plan:
         made = plan(self._snapshot, self._policy)
-        if self._answers is None:
+        if not self._hears_all:
             return made
-        return replace(made, asks=tuple(ask for ask in made.asks if isinstance(ask, self._answers)))
+        return replace(made, asks=tuple(ask for ask in made.asks if isinstance(ask, KeepSpend)))
 
     def _catch_up(self) -> None:
         if self._tick is not None:
             self._snapshot, self._tick = advance_to(self._snapshot, self._tick), None
 
-
-# --- when to decide again ------------------------------------------------------------------------------------
-
-
-def next_plan_s(snapshot: Snapshot, plan: Plan, policy: Policy) -> float:
-    """When to plan again after a plan that was just made and committed to the snapshot."""
-    now_s = snapshot.now_s
-    moments = [*_deadlines_s(snapshot, policy)]
-    if _is_quiet(snapshot, plan):
-        moments += [now_s + QUIET_EVERY_S, *_idle_deadlines_s(snapshot, plan)]
-    else:
-        moments.append(now_s + PLAN_EVERY_S)
-    return min(moment for moment in moments if moment > now_s)
+    def _again_at_s(self, made: Plan) -> float:
+        """When to decide again if nothing is heard before: the first of all times that something waits for."""
+        known, now_s = self._snapshot, self._snapshot.now_s
+        moments = [made.again_at_s, _settles_s(known, made, self._policy)]
+        if not self._hears_all:
+            moments += [next_ask_s(known, self._policy), known.wish_due_s or inf]
+            moments += [node.call.deadline_s for node in node_index_of(known).with_call.values() if node.call]
+            moments += _stale_times_s(known, self._policy)
+        first_s = min(moments)
+        return first_s if first_s > now_s else now_s + AGAIN_MIN_S
 
 
-def _is_quiet(snapshot: Snapshot, plan: Plan) -> bool:
-    """Whether nothing is ordered, no job waits, and every node is either simply busy or merely idle."""
-    if plan.stands_still is not None or plan.actions or plan.jobs or snapshot.strays or snapshot.doubted_lists:
-        return False
-    return all(map(_is_merely_idle, node_index_of(snapshot).to_check.values()))
+def _settles_s(known: Snapshot, made: Plan, policy: Policy) -> float:
+    """When the queue will have settled, if the plan bought nothing because it had not."""
+    if made.settled or made.stands_still is not None:
+        return inf
+    latest_s = inf if known.unsettled_s is None else known.unsettled_s + policy.settle_max_s
+    moments = (settles_at_s(known, policy), latest_s)
+    return min((at_s for at_s in moments if at_s > known.now_s), default=inf)
 
 
-def _is_merely_idle(node: Node) -> bool:
-    return node.state is NodeState.IDLE and node.call is None and not node.retry_s and not node.absences
-
-
-def _idle_deadlines_s(snapshot: Snapshot, plan: Plan) -> Iterator[float]:
-    """When each idle node's patience ends, or its paid window closes."""
-    for id_ in node_index_of(snapshot).to_check:
-        reason = plan.nodes[id_]
-        match reason.code, reason.figures:
-            case "idle_not_long", {"idle_s": float(idle_s), "idle_timeout_s": float(timeout_s)}:
-                yield snapshot.now_s + timeout_s - idle_s
-            case "paid_time_left", {"window_left_s": float(left_s), "stop_lead_s": float(lead_s)}:
-                yield snapshot.now_s + left_s - lead_s
-            case "next_window_begins", {"goes_in_s": float(goes_in_s)}:
-                yield snapshot.now_s + goes_in_s
-            case _:
-                pass
-
-
-def _deadlines_s(snapshot: Snapshot, policy: Policy) -> Iterator[float]:
-    """When a source must be asked again, an answer is overdue, or the queue has settled."""
-    if snapshot.look_due_since_s is not None and snapshot.flux.answer_due_s is None:
-        yield snapshot.flux.retry_s
-    if snapshot.unsettled_s is not None:
-        yield settles_at_s(snapshot, policy)
-        yield snapshot.unsettled_s + policy.settle_max_s
-    for source, every_s in ((snapshot.flux, policy.probe_s), (snapshot.cloud, policy.relist_s)):
-        if source.answer_due_s is not None:
-            yield source.answer_due_s
-        elif source.seen_s is not None:
-            yield source.seen_s + every_s
-    for node in node_index_of(snapshot).with_call.values():
-        if node.call is not None:
-            yield node.call.deadline_s
+def _stale_times_s(known: Snapshot, policy: Policy) -> list[float]:
+    """When each source will be too old to decide on."""
+    seen = (source.seen_s for source in (known.queue, known.flux, known.cloud))
+    stale = (at_s + policy.stale_after_s for at_s in seen if at_s is not None)
+    return [at_s for at_s in stale if at_s >= known.now_s]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from nodemanager.core.drains import drain_text, hold_text, is_our_drain
@@ -23,13 +24,13 @@ from nodemanager.core.orders import (
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, SlotName, TypeName
-from nodemanager.planner import retirement
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import waits_for_record
 from nodemanager.planner.observe import hardware, operator
 from nodemanager.planner.observe.backoff import Allowance
 from nodemanager.planner.observe.node_health import (
     gets_no_work,
+    health_changes_s,
     hung_s,
     overdue_housekeeping_s,
     survives_kills,
@@ -37,9 +38,10 @@ from nodemanager.planner.observe.node_health import (
     why_unfit,
 )
 from nodemanager.planner.observe.zones import block_on, block_reason
+from nodemanager.planner.retirement import StopObstacle, StopTimes, obstacle_reason, second_look, should_retire
 from nodemanager.planner.spares import takes_jobs
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import EVERYTHING, Node, Snapshot
+from nodemanager.planner.state.snapshot import EVERYTHING, Block, Node, Snapshot
 from nodemanager.planner.unsent_leases import LeaseReview
 
 NodeAction = (
@@ -62,6 +64,7 @@ BROKER_STOP_TRIES = 3  # how often a broker is told to stop before its machine i
 # How long the scheduler gets to notice a drain. A rank 0 that is stopping answers drains, but its scheduler misses
 # them.
 REDRAIN_AFTER_S = 1.0
+CREATES_EVERY_S = 1.0  # while the rate limiter delays creates, those of one second are sent together
 
 
 @dataclass(slots=True)
@@ -78,10 +81,10 @@ class StepContext:
     count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
     overspent: Reason | None  # the budget is spent
     allowance: Allowance  # by quotas and breakers
-    creates_left: int  # by the rate limiter
+    create_credit: float  # in the rate limiter's bucket
     cloud_calls_left: int  # creates and destroys that may still be sent
-    # The cache of ``stop_times_s``.
-    known_stop_times_s: dict[TypeName, tuple[float, float | None]] = field(default_factory=dict)
+    # The cache of ``stop_times``.
+    known_stop_times: dict[TypeName, StopTimes] = field(default_factory=dict)
     now_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,27 +96,39 @@ class StepContext:
         block = self.snapshot.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
 
-    def stop_times_s(self, name: TypeName) -> tuple[float, float | None]:
-        """How long before a billing window's end a node of the type is told to stop, and the quickest stop seen."""
-        if name not in self.known_stop_times_s:
+    def stop_times(self, name: TypeName) -> StopTimes:
+        """How long stops of a node type take."""
+        if name not in self.known_stop_times:
             lead_s = timings.stop_lead_s(self.snapshot, name, self.policy)
-            self.known_stop_times_s[name] = lead_s, timings.quickest_stop_s(self.snapshot, name)
-        return self.known_stop_times_s[name]
+            self.known_stop_times[name] = StopTimes(lead_s, timings.quickest_stop_s(self.snapshot, name))
+        return self.known_stop_times[name]
 
 
 class Step(NamedTuple):
-    """What is done with a node, if anything, and why."""
+    """What is done with a node, if anything, and why.
+
+    ``again_at_s``: when the passing of time alone may change this; infinity if only news can. ``held``: a call for
+    the node waits until another node's call has been answered.
+    """
 
     reason: Reason
     action: NodeAction | None = None
+    again_at_s: float = inf
+    held: bool = False
 
 
 def next_step(node: Node, context: StepContext) -> Step:
     """Decide what to do with the node now. It has one call at a time, and a pause after a failed one."""
-    if node.call is not None:
+    if node.call is not None:  # until its answer; the brain watches the deadlines of all calls
         return Step(because(Code.CALL_IN_FLIGHT, call=str(node.call.kind), deadline_s=node.call.deadline_s))
     if context.now_s < node.retry_s:
-        return Step(because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries))
+        return Step(because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries), again_at_s=node.retry_s)
+    step = _step_now(node, context)
+    changes_s = health_changes_s(node, context.policy, context.now_s)
+    return step._replace(again_at_s=changes_s) if changes_s < step.again_at_s else step
+
+
+def _step_now(node: Node, context: StepContext) -> Step:
     steered = operator.operator_step(node, context.snapshot.steering)
     if steered is not None:
         waits = steered.waits_for_jobs
@@ -143,19 +158,32 @@ def _step_requested(node: Node, context: StepContext) -> Step:
         return Step(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name))
     block = block_on(node_type, node.launch.zone, context.snapshot)
     if block is not None:
-        # The block may concern this type alone, so the lease ends and the next plan may choose another type.
-        obstacle = block_reason(block)
-        return Step(obstacle, None if context.all_blocked else EndLease(node.launch, obstacle))
+        return _step_blocked(node, block, context)
     if (none_left := context.allowance.why_none(node_type)) is not None:
         return Step(none_left, EndLease(node.launch, none_left))
-    if context.creates_left <= 0:
-        return Step(because(Code.CREATE_PACED, creates_per_s=context.policy.creates_per_s))
+    if context.create_credit < 1.0:
+        return _wait_for_turn(context)
     if context.cloud_calls_left <= 0:
-        return Step(_too_many_calls(context))
+        return _wait_for_answer(context)
     context.allowance.take(node_type)
-    context.creates_left -= 1
+    context.create_credit -= 1.0
     context.cloud_calls_left -= 1
     return Step(because(Code.CREATING), CreateNode(node.launch, node_type))
+
+
+def _step_blocked(node: Node, block: Block, context: StepContext) -> Step:
+    """End the lease if only its type is blocked, so that the next plan may choose another type; else wait."""
+    reason = block_reason(block)
+    if context.all_blocked:
+        return Step(reason, again_at_s=block.until_s)
+    return Step(reason, EndLease(node.launch, reason))
+
+
+def _wait_for_turn(context: StepContext) -> Step:
+    """Wait for the rate limiter. Creates that become due within a second are sent together."""
+    rate = context.policy.creates_per_s
+    wait_s = max(CREATES_EVERY_S, (1.0 - context.create_credit) / rate)
+    return Step(because(Code.CREATE_PACED, creates_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
 
 
 def _step_booting(node: Node, context: StepContext) -> Step:
@@ -171,7 +199,10 @@ def _step_booting(node: Node, context: StepContext) -> Step:
             Code.QUEUED_OUTSIDE if queued else Code.BOOTING,
             waited_s=waited_s,
             boot_timeout_s=context.policy.boot_timeout_s,
-        )
+        ),
+        again_at_s=max(
+            node.requested_s + context.policy.boot_timeout_s, node.since_s + context.policy.rejoin_timeout_s
+        ),
     )
 
 
@@ -179,7 +210,8 @@ def _step_lost(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None and not (node.rank is not None and node.rank.allocated):
         return _drain(node, given_up.reason)
-    return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s))
+    again_at_s = node.since_s + context.policy.rejoin_timeout_s if given_up is None else inf
+    return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s), again_at_s=again_at_s)
 
 
 def _step_idle(node: Node, context: StepContext) -> Step:
@@ -206,15 +238,12 @@ def _step_idle(node: Node, context: StepContext) -> Step:
     node_type = policy.types.get(name)
     spares = node_type.spares if node_type is not None and counts else 0
     spare = spares > 0 and context.count_ready.get(name, 0) <= spares
-    lead_s, quickest_s = context.stop_times_s(name)
-    retire, reason = retirement.should_retire(
-        node, node_type, policy, context.now_s, surplus, spare, lead_s, quickest_s
-    )
-    if not retire:
-        return Step(reason)
+    verdict = should_retire(node, node_type, policy, context.now_s, surplus, spare, context.stop_times(name))
+    if not verdict.retires:
+        return Step(verdict.reason, again_at_s=verdict.again_at_s)
     if counts:
         context.count_ready[name] = context.count_ready.get(name, 0) - 1
-    return _retire(node, reason, context)
+    return _retire(node, verdict.reason, context)
 
 
 def _retire(node: Node, reason: Reason, context: StepContext) -> Step:
@@ -249,7 +278,9 @@ def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
         lasts_s=lasts_s,
         foreign_drain_after_s=policy.foreign_drain_after_s,
     )
-    if lasts_s < policy.foreign_drain_after_s or node.idle_looks < policy.idle_confirmations:
+    if lasts_s < policy.foreign_drain_after_s:
+        return Step(reason, again_at_s=since_s + policy.foreign_drain_after_s)
+    if node.idle_looks < policy.idle_confirmations:
         return Step(reason)
     step = _retire(node, reason, context)
     drain = DrainNode(node.id, node.launch.rank, reason, note=drain_reason, replaces=drain_reason)
@@ -312,14 +343,17 @@ def _step_draining(node: Node, context: StepContext) -> Step:
         return _reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
     if node.drained_s is None or node.rank is None:
         return _drain_again(node, because(Code.DRAIN_UNANSWERED))
-    obstacle = retirement.second_look(node, node.rank)
+    obstacle = second_look(node, node.rank)
     if obstacle is None:
         return _stop(node, context)
-    if obstacle.code == "job_slipped_in" and node.rank.online and fit:
-        return _reprieve(node, context, obstacle)
-    if obstacle.code in ("still_schedulable", "not_drained") and context.now_s - node.drained_s >= REDRAIN_AFTER_S:
-        return _drain_again(node, obstacle)
-    return _wait_for_jobs(node, obstacle, context)
+    reason = obstacle_reason(obstacle, node.rank)
+    if obstacle is StopObstacle.JOB_SLIPPED_IN and node.rank.online and fit:
+        return _reprieve(node, context, reason)
+    if obstacle in (StopObstacle.STILL_SCHEDULABLE, StopObstacle.NOT_DRAINED):
+        if context.now_s - node.drained_s >= REDRAIN_AFTER_S:
+            return _drain_again(node, reason)
+        return _wait_for_jobs(node, reason, context)._replace(again_at_s=node.drained_s + REDRAIN_AFTER_S)
+    return _wait_for_jobs(node, reason, context)
 
 
 def _step_stopping(node: Node, context: StepContext) -> Step:
@@ -340,17 +374,22 @@ def _stop(node: Node, context: StepContext) -> Step:
             return Step(reason, StopBroker(node.id, node.launch.rank))
         told_s = context.now_s - node.broker_told_s
         if told_s < context.policy.broker_stop_s:
-            return Step(because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.broker_stop_s))
+            return Step(
+                because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.broker_stop_s),
+                again_at_s=node.broker_told_s + context.policy.broker_stop_s,
+            )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
     if context.cloud_calls_left <= 0:
-        return Step(_too_many_calls(context))
+        return _wait_for_answer(context)
     context.cloud_calls_left -= 1
     return Step(reason, DestroyNode(node.id, node.cloud.provider_id, reason))
 
 
-def _too_many_calls(context: StepContext) -> Reason:
-    return because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls_in_flight_max)
+def _wait_for_answer(context: StepContext) -> Step:
+    return Step(
+        because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls_in_flight_max), held=True
+    )
 
 
 def _step_gone(node: Node, context: StepContext) -> Step:

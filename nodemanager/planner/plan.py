@@ -1,6 +1,6 @@
 """Decide what to do now, and why: ``plan(snapshot, policy)``. Read this first.
 
-1. Ask the outside for what is missing: the claim, fresh lists, records to be written (:func:`_asks_now`).
+1. Ask the outside for what is missing: the claim, fresh lists, records to be written (``asks``).
 2. Decide nothing on stale data, or while another manager acts (:func:`_why_standstill`).
 3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
    nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are
@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from math import inf
 
 from nodemanager.core.drains import drain_text, is_drain_by_flux
 from nodemanager.core.jobs import JobId
@@ -23,35 +24,40 @@ from nodemanager.core.nodes import LEAVING, CallKind, FluxRank, Identity, Launch
 from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
-    ClaimInstance,
     CordonNode,
     CreateNode,
     DestroyNode,
     EndLease,
+<<<<<<< HEAD
     HoldJobs,
     KeepSpend,
     KeepSteering,
     ListCloud,
     LookAtRanks,
+=======
+>>>>>>> main
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
-    SweepCloud,
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
-from nodemanager.planner.cost import budget
-from nodemanager.planner.make_room import make_room
-from nodemanager.planner.node_steps import BUSY, STATE_RANKING, NodeAction, StepContext, next_step
-from nodemanager.planner.observe.backoff import Allowance
+from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.cost.budget import budget_changes_s
+from nodemanager.planner.node_steps import BUSY, STATE_RANKING, NodeAction, Step, StepContext, next_step
+from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held, steered_nodes
-from nodemanager.planner.observe.safe_mode import why_safe_mode
+from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
+<<<<<<< HEAD
 from nodemanager.planner.placement.holds import hold_orders
+=======
+from nodemanager.planner.placement.make_room import make_room
+>>>>>>> main
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.requeue import requeue_orders
@@ -59,13 +65,18 @@ from nodemanager.planner.spares import count_ready, count_usable, spare_purchase
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
+from nodemanager.planner.state.queue_index import queue_index_of
+from nodemanager.planner.state.snapshot import Node, Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
 
+<<<<<<< HEAD
 IN_TRANSITION = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
 
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
+=======
+Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
+>>>>>>> main
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ class Plan:
     is_paused: bool = False  # it stands still only because an operator paused it
     settled: bool = False
     price_per_hour: Decimal = Decimal(0)  # of every node that is, or may be, billed
+    again_at_s: float = inf  # when the passing of time alone may change a decision
+    calls_held: bool = False  # a call waits until another one has been answered
     basis: Basis | None = field(default=None, repr=False, compare=False)  # None if no job was placed
 
     @lazy_property
@@ -121,15 +134,16 @@ def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     if not policy.observed or acting.stands_still is not None:
         return acting
     # Only the acting types serve jobs. What all types together would do is a second, separate plan.
-    if_all_acted = _decide(snapshot, policy.acting_everywhere).actions
+    if_all_acted = _decide(snapshot, policy.acting_everywhere)
     ordered = [action for action in acting.actions if type_of_action(action, snapshot) in policy.observed]
     return replace(
         acting,
         would=tuple(
             action
-            for action in if_all_acted
+            for action in if_all_acted.actions
             if type_of_action(action, snapshot) in policy.observed and action not in ordered
         ),
+        again_at_s=min(acting.again_at_s, if_all_acted.again_at_s),
     )
 
 
@@ -150,11 +164,12 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
 
 def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     """The plan for the types that act under this policy."""
-    asks = _asks_now(snapshot, policy)
+    asks = asks_now(snapshot, policy)
     price = supply.price_per_hour(snapshot, policy)
     stands_still = _why_standstill(snapshot, policy)
     if stands_still is not None:
-        return Plan(asks, stands_still=stands_still, price_per_hour=price)
+        ends_s = safe_mode_ends_s(snapshot, policy)
+        return Plan(asks, stands_still=stands_still, price_per_hour=price, again_at_s=ends_s)
     if (paused := snapshot.steering.paused) is not None:
         reason = because(Code.PAUSED, by=paused.by, since_at=paused.at)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
@@ -169,9 +184,12 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     quiet = is_settled(snapshot, policy)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     unsent = unsent_leases.review(snapshot, policy, price, placement, needs, settling)
-    steps, reasons = _step_nodes(snapshot, policy, placement, needs, unsent)
+    steps = _step_nodes(snapshot, policy, placement, needs, unsent)
     boots = _boot_orders(snapshot, policy, placement, needs) if quiet else ()
+    reasons = {node.id: step.reason for node, step in steps} | {boot.launch.id: boot.reason for boot in boots}
+    orders = [step.action for _, step in steps if step.action is not None]
     return Plan(
+<<<<<<< HEAD
         asks=(*asks, *_sweeps(snapshot, policy)),
         actions=(
             *steps,
@@ -180,63 +198,25 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *hold_orders(snapshot, policy, placement),
             *boots,
         ),
+=======
+        asks=(*asks, *sweeps_now(snapshot, policy)),
+        actions=(*orders, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
+>>>>>>> main
         jobs=JobReasons(snapshot.jobs, placement, settling, boot_delays(node_index_of(snapshot).to_check.values())),
-        nodes=NodeReasons(
-            snapshot.nodes, {**reasons, **{boot.launch.id: boot.reason for boot in boots}}, rest=BUSY
-        ),
+        nodes=NodeReasons(snapshot.nodes, reasons, rest=BUSY),
         settled=quiet,
         price_per_hour=price,
+        again_at_s=min(
+            min((step.again_at_s for _, step in steps), default=inf),
+            _strays_change_s(snapshot, policy),
+            _purchases_change_s(snapshot, policy),
+        ),
+        calls_held=any(step.held for _, step in steps),
         basis=Basis(snapshot, policy, placement, needs),
     )
 
 
-# --- asking -----------------------------------------------------------------------------------------------
-
-
-def _asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
-    """What to ask now. A source is asked again only after its answer or its retry time."""
-    now_s = snapshot.now_s
-    asks: list[Ask] = []
-    if not snapshot.claimed and _may_ask(snapshot.claim, now_s):
-        asks.append(ClaimInstance())
-    look_due = snapshot.look_due_since_s is not None
-    if _may_ask(snapshot.flux, now_s) and (look_due or _older_than(snapshot.flux, policy.probe_s, now_s)):
-        asks.append(LookAtRanks())
-    if _may_ask(snapshot.cloud, now_s) and _older_than(snapshot.cloud, _list_every_s(snapshot, policy), now_s):
-        asks.append(ListCloud())
-    unwritten = snapshot.steering != snapshot.steering_on_record
-    if unwritten and snapshot.claimed and _may_ask(snapshot.steering_write, now_s):
-        asks.append(KeepSteering(snapshot.steering))
-    spend = budget.spend_to_write(snapshot, policy)
-    if spend is not None and _may_ask(snapshot.spend_write, now_s):
-        asks.append(KeepSpend(spend))
-    return tuple(asks)
-
-
-def _sweeps(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
-    """The sweep for leftovers, if it is due. Never while another manager acts: a sweep deletes."""
-    due = snapshot.swept_s is None or snapshot.now_s - snapshot.swept_s >= policy.sweep_s
-    return (SweepCloud(),) if due else ()
-
-
-def _may_ask(source: Source, now_s: float) -> bool:
-    return source.answer_due_s is None and now_s >= source.retry_s
-
-
-def _older_than(source: Source, age_s: float, now_s: float) -> bool:
-    return source.seen_s is None or now_s - source.seen_s >= age_s
-
-
-def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
-    """How often to list the cloud: often while nodes boot or stop, else only now and then as a check."""
-    node_index = node_index_of(snapshot)
-    moving = (
-        any(node_index.count_by_state.get(state) for state in IN_TRANSITION)
-        or snapshot.strays
-        or snapshot.doubted_lists
-        or any(node.absences for node in node_index.to_check.values())
-    )
-    return policy.probe_s if moving else policy.relist_s
+# --- standing still ---------------------------------------------------------------------------------------
 
 
 def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
@@ -297,8 +277,8 @@ def _step_nodes(
     placement: Placement,
     needs: FleetNeeds,
     unsent: Mapping[LaunchId, unsent_leases.LeaseReview],
-) -> tuple[list[NodeAction], dict[LaunchId, Reason]]:
-    """Give each node that needs a decision its next step; return the actions and all reasons."""
+) -> list[tuple[Node, Step]]:
+    """Give each node that needs a decision its next step."""
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
     leaving -= count_held(snapshot, NodeState.DRAINING)
@@ -315,20 +295,14 @@ def _step_nodes(
         count_ready=count_ready(snapshot, policy, needs.needed, ended),
         overspent=placement.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
-        creates_left=int(supply.create_credit(snapshot, policy)),
+        create_credit=supply.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
-    actions: list[NodeAction] = []
-    reasons: dict[LaunchId, Reason] = {}
     # Once the budget is spent, busy nodes need a decision too.
     to_check = node_index.to_check if placement.overspent is None else snapshot.nodes
     to_decide = {**to_check, **steered_nodes(snapshot)}
-    for node in sorted(to_decide.values(), key=lambda node: _step_order(node, policy)):
-        chosen = next_step(node, context)
-        reasons[node.launch.id] = chosen.reason
-        if chosen.action is not None:
-            actions.append(chosen.action)
-    return actions, reasons
+    in_order = sorted(to_decide.values(), key=lambda node: _step_order(node, policy))
+    return [(node, next_step(node, context)) for node in in_order]
 
 
 def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
@@ -353,6 +327,14 @@ def _boot_orders(
 
 def _demand(purchase: Purchase) -> Reason:
     return because(Code.DEMAND, node_type=purchase.node_type.name, job_count=purchase.job_count)
+
+
+def _purchases_change_s(snapshot: Snapshot, policy: Policy) -> float:
+    """When time alone may change what is bought, or what is drained because the budget is spent."""
+    queue_index = queue_index_of(snapshot.jobs, snapshot.queue_index)
+    jobs_wait = bool(queue_index.batches)
+    room_s = supply.room_changes_s(snapshot, policy, queue_index) if jobs_wait else inf
+    return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
 
 
 def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy) -> BootNode:
@@ -384,6 +366,15 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
             else:
                 actions.append(DestroyNode(None, stray.node.provider_id, reason))
     return actions
+
+
+def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
+    """When time alone may change what is done with a node that no launch owns."""
+    waits_s = (
+        max(stray.since_s + policy.orphan_grace_s, stray.destroy_after_s)
+        for stray in supply.ownerless_strays(snapshot)
+    )
+    return min((at_s for at_s in waits_s if at_s > snapshot.now_s), default=inf)
 
 
 def _online_rank(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] | None:

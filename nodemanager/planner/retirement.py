@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
+from math import inf
+from typing import NamedTuple
+
 from nodemanager.core.drains import drain_text
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reason_codes import Code, Figures
@@ -12,6 +16,21 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node
 
 
+class StopTimes(NamedTuple):
+    """How long stops of a node type take, in seconds."""
+
+    lead_s: float  # how long before a billing window's end a stop begins
+    quickest_s: float | None = None  # the shortest stop measured; None if there is none
+
+
+class Verdict(NamedTuple):
+    """Whether an idle node is retired, and why, or why not. ``again_at_s``: when time alone may change that."""
+
+    reason: Reason
+    retires: bool = False
+    again_at_s: float = inf
+
+
 def should_retire(
     node: Node,
     node_type: NodeType | None,
@@ -19,56 +38,101 @@ def should_retire(
     now_s: float,
     surplus: int,
     spare: bool = False,
-    stop_lead_s: float | None = None,
-    quickest_stop_s: float | None = None,
-) -> tuple[bool, Reason]:
-    """Whether to retire an idle node that no waiting job would use, and why, or why not.
-
-    A node is retired at the last safe moment of its paid window, ``stop_lead_s`` before the end. If windows are no
-    longer than ``idle_timeout_s``, it must also have been idle for that long. If they are longer and even the
-    quickest stop would end after this window, the node is kept for the next one, which is paid anyway.
+    stop_times: StopTimes | None = None,
+) -> Verdict:
+    """Whether to retire an idle node that no waiting job would use.
 
     ``surplus``: how many nodes there are beyond ``nodes_min``. ``spare``: the node is one of its type's spares.
-    ``quickest_stop_s``: the shortest stop measured; None if there is none.
     """
-    lead_s = policy.stop_lead_s if stop_lead_s is None else stop_lead_s
-    idle_s = now_s - (node.idle_since_s if node.idle_since_s is not None else now_s)
     if node.rank is not None and node.rank.drain_reason is not None:
-        return False, because(Code.HELD_BY_DRAIN, drain_reason=node.rank.drain_reason)
+        return Verdict(because(Code.HELD_BY_DRAIN, drain_reason=node.rank.drain_reason))
+    times = stop_times if stop_times is not None else StopTimes(policy.stop_lead_s)
     if node.idle_looks < policy.idle_confirmations:
-        return False, because(Code.IDLE_UNCONFIRMED, looks=node.idle_looks, needs=policy.idle_confirmations)
+        why = because(Code.IDLE_UNCONFIRMED, looks=node.idle_looks, needs=policy.idle_confirmations)
+        return Verdict(why, again_at_s=_goes_at_s(node, node_type, policy, now_s + policy.probe_s, now_s, times))
     if surplus <= 0:
-        return False, because(Code.NODES_MIN, nodes_min=policy.nodes_min)
+        return Verdict(because(Code.NODES_MIN, nodes_min=policy.nodes_min))
     if spare and node_type is not None:
-        return False, because(Code.SPARE, node_type=node_type.name, spares=node_type.spares)
+        return Verdict(because(Code.SPARE, node_type=node_type.name, spares=node_type.spares))
     if node_type is None:
-        return True, because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name)
+        return Verdict(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name), retires=True)
+    idle_s = _idle_s(node, now_s)
+    if node_type.billing.window_s <= policy.idle_timeout_s and idle_s < policy.idle_timeout_s:
+        why = because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=policy.idle_timeout_s)
+        return Verdict(why, again_at_s=_goes_at_s(node, node_type, policy, now_s, now_s, times))
+    return _judge_paid_time(node, node_type, policy, now_s, times)
+
+
+def _judge_paid_time(node: Node, node_type: NodeType, policy: Policy, now_s: float, times: StopTimes) -> Verdict:
+    """Whether to retire a node that has been idle for long enough, by what is paid for it.
+
+    It is retired at the last safe moment of its paid window, ``lead_s`` before the end. If windows are longer than
+    ``idle_timeout_s`` and even the quickest stop would end after this window, the node is kept for the next one,
+    which is paid anyway.
+    """
     rule = node_type.billing
-    if rule.window_s <= policy.idle_timeout_s and idle_s < policy.idle_timeout_s:
-        return False, because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=policy.idle_timeout_s)
     left_s = billing.window_left_s(rule, billing.age_s(node, now_s))
-    figures: Figures = {"idle_s": idle_s, "window_left_s": left_s, "stop_lead_s": lead_s}
-    if left_s > lead_s:
-        return False, because(Code.PAID_TIME_LEFT, **figures)
-    if quickest_stop_s is not None and rule.window_s > policy.idle_timeout_s:
+    figures: Figures = {"idle_s": _idle_s(node, now_s), "window_left_s": left_s, "stop_lead_s": times.lead_s}
+    if left_s > times.lead_s:
+        return Verdict(because(Code.PAID_TIME_LEFT, **figures), again_at_s=now_s + left_s - times.lead_s)
+    if times.quickest_s is not None and rule.window_s > policy.idle_timeout_s:
         # Measured stops may be one interval too long, because only the next list shows a stop. Decisions may be
         # late too.
-        too_late_s = min(quickest_stop_s, lead_s) - policy.probe_s
+        too_late_s = min(times.quickest_s, times.lead_s) - policy.probe_s
         if left_s < too_late_s:
-            goes_in_s = left_s + max(0.0, rule.window_s - lead_s)
-            reason = because(Code.NEXT_WINDOW_BEGINS, **figures)
-            return False, reason.with_figures(quickest_stop_s=quickest_stop_s, goes_in_s=goes_in_s)
-    return True, because(Code.WINDOW_CLOSES, **figures)
+            goes_in_s = left_s + max(0.0, rule.window_s - times.lead_s)
+            why = because(Code.NEXT_WINDOW_BEGINS, **figures)
+            why = why.with_figures(quickest_stop_s=times.quickest_s, goes_in_s=goes_in_s)
+            return Verdict(why, again_at_s=now_s + goes_in_s)
+    return Verdict(because(Code.WINDOW_CLOSES, **figures), retires=True)
 
 
-def second_look(node: Node, rank: FluxRank) -> Reason | None:
+def _idle_s(node: Node, now_s: float) -> float:
+    return now_s - (node.idle_since_s if node.idle_since_s is not None else now_s)
+
+
+def _goes_at_s(
+    node: Node, node_type: NodeType | None, policy: Policy, at_s: float, now_s: float, times: StopTimes
+) -> float:
+    """The earliest time, not before ``at_s``, at which an idle node may go by its idle time and its paid window."""
+    if node_type is None:
+        return at_s
+    rule = node_type.billing
+    if rule.window_s <= policy.idle_timeout_s:
+        idle_since_s = node.idle_since_s if node.idle_since_s is not None else now_s
+        at_s = max(at_s, idle_since_s + policy.idle_timeout_s)
+    left_s = billing.window_left_s(rule, billing.age_s(node, at_s))
+    return at_s + max(0.0, left_s - times.lead_s)
+
+
+class StopObstacle(Enum):
+    """What may still forbid stopping a node after its drain was answered."""
+
+    HELD_BY_DRAIN = auto()  # somebody else has drained it
+    JOB_SLIPPED_IN = auto()  # a job began just before the drain
+    STILL_SCHEDULABLE = auto()  # the scheduler has not noticed the drain
+    NOT_DRAINED = auto()
+
+
+def second_look(node: Node, rank: FluxRank) -> StopObstacle | None:
     """What still forbids stopping the node after its drain was answered; None if nothing does."""
     if rank.online and rank.drain_reason not in (None, drain_text(node.id)):
-        return because(Code.HELD_BY_DRAIN, drain_reason=rank.drain_reason or "")
+        return StopObstacle.HELD_BY_DRAIN
     if rank.allocated:
-        return because(Code.JOB_SLIPPED_IN)
+        return StopObstacle.JOB_SLIPPED_IN
     if rank.schedulable:
-        return because(Code.STILL_SCHEDULABLE)
-    if rank.online and rank.drain_reason is None:
-        return because(Code.NOT_DRAINED)
-    return None
+        return StopObstacle.STILL_SCHEDULABLE
+    return StopObstacle.NOT_DRAINED if rank.online and rank.drain_reason is None else None
+
+
+def obstacle_reason(obstacle: StopObstacle, rank: FluxRank) -> Reason:
+    """The reason that explains an obstacle."""
+    match obstacle:
+        case StopObstacle.HELD_BY_DRAIN:
+            return because(Code.HELD_BY_DRAIN, drain_reason=rank.drain_reason or "")
+        case StopObstacle.JOB_SLIPPED_IN:
+            return because(Code.JOB_SLIPPED_IN)
+        case StopObstacle.STILL_SCHEDULABLE:
+            return because(Code.STILL_SCHEDULABLE)
+        case StopObstacle.NOT_DRAINED:
+            return because(Code.NOT_DRAINED)

@@ -22,6 +22,8 @@ import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.delegation.delegator import Delegator, DelegatorMessage, StartDelegation
+from nodemanager.actors.delegation.targets import Targets
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Publication
@@ -29,17 +31,21 @@ from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolic
 from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, JoinMethod, Site, load_site, name_file, uuid_file
+from nodemanager.config.site import ConfigError, DelegateTo, JoinMethod, Site, load_site, name_file, uuid_file
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
+from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.ports import HomePort, Peer, PeerPort
+from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.state.policy import Policy
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.flux.instance import RealFlux
     from nodemanager.service.outputs import Outputs
 
 EXIT_OK = 0
@@ -52,6 +58,15 @@ A = TypeVar("A", bound=CrashOnlyActor)
 
 
 @dataclass(frozen=True)
+class DelegationPorts:
+    """The ports of delegation, each with a thread of its own, and the peers that jobs may go to."""
+
+    home: Callable[[], HomePort]
+    peer: Callable[[Peer], PeerPort]
+    targets: Targets
+
+
+@dataclass(frozen=True)
 class SitePorts:
     """The ports of one site. The factories are called once for each actor, because a port belongs to one thread."""
 
@@ -61,6 +76,7 @@ class SitePorts:
     watch: FluxWatch
     close: Callable[[], None]
     join: Callable[[], JoinPort] | None = None  # None if nodes join without a join service
+    delegation: DelegationPorts | None = None  # None if the site delegates no jobs
 
 
 class SystemClock:
@@ -232,7 +248,27 @@ def make_ports(site: Site, info: Info | None = None) -> SitePorts:
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     cloud = cloud_factory(site, _user_data(site), clock)
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
-    return SitePorts(clock, flux.port, cloud, watch, flux.close, join)
+    delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
+    return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation)
+
+
+def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPorts:
+    from nodemanager.flux.delegate.home import RealHome  # noqa: PLC0415
+    from nodemanager.flux.delegate.peer import RealPeer  # noqa: PLC0415
+
+    def make_peer(peer: Peer) -> PeerPort:
+        return RealPeer(peer.name, peer.uri, site.cluster_uuid, clock)
+
+    return DelegationPorts(lambda: RealHome(site.flux.uri, flux.claim), make_peer, targets_of(site))
+
+
+def targets_of(site: Site) -> Targets:
+    """Take from the site where jobs may go."""
+    peers = tuple(
+        Peer(PeerName(name), peer.uri, peer.price_per_core_hour, peer.jobs_max, peer.output_max_bytes)
+        for name, peer in site.peers.items()
+    )
+    return Targets(peers, any_uri=site.policy.delegate_to is DelegateTo.ANY)
 
 
 def _simulated_ports(site: Site) -> SitePorts:
@@ -279,8 +315,40 @@ def _bootstrap_script(site: Site, launch: Launch) -> str:
         raise CloudError(FailureKind.CONFIG, str(error)) from error
 
 
+def wire_delegation(
+    ports: DelegationPorts,
+    cluster_uuid: str,
+    clock: Clock,
+    publish: Callable[[DelegationView], None],
+    fate: Fate,
+    spawn: Spawn = spawn_in_thread,
+) -> Mailbox[DelegatorMessage]:
+    """Start the delegator. Returns its mailbox, which needs ticks."""
+    delegator: Mailbox[DelegatorMessage] = spawn(
+        Delegator, ports.home(), ports.peer, ports.targets, cluster_uuid, clock, publish, fate
+    )
+    delegator.tell(StartDelegation(delegator))
+    return delegator
+
+
 def ignore_publication(published: Publication) -> None:
     """Ignore a publication: a ``publish`` for a service without outputs."""
+
+
+def ignore_delegation(view: DelegationView) -> None:
+    """Ignore the view of delegation: a ``publish_delegation`` for a service without outputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TickedMailboxes:
+    """The mailboxes that the ticker tells the time."""
+
+    manager: Mailbox[Tick]
+    delegator: Mailbox[Tick]
+
+    def tell(self, message: Tick) -> None:
+        self.manager.tell(message)
+        self.delegator.tell(message)
 
 
 class Service:
@@ -291,13 +359,20 @@ class Service:
         site: Site,
         ports: SitePorts,
         publish: Callable[[Publication], None] = ignore_publication,
+        publish_delegation: Callable[[DelegationView], None] = ignore_delegation,
     ) -> None:
         self.fate = Fate()
         self._site = site
         self._ports = ports
         self._news = threading.Event()
         self._manager = wire(ports, policy_of(site), site.acts, publish, self.fate, self._spawn)
-        self._ticker = Ticker(ports.clock, self._manager, self._news)
+        ticked: Mailbox[Tick] = self._manager
+        if ports.delegation is not None:
+            delegator = wire_delegation(
+                ports.delegation, site.cluster_uuid, ports.clock, publish_delegation, self.fate
+            )
+            ticked = TickedMailboxes(self._manager, delegator)
+        self._ticker = Ticker(ports.clock, ticked, self._news)
 
     def _spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
         address = spawn_in_thread(actor, *arguments)
@@ -361,7 +436,7 @@ def serve(site: Site, ports: SitePorts, outputs: Outputs) -> int:
         outputs.publish(published)
         systemd.notify_decision(_status_line(service.site, published))
 
-    service = Service(site, ports, publish_and_notify)
+    service = Service(site, ports, publish_and_notify, outputs.board.publish_delegation)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
     signal.signal(signal.SIGHUP, lambda *_: _reload_or_log(service))

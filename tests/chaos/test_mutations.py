@@ -17,7 +17,7 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import brain, plan, retirement
+from nodemanager.planner import brain, node_steps, plan
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
 from nodemanager.planner.placement import placement, supply, within_budget
 from nodemanager.planner.placement.supply import Supply
@@ -34,7 +34,7 @@ def without_a_second_look(patch: Patch) -> None:
     def nothing_forbids(node: Node, rank: Any) -> Reason | None:
         return None
 
-    patch.setattr(retirement, "second_look", nothing_forbids)
+    patch.setattr(node_steps, "second_look", nothing_forbids)
 
 
 def believing_the_first_look(patch: Patch) -> None:

@@ -153,6 +153,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             ),
         ),
         networks={TypeName("cpu"): ""},
+        peers={},
         nodes={
             TypeName("cpu"): NodeSettings(
                 cores=4,

@@ -11,7 +11,7 @@ from nodemanager.core.slots import Billing
 from nodemanager.history.node_lives import BOOT_FAILURES
 from nodemanager.planner.cost.billing import window_left_s
 from nodemanager.planner.observe.node_health import why_give_up
-from nodemanager.planner.retirement import second_look, should_retire
+from nodemanager.planner.retirement import StopObstacle, second_look, should_retire
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_type, busy, drained
 
 POLICY = a_policy(a_type("cloud", window_s=3600), stop_lead_s=60, idle_timeout_s=300, idle_confirmations=2)
@@ -21,7 +21,8 @@ UP = a_rank("cloud1", online=True)
 
 def _weigh(*, surplus: int = 1, window_s: float = 3600, minimum_s: float = 0, **node: Any) -> tuple[bool, Reason]:
     node_type = a_type("cloud", window_s=window_s, minimum_s=minimum_s)
-    return should_retire(a_node("cloud1", **node), node_type, POLICY, NOW_S, surplus)
+    verdict = should_retire(a_node("cloud1", **node), node_type, POLICY, NOW_S, surplus)
+    return verdict.retires, verdict.reason
 
 
 # --- idle nodes -------------------------------------------------------------------------------------------
@@ -83,9 +84,9 @@ def test_what_keeps_an_idle_node_at_the_end_of_its_window(changes: dict[str, Any
 
 
 def test_a_node_of_a_type_that_the_site_no_longer_names_goes_when_idle() -> None:
-    decided, reason = should_retire(a_node(), None, POLICY, NOW_S, 1)
-    assert decided
-    assert reason.figures["node_type"] == "cloud"
+    verdict = should_retire(a_node(), None, POLICY, NOW_S, 1)
+    assert verdict.retires
+    assert verdict.reason.figures["node_type"] == "cloud"
 
 
 # --- nodes that never serve -------------------------------------------------------------------------------
@@ -133,15 +134,14 @@ def test_no_other_node_is_ever_overdue(state: NodeState) -> None:
     [
         (drained(UP, OURS), None),
         (a_rank("cloud1"), None),  # offline, and no job on it
-        (drained(busy(UP), OURS), "job_slipped_in"),
-        (a_rank("cloud1", allocated=True), "job_slipped_in"),
-        (a_rank("cloud1", online=True, drain_reason=OURS), "still_schedulable"),
-        (a_rank("cloud1", online=True, schedulable=False), "not_drained"),
-        (drained(UP, "broken fan"), "held_by_drain"),
-        (drained(busy(UP), "broken fan"), "held_by_drain"),
-        (drained(UP, ""), "held_by_drain"),  # drained by hand without giving a reason
+        (drained(busy(UP), OURS), StopObstacle.JOB_SLIPPED_IN),
+        (a_rank("cloud1", allocated=True), StopObstacle.JOB_SLIPPED_IN),
+        (a_rank("cloud1", online=True, drain_reason=OURS), StopObstacle.STILL_SCHEDULABLE),
+        (a_rank("cloud1", online=True, schedulable=False), StopObstacle.NOT_DRAINED),
+        (drained(UP, "broken fan"), StopObstacle.HELD_BY_DRAIN),
+        (drained(busy(UP), "broken fan"), StopObstacle.HELD_BY_DRAIN),
+        (drained(UP, ""), StopObstacle.HELD_BY_DRAIN),  # drained by hand without giving a reason
     ],
 )
-def test_the_second_look(rank: Any, obstacle: str | None) -> None:
-    reason = second_look(a_node("cloud1", NodeState.DRAINING), rank)
-    assert (reason.code if reason is not None else None) == obstacle
+def test_the_second_look(rank: Any, obstacle: StopObstacle | None) -> None:
+    assert second_look(a_node("cloud1", NodeState.DRAINING), rank) is obstacle

@@ -32,7 +32,7 @@ def test_a_page_made_from_the_code_is_up_to_date(page: str) -> None:
 
 
 def test_every_section_of_a_site_has_its_table() -> None:
-    made = {name for name in generate.SECTIONS if name != "Node NAME"}
+    made = {name for name in generate.SECTIONS if name not in {"Node NAME", "Peer NAME"}}
     assert made == set(site._SECTIONS) - {credentials.SECTION}
 
 
@@ -113,9 +113,9 @@ def design() -> str:
     return (DOC / "design.md").read_text(encoding="utf-8")
 
 
-def test_decisions_are_numbered_without_gaps_and_titled_by_their_number() -> None:
+def test_each_decision_has_a_number_of_its_own_and_is_titled_by_it() -> None:
     pages = sorted((DOC / "decisions").glob("*.md"))
-    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
+    assert len({page.name[:4] for page in pages}) == len(pages)
     untitled = [page.name for page in pages if not page.read_text("utf-8").startswith(f"# {int(page.name[:4])}. ")]
     assert not untitled
 

@@ -18,6 +18,7 @@ LAYERS = (
     {"core"},
     {"config"},
     {"planner"},
+    {"delegation"},
     {"actors", "flux"},
     {"cloud", "join", "history", "simulation"},
     {"web"},
@@ -29,7 +30,7 @@ LAYERS = (
 ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "planner": ("state", "cost", "observe", "packing", "placement", ""),
-    "flux": ("parse", "records", "", "setup"),
+    "flux": ("parse", "records", "", "delegate", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),
     "web": ("state", "api", ""),
@@ -121,7 +122,7 @@ def test_a_folder_holds_a_dozen_modules_at_most() -> None:
     assert not {str(folder): names for folder, names in folders.items() if len(names) > FOLDER_MAX}
 
 
-@pytest.mark.parametrize("name", [name for name in IN_PACKAGES if _package(name) == "planner"])
+@pytest.mark.parametrize("name", [name for name in IN_PACKAGES if _package(name) in {"planner", "delegation"}])
 def test_deciding_is_pure(name: str) -> None:
     roots = {it.split(".")[0] for it in _imported(name)} - {PACKAGE}
     assert roots <= sys.stdlib_module_names, "no library from elsewhere"

@@ -29,8 +29,15 @@ WHOLE_MAX = 1_000_000_000
 DURATION_MAX_S = 10 * 365 * 86_400.0
 PROPERTY_FORBIDDEN = "!&'\"^`|()"  # RFC 20, RFC 31
 
+# A Flux instance's address: opened directly, or found first (flux-uri(1)).
+INSTANCE_SCHEMES = ("local", "ssh", "jobid", "pid", "slurm", "lsf")
+
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 NAME_ALLOWED = 'up to 63 letters, digits, ".", "_" and "-", beginning with a letter or digit'
+
+# A peer's name is shown as the node of its jobs.
+HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}", re.ASCII)
+HOST_NAME_ALLOWED = 'up to 63 letters, digits, "." and "-", beginning with a letter or digit'
 
 _CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _NAME_OR_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
@@ -64,6 +71,20 @@ class Viewers(StrEnum):
 
     OWNER = "owner"  # those who may connect to the socket or have the token
     EVERYBODY = "everybody"
+
+
+class Burst(StrEnum):
+    """Which jobs may run in a peer."""
+
+    ASK = "ask"  # those submitted with --dependency=delegate:TARGET
+    NEVER = "never"
+
+
+class DelegateTo(StrEnum):
+    """The targets that users may give."""
+
+    PEERS = "peers"  # the site's [Peer NAME] sections
+    ANY = "any"  # any URI too; ssh uses the manager's keys
 
 
 class JoinMethod(StrEnum):
@@ -297,6 +318,13 @@ def _listen(text: str) -> str:
     return text
 
 
+def _instance_uri(text: str) -> str:
+    parts = urlsplit(_word(text))
+    _require(parts.scheme in INSTANCE_SCHEMES and (parts.netloc or parts.path))
+    _require(not parts.query and not parts.fragment)
+    return text
+
+
 def _hosts(text: str) -> tuple[str, ...]:
     names = _comma_list(text)
     for name in names:
@@ -352,6 +380,10 @@ _YesOrNo = Annotated[bool, ValueFormat("yes or no", _yes_or_no)]
 _ZoneSubnets = Annotated[
     tuple[tuple[str, str], ...],
     ValueFormat('a list such as "us-east-1a:subnet-1, us-east-1b:subnet-2", one subnet per zone', _zone_subnets),
+]
+
+_InstanceUri = Annotated[
+    str, ValueFormat('an instance\'s URI such as "ssh://HOST/PATH" or "local:///PATH"', _instance_uri)
 ]
 
 _Billing = Annotated[
@@ -473,6 +505,8 @@ class PolicySettings(SectionSettings):
     foreign_drain_after_s: _Duration = Field(default=300.0, validation_alias="foreign_drain_after")
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
     unready_max: _Probability = 0.5  # a share of the nodes that were up
+    burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
+    delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS
 
 
 class WebSettings(SectionSettings):
@@ -585,6 +619,15 @@ class NodeSettings(SectionSettings):
     def billing(self) -> Billing:
         """How the provider charges for a node of this type."""
         return Billing(self.billing_window_s, self.billing_minimum_s)
+
+
+class PeerSettings(SectionSettings):
+    """One ``[Peer NAME]``: another Flux instance that jobs of this one may run in."""
+
+    uri: _InstanceUri
+    price_per_core_hour: _Price = Decimal(0)
+    jobs_max: _Positive = 1000
+    output_max_bytes: _Bytes = Field(default=10 * MIB, validation_alias="output_max")
 
 
 def allowed_keys(settings: type[SectionSettings]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
+from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
 
@@ -34,9 +35,9 @@ PLAIN_BYTES = 2**12  # a jobspec up to this size counts nothing for its user: th
 USER_BYTES_MAX = 2**25
 ALL_BYTES_MAX = 2**27
 
-OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
 REQUEUED_FROM = "requeued-from"  # of a job that we submitted again: the id of the first job
-_SYSTEM_READ = ("duration", "queue", "constraints", OUR_ATTRIBUTES)  # of attributes.system
+_WAITING = frozenset({JobState.PRIORITY, JobState.SCHED})
+_SYSTEM_READ = ("duration", "queue", "constraints", DELEGATE, OUR_ATTRIBUTES)  # of attributes.system
 
 # RFC 14 gives a resource a unit but defines none. "GB" means 10⁹ to some people and 2³⁰ to others. The larger
 # counts, so that a node that is bought has enough for both.
@@ -84,6 +85,7 @@ class JobRequest:
     unheeded: tuple[str, ...]
     requeue: bool
     requeued_from: JobId | None
+    delegated: bool = False
 
     def job(
         self,
@@ -98,7 +100,8 @@ class JobRequest:
         """Make a job that asks for this. ``run``: what it holds, when that expires, and when it began."""
         return Job(
             job_id,
-            state,
+            # The copy of a delegated job needs nodes, elsewhere; the job here only shows it.
+            JobState.DEPEND if self.delegated and state in _WAITING else state,
             self.shape,
             submitted_at,
             urgency,
@@ -134,6 +137,7 @@ def read_request(jobspec: object) -> JobRequest:
         unheeded=tuple(sorted(resources.others | wish.unheeded)),
         requeue=wish.requeue,
         requeued_from=wish.requeued_from,
+        delegated=DELEGATE in system,
     )
 
 
@@ -344,7 +348,7 @@ def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> floa
     return seconds_at(system.get("duration"), "attributes.system.duration")
 
 
-_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM)
+_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM, PATIENCE, MARKER)
 
 
 @dataclass(frozen=True, slots=True)

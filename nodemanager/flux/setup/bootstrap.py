@@ -15,6 +15,7 @@ import stat
 import subprocess
 import tempfile
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from nodemanager.config.text.flux_toml import (
 )
 from nodemanager.core.notation import compress_hostlist, format_idset
 from nodemanager.core.slots import NodeType
+from nodemanager.flux.delegate import flux_delegate_path
+from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins
 
 # A crash of rank 0 loses at most this much of its queue. A checkpoint is cheap: it writes one reference.
 _CHECKPOINT_PERIOD = "10s"
@@ -198,6 +201,8 @@ def _write_folder(site: Site, folder: Path, output: Path, flux: str) -> None:
     except UnicodeError as error:
         raise BootstrapError(f"{output!r}: the path must be UTF-8 text") from error
     make_certificate(folder / "curve.cert", site.cluster, flux)
+    if site.delegates:
+        shutil.copyfile(flux_delegate_path(), folder / FROBNICATOR_FILE)
 
 
 def make_certificate(path: Path, name: str, flux: str) -> None:
@@ -287,6 +292,7 @@ def flux_toml(site: Site, certificate: Path) -> str:
         f"checkpoint-period = {_toml(_CHECKPOINT_PERIOD)}",
         "",
         *_job_limits(site),
+        *(_delegation(certificate.with_name(FROBNICATOR_FILE)) if site.delegates else []),
         "# Only Fluxion reads this. Its default policy denies jobs that need more nodes than are up.",
         "[sched-fluxion-qmanager]",
         'queue-policy = "easy"',
@@ -299,6 +305,23 @@ def flux_toml(site: Site, certificate: Path) -> str:
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _delegation(frobnicator: Path) -> list[str]:
+    """Have Flux accept ``--dependency=delegate:TARGET``. Without alloc-bypass such a job would take real cores."""
+    return [
+        "# Jobs submitted with --dependency=delegate:TARGET run in another instance.",
+        "[ingest.frobnicator]",
+        f"plugins = {_toml_list(frobnicator_plugins(frobnicator))}",
+        "",
+        "[job-manager]",
+        f"plugins = [{{ load = {_toml(BYPASS)} }}]",
+        "",
+    ]
+
+
+def _toml_list(texts: Iterable[str]) -> str:
+    return f"[{', '.join(map(_toml, texts))}]"
 
 
 def _job_limits(site: Site) -> list[str]:

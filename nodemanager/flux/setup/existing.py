@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shutil
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from nodemanager.config.text.flux_toml import (
     toml_with_slot_types,
 )
 from nodemanager.core.notation import compress_hostlist, expand_hostlist, format_idset, parse_idset
+from nodemanager.flux.delegate import flux_delegate_path
+from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins
 from nodemanager.flux.fluxion import QMANAGER
 from nodemanager.flux.setup.bootstrap import BootstrapError
 
@@ -55,6 +58,8 @@ def propose(site: Site, folder: Path) -> Proposal:
     try:
         _add_hosts(site, after, _file_with_table(tables, "bootstrap", conf))
         _add_resources(site, after, _file_with_table(tables, "resource", conf))
+        if site.delegates:
+            _add_delegation(after, tables, _file_with_table(tables, "resource", conf), frobnicator_file(site))
     except FluxConfigError as error:
         raise BootstrapError(f"{conf}: {error}") from error
     diff = "".join(_diff(path, before[path], text) for path, text in after.items())
@@ -116,6 +121,48 @@ def _add_resources(site: Site, texts: dict[Path, str], path: Path) -> None:
         document["resource"]["noverify"] = True
         text = tomlkit.dumps(document)
     texts[path] = text
+
+
+def frobnicator_file(site: Site) -> Path:
+    """The copy of our frobnicator plugin for an existing instance. ``init --existing`` writes it."""
+    return site.state_dir / FROBNICATOR_FILE
+
+
+def write_frobnicator(site: Site) -> None:
+    """Write our frobnicator plugin to where the proposal says it is. Raises :class:`BootstrapError`."""
+    file = frobnicator_file(site)
+    try:
+        shutil.copyfile(flux_delegate_path(), file)
+    except OSError as error:
+        raise BootstrapError(f"{file}: {error.strerror}") from error
+
+
+def _add_delegation(
+    texts: dict[Path, str], tables: Mapping[Path, Mapping[str, Any]], default: Path, frobnicator: Path
+) -> None:
+    """Load the two plugins of delegation, in the files that have such tables already, or else in ``default``."""
+    ingest = next((path for path, table in tables.items() if "ingest" in table), default)
+    document = tomlkit.parse(texts[ingest])
+    frobnicators = _table_in(_table_in(document, "ingest"), "frobnicator")
+    loaded = [str(name) for name in frobnicators.get("plugins", frobnicator_plugins(frobnicator)[:-1])]
+    if FROBNICATOR_FILE not in {Path(name).name for name in loaded}:
+        frobnicators["plugins"] = [*loaded, str(frobnicator)]
+        texts[ingest] = tomlkit.dumps(document)
+    manager = next((path for path, table in tables.items() if "job-manager" in table), default)
+    document = tomlkit.parse(texts[manager])
+    plugins = _table_in(document, "job-manager")
+    present = plugins.get("plugins", [])
+    if BYPASS not in {Path(str(plugin.get("load", ""))).name for plugin in present}:
+        line = tomlkit.inline_table()
+        line["load"] = BYPASS
+        plugins["plugins"] = [*present, line]
+        texts[manager] = tomlkit.dumps(document)
+
+
+def _table_in(parent: Any, name: str) -> Any:
+    if name not in parent:
+        parent[name] = tomlkit.table()
+    return parent[name]
 
 
 def _with_resource_tables(text: str, path: Path) -> str:

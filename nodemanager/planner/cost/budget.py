@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from math import inf
 
 from nodemanager.core.facts import Fact, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.core.jobs import Job, JobId, JobState
@@ -37,6 +38,8 @@ CHEAPEST_ONLY_FROM = Decimal(
 )  # of the budget: if the forecast reaches this part, only the cheapest types are bought
 
 WHOLE_SITE = ""  # the owner of the site's own budget
+WAITING_EVERY_S = 60.0  # how often waiting jobs are compared with what is left of a budget
+SPENT_EVERY_S = 1.0  # the cost of nodes is compared with a limit no more often
 KEEP_AGAIN_S = 1.0  # after a failed write of the record
 PERIODS_KEPT = 4  # so many days and months, before and after now by the clock
 
@@ -202,14 +205,13 @@ def current_spend(snapshot: Snapshot) -> Spend:
     return Spend(snapshot.spend, snapshot.spend_counted)
 
 
-def spend_to_write(snapshot: Snapshot, policy: Policy) -> Spend | None:
-    """The spend to write to the record now, or None. It is due at once if a lease waits, else at intervals."""
+def write_spend_at_s(snapshot: Snapshot, policy: Policy) -> float | None:
+    """When to write the spend to the record; None if nothing is to be written. At once if a lease waits for it."""
     on_record = snapshot.spend_on_record
     if not policy.budgets or on_record is None or not snapshot.claimed or current_spend(snapshot) == on_record:
         return None
     waited_for = not snapshot.spend_counted <= on_record.counted
-    due = snapshot.now_s - snapshot.spend_kept_s >= policy.probe_s
-    return current_spend(snapshot) if waited_for or due else None
+    return snapshot.now_s if waited_for else snapshot.spend_kept_s + policy.probe_s
 
 
 def waits_for_record(node: Node, snapshot: Snapshot) -> bool:
@@ -324,6 +326,48 @@ def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
             )
             found[period.name] = limit - gone - sum(due, Decimal(0))
     return found
+
+
+def budget_changes_s(snapshot: Snapshot, policy: Policy, jobs_wait: bool) -> float:
+    """When time alone may change what the budgets allow; infinity if it never does.
+
+    That is at the end of a day or month, and before the cost of the nodes can reach a limit. While jobs wait, less
+    of the period is left for each of them, so they are looked at again every ``WAITING_EVERY_S``.
+    """
+    if not policy.budgets:
+        return inf
+    now_s, wall_at = snapshot.now_s, snapshot.wall_at
+    moments = [now_s + WAITING_EVERY_S] if jobs_wait else []
+    for period in periods(wall_at):
+        if any(name == period.name for _, name in policy.budgets):
+            moments.append(now_s + period.ends_at - wall_at)
+        limit = policy.budgets.get((WHOLE_SITE, period.name))
+        if limit is not None:
+            moments.append(_limit_reached_s(snapshot, policy, period, limit))
+    return min(moments, default=inf)
+
+
+def _limit_reached_s(snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal) -> float:
+    """The earliest time at which the nodes' cost may reach the limit; infinity if it has reached it.
+
+    Nothing falls due before some node's next payment. Until a time t from now, each node costs at most its price
+    for t and for one more window.
+    """
+    spent = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
+    price = ahead = Decimal(0)
+    next_payment_s = inf
+    for node in snapshot.nodes.values():
+        tariff = billing.tariff_of(node.launch, policy)
+        if tariff is not None and node.may_be_billed:
+            spent += _node_cost_within(node, period, snapshot, policy)
+            price += tariff.price_per_hour
+            ahead += tariff.price_per_hour * Decimal(tariff.billing.window_s) / billing.SECONDS_PER_HOUR
+            left_s = billing.window_left_s(tariff.billing, billing.age_s(node, snapshot.now_s))
+            next_payment_s = min(next_payment_s, left_s)
+    if spent >= limit or price <= 0:
+        return inf
+    reached_s = float((limit - spent - ahead) / price) * billing.SECONDS_PER_HOUR
+    return snapshot.now_s + max(next_payment_s, reached_s, SPENT_EVERY_S)
 
 
 def _hours_billed(snapshot: Snapshot, policy: Policy, longest_s: float, left_s: float) -> Decimal:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState, QuotaScope
 from nodemanager.core.reason_codes import Code, Figures
@@ -263,6 +264,17 @@ def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, R
         return {}
     allowance = Allowance(snapshot, policy)
     return {it.name: why for it in policy.node_types if (why := allowance.why_none(it)) is not None}
+
+
+def retry_at_s(snapshot: Snapshot) -> float:
+    """When the next refused or failed kind of node, or a user put off, gets nodes again; infinity if none waits."""
+    moments = (
+        *(block.until_s for block in snapshot.blocks.values()),
+        *(quota.probe_s for quota in snapshot.quotas.values()),
+        *(streak.retry_s for streak in snapshot.streaks.values()),
+        *(streak.until_s for streak in snapshot.drain_streaks.values()),
+    )
+    return min((moment for moment in moments if moment > snapshot.now_s), default=inf)
 
 
 def _trial_scope(node_type: NodeType) -> Scope:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from math import inf
 from typing import NamedTuple
 
 from nodemanager.core.drains import drained_by_others, is_drain_by_flux
@@ -70,6 +71,25 @@ def hung_s(node: Node, now_s: float) -> float | None:
     if node.is_sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
         return None
     return now_s - node.torpid_s
+
+
+def health_changes_s(node: Node, policy: Policy, now_s: float) -> float:
+    """When the passing of time alone may change what is wrong with the node; infinity if it never does.
+
+    A node that Flux shows online, but not to its scheduler, gets ``rejoin_timeout_s`` to be noticed.
+    """
+    moments: list[float] = []
+    rank = node.rank
+    if rank is not None and rank.online and not rank.schedulable and rank.drain_reason is None:
+        moments += [node.since_s + policy.rejoin_timeout_s, node.rank_seen_s + policy.rejoin_timeout_s]
+    if not node.is_sound:
+        if node.housekeeping_s is not None:
+            moments.append(node.housekeeping_s + policy.housekeeping_max_s)
+        if node.torpid_s is not None:
+            moments.append(node.torpid_s + policy.rejoin_timeout_s)
+        if len(node.departures_s) >= FLAPS:
+            moments.append(sorted(node.departures_s)[-FLAPS] + FLAPS_WITHIN_S)
+    return min((moment for moment in moments if moment > now_s), default=inf)
 
 
 class GivenUp(NamedTuple):

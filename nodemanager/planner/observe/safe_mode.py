@@ -7,6 +7,8 @@ many nodes. It ends by itself: the manager believes a report that persists long 
 
 from __future__ import annotations
 
+from math import inf
+
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
@@ -42,6 +44,14 @@ def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
         unready_max=_unready_allowed(up, policy),
         until_s=until_s,
     )
+
+
+def safe_mode_ends_s(snapshot: Snapshot, policy: Policy) -> float:
+    """When safe mode ends by itself because many nodes have stayed unready; infinity if it is not that."""
+    if snapshot.unready_since_s is None:
+        return inf
+    until_s = snapshot.unready_since_s + policy.safe_mode_max_s
+    return until_s if until_s > snapshot.now_s else inf
 
 
 def unready_since_s(snapshot: Snapshot, policy: Policy) -> float | None:

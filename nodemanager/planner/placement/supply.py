@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from itertools import chain
+from math import inf
 
 from nodemanager.core.drains import drain_text, is_our_drain
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not
@@ -90,6 +91,23 @@ def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) 
             zone = _zone_of(_node_of_rank(number, snapshot))
             bins.append(Bin(rank.host, number, properties, cores, gpus, Availability.SOON, whole, in_s, zone))
     return bins
+
+
+def room_changes_s(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) -> float:
+    """When time alone changes what :func:`bins_free_soon` offers; infinity if it never does.
+
+    Either a running job's time limit comes within the patience of a node type, or it passes.
+    """
+    horizons_s = sorted({patience_s(snapshot, policy, name) for name in policy.types})
+    least_s = inf
+    for ends_at, _ in queue_index.job_ends if horizons_s else ():
+        in_s = ends_at - snapshot.wall_at
+        if in_s >= 0.0:
+            waits_s = [in_s - horizon_s for horizon_s in horizons_s if in_s > horizon_s] or [in_s]
+            least_s = min(least_s, *waits_s, in_s)
+            if in_s > horizons_s[-1] + least_s:
+                break
+    return snapshot.now_s + least_s
 
 
 def patience_s(snapshot: Snapshot, policy: Policy, type_name: TypeName) -> float:

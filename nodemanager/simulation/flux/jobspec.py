@@ -14,7 +14,7 @@ from typing import Any
 
 from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
 from nodemanager.core.notation import expand_hostlist, parse_idset
-from nodemanager.flux.parse.jobspec import OUR_ATTRIBUTES
+from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
 
 Jobspec = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodemanager.web.api.documents import Document, sources
 from nodemanager.web.state.board import Board
 
-# A plan is made every few seconds (``planner/brain.py``), so a manager that is silent for this long is stuck.
+# A plan is made at least every ``actors.manager.SHOW_EVERY_S``, so a manager that is silent for this long is stuck.
 DECISION_LATE_S = 15.0
 
 

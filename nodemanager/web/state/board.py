@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from nodemanager.actors.manager import Publication
+from nodemanager.delegation.view import DelegationView
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.planner.state.node_index import node_index_of
@@ -53,6 +54,7 @@ class Board:
         self.started_s = clock_s()
         self._latest: LatestPublication | None = None
         self._changed = threading.Condition()
+        self._delegation: DelegationView | None = None
         self._events: deque[tuple[int, HistoryEvent]] = deque(maxlen=EVENTS_MAX)
         self._samples: deque[Sample] = deque()
         self._sample_every_s = SAMPLE_EVERY_S
@@ -66,6 +68,12 @@ class Board:
         """Take the latest publication. Called by the manager's thread."""
         with self._changed:
             self._latest = LatestPublication(published, self._clock_s())
+            self._changed.notify_all()
+
+    def publish_delegation(self, view: DelegationView) -> None:
+        """Take the latest view of delegation. Called by the delegator's thread."""
+        with self._changed:
+            self._delegation = view
             self._changed.notify_all()
 
     def take_in(self, update: HistoryUpdate) -> None:
@@ -101,6 +109,11 @@ class Board:
                 self._sample_every_s *= 2
 
     # --- read ---
+
+    @property
+    def delegation(self) -> DelegationView | None:
+        """The latest view of delegation; None if the site delegates no jobs."""
+        return self._delegation
 
     @property
     def latest(self) -> LatestPublication | None:

@@ -1,7 +1,7 @@
 """Drives the brain in a replay, as the Manager actor drives it in the service.
 
 It plans only when the live service would find something new to decide: when the queue and the ranks have settled,
-when a call is answered, and when the passing of time may change the plan (:mod:`wakes`). It leaves out ticks at
+when a call is answered, and when the brain's ``next_at_s`` comes. It leaves out ticks at
 which the live service would plan and find nothing to do, for example when jobs have only started on nodes that were
 up. Calls take a fixed time, and fail only for lack of capacity or quota.
 """
@@ -60,14 +60,13 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import BROKER_STOP_S, ReplayEngine
 from nodemanager.whatif.replay.sched_simple import QueuedJob
-from nodemanager.whatif.replay.wakes import next_wake_s
 from nodemanager.whatif.workload.event_log import EventLog
 
 HEARD_S = 0.1  # from an event to its observation
 TICK_S = 0.2  # from a call's answer to the plan that uses it
 FLUX_CALL_S = 0.05
 CLOUD_CALL_S = 1.0
-GRACE_S = 0.01  # after the time that a wake aims at
+GRACE_S = 0.01  # after the time for which the next decision is due
 
 
 class PlannerDriver:
@@ -76,7 +75,7 @@ class PlannerDriver:
     def __init__(self, policy: Policy, event_log: EventLog) -> None:
         # The engine always answers, so data never becomes stale, even if it is not read again.
         self._policy = replace(policy, stale_after_s=float("inf"))
-        self._brain = Brain(self._policy, answers=(KeepSpend,))
+        self._brain = Brain(self._policy, hears_all=True)
         self._event_log = event_log
         self._ranks: dict[int, FluxRank] = {}  # at the latest look
         self._unseen: dict[int, FluxRank] = {}  # changed ranks that the planner has not observed yet
@@ -300,11 +299,9 @@ class PlannerDriver:
                 self._take(SpendKept(ask.spend))
                 self._plan_by(now_s + TICK_S, urgent=True)  # leases wait until the spending is kept
         self._carry_out(decision.orders)
-        wake_s, self._calls_held = next_wake_s(decision.plan, self._brain.snapshot, policy)
-        if wake_s < float("inf"):
-            self._plan_by(max(wake_s, now_s) + GRACE_S, urgent=True)
-        if not decision.plan.settled and self._engine.scheduler.queue:
-            self._plan_by(max(settles_at_s(self._brain.snapshot, policy), now_s + GRACE_S))
+        self._calls_held = decision.plan.calls_held
+        if decision.next_at_s < float("inf"):
+            self._plan_by(decision.next_at_s + GRACE_S, urgent=True)
 
     def _carry_out(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
         leases: list[Launch] = []

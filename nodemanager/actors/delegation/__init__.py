@@ -1,0 +1,1 @@
+"""The actor that carries out the steps of delegated jobs."""

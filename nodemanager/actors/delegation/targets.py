@@ -1,0 +1,41 @@
+"""The peers that a job may go to, by what its user asked for and what the site allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
+
+from nodemanager.delegation.jobspec import ANY, name_of_uri
+from nodemanager.delegation.ports import Peer
+
+SCHEMES = ("local", "ssh", "jobid", "pid", "slurm", "lsf")
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The site's peers. ``any_uri``: users may also name a URI that is none of theirs."""
+
+    peers: tuple[Peer, ...]
+    any_uri: bool = False
+
+    def candidates(self, target: str) -> tuple[Sequence[Peer], str]:
+        """Return the peers for a target, or none and why."""
+        if target == ANY:
+            return (self.peers, "") if self.peers else ((), "delegate:any needs a [Peer NAME] in the site")
+        named = [peer for peer in self.peers if target in {peer.name, peer.uri}]
+        if named:
+            return named, ""
+        if ":" not in target:
+            return (), f"there is no [Peer {target}] in the site: it has {self._names()}"
+        if not self.any_uri:
+            return (), f"{target} is no peer of the site, and [Policy] delegate_to = peers: it has {self._names()}"
+        if urlsplit(target).scheme not in SCHEMES:
+            return (), f"{target}: a URI to delegate to begins with {', '.join(SCHEMES)}"
+        return [replace(_ADHOC, name=name_of_uri(target), uri=target)], ""
+
+    def _names(self) -> str:
+        return ", ".join(peer.name for peer in self.peers) or "no [Peer NAME]"
+
+
+_ADHOC = Peer(name_of_uri("local://"), "", configured=False)

@@ -1,0 +1,1 @@
+"""Jobs of our instance that run in another Flux instance, a peer."""

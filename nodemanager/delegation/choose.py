@@ -1,0 +1,170 @@
+"""Choose the peer for a job: the cheapest one that starts it within its patience.
+
+A peer is *suitable* if it can be reached, has the job's queue, has room below ``jobs_max``, and says that the job
+fits (``feasibility.check``). Among the suitable peers the cheapest one wins that starts the job within the job's
+patience. If none does, the one with the shortest wait wins. An unknown wait counts as the longest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
+from nodemanager.delegation.jobs import PeerName
+
+UNKNOWN_WAIT_S = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a job needs. ``queue`` is "" for no queue; ``duration_s`` is 0 for no time limit."""
+
+    cores: int
+    nodes: int = 1
+    gpus: int = 0
+    duration_s: float = 0.0
+    queue: str = ""
+    patience_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLoad:
+    """How busy a peer is, as it last said at ``seen_at``.
+
+    ``queues`` is None if the peer has no named queues. ``last_start_at``: when its scheduler expects the last
+    waiting job with a forecast to start; None if it forecasts nothing.
+    """
+
+    seen_at: float
+    scheduler: str = ""
+    nodes: int = 0
+    nodes_up: int = 0
+    nodes_free: int = 0
+    cores: int = 0
+    cores_free: int = 0
+    waiting: int = 0
+    running: int = 0
+    queues: Mapping[str, bool] | None = None  # by name: whether it takes jobs
+    last_start_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One peer, for one job.
+
+    ``misfit``: why the peer says that the job can never run there, "" if it fits, None if it has not answered yet.
+    ``refused``: why it refused this very job. ``pending``: jobs sent there that its load does not show yet, and
+    ``pending_cores`` their cores.
+    """
+
+    name: PeerName
+    load: PeerLoad | None = None
+    why_unreachable: str = ""
+    misfit: str | None = ""
+    refused: str = ""
+    jobs: int = 0
+    jobs_max: int = 1000
+    pending: int = 0
+    pending_cores: int = 0
+    price_per_core_hour: Decimal = Decimal(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A candidate with its figures. ``against`` is "" if it is suitable."""
+
+    name: PeerName
+    against: str
+    never: bool = False  # it will never be suitable for this job
+    wait_s: float = UNKNOWN_WAIT_S
+    price_per_hour: Decimal = Decimal(0)
+
+    def __str__(self) -> str:
+        if self.against:
+            return f"{self.name}: {self.against}"
+        return f"{self.name}: wait {_format_wait(self.wait_s)}, {self.price_per_hour.normalize():f} an hour"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen peer, or None. ``final``: no peer will ever take the job. The reason names every other option."""
+
+    peer: PeerName | None
+    reason: Reason
+    options: tuple[Option, ...]
+    final: bool = False
+
+
+def choose(needs: Needs, candidates: Sequence[Candidate], now_at: float) -> Choice:
+    """Choose a peer for a job. Equal candidates keep their order, which is the site's."""
+    options = tuple(_option(needs, candidate, now_at) for candidate in candidates)
+    suitable = [option for option in options if not option.against]
+    if not suitable:
+        final = all(option.never for option in options)
+        code = Code.DELEGATION_REFUSED if final else Code.NO_PEER_READY
+        return Choice(None, Reason(code, {"detail": _others(options, None)}), options, final)
+    in_time = [option for option in suitable if option.wait_s <= needs.patience_s]
+    best = min(in_time, key=_by_price) if in_time else min(suitable, key=_by_wait)
+    reason = because(
+        Code.PEER_CHOSEN,
+        peer=best.name,
+        wait=_format_wait(best.wait_s),
+        price_per_hour=best.price_per_hour,
+        others=_others(options, best),
+    )
+    return Choice(best.name, reason, options)
+
+
+def expected_wait_s(needs: Needs, load: PeerLoad, pending: int, pending_cores: int, now_at: float) -> float:
+    """Return how long the job would wait, as far as the peer's figures say.
+
+    It starts now if nobody waits and its nodes and cores are free. Behind waiting jobs it starts no earlier than
+    the last of them is expected to.
+    """
+    fits = needs.cores <= load.cores_free - pending_cores and needs.nodes <= load.nodes_free
+    if fits and not load.waiting:
+        return 0.0
+    if pending or load.last_start_at is None:
+        return UNKNOWN_WAIT_S
+    return max(0.0, load.last_start_at - now_at)
+
+
+def _option(needs: Needs, candidate: Candidate, now_at: float) -> Option:
+    price = candidate.price_per_core_hour * needs.cores
+    name, load = candidate.name, candidate.load
+    if candidate.refused:
+        return Option(name, f"refused: {candidate.refused}", never=True)
+    if candidate.misfit:
+        return Option(name, candidate.misfit, never=True)
+    if candidate.why_unreachable or load is None:
+        return Option(name, candidate.why_unreachable or "not asked yet")
+    if needs.queue and load.queues is not None and not load.queues.get(needs.queue, False):
+        known = needs.queue in load.queues
+        against = f"queue {needs.queue} " + ("takes no jobs" if known else "does not exist")
+        return Option(name, against, never=not known)
+    if candidate.misfit is None:
+        return Option(name, "asked whether the job fits")
+    if candidate.jobs >= candidate.jobs_max:
+        return Option(name, f"has {candidate.jobs} of our jobs, and jobs_max is {candidate.jobs_max}")
+    wait_s = expected_wait_s(needs, load, candidate.pending, candidate.pending_cores, now_at)
+    return Option(name, "", wait_s=wait_s, price_per_hour=price)
+
+
+def _by_price(option: Option) -> tuple[Decimal, float]:
+    return option.price_per_hour, option.wait_s
+
+
+def _by_wait(option: Option) -> tuple[float, Decimal]:
+    return option.wait_s, option.price_per_hour
+
+
+def _format_wait(wait_s: float) -> str:
+    return "unknown" if math.isinf(wait_s) else f"{wait_s:.0f} s"
+
+
+def _others(options: Sequence[Option], best: Option | None) -> str:
+    return "; ".join(str(option) for option in options if option is not best) or "none"

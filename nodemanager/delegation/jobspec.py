@@ -1,0 +1,152 @@
+"""The jobspec of a copy, and the marker that leads from a copy back to our job.
+
+Sources: RFC 14 and RFC 25 (jobspec), RFC 26 (dependencies).
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from nodemanager.core.jobs import JobId
+from nodemanager.delegation.choose import Needs
+from nodemanager.delegation.jobs import PeerName
+
+ANY = "any"
+DELEGATE = "delegate"  # the attribute that the frobnicator makes of the dependency
+OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
+MARKER = "delegated-from"  # within OUR_ATTRIBUTES, in the copy
+PATIENCE = "patience"  # within OUR_ATTRIBUTES, in our job
+_OF_THE_PROXY = (DELEGATE, "alloc-bypass", "dependencies")
+_NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """Which job a copy belongs to. The time tells apart jobs of instances that were made anew with the same ids."""
+
+    cluster_uuid: str
+    job: JobId
+    submitted_at: float
+
+    def encode(self) -> str:
+        """Write it as ``UUID/JOB/TIME``, with the job's id in decimal."""
+        return f"{self.cluster_uuid}/{self.job}/{self.submitted_at:.6f}"
+
+
+def read_marker(jobspec: object) -> Marker | None:
+    """Read the marker of a jobspec; None if it has none that can be read."""
+    ours = _at(jobspec, "attributes", "system", OUR_ATTRIBUTES)
+    text = ours.get(MARKER) if isinstance(ours, Mapping) else None
+    if not isinstance(text, str):
+        return None
+    cluster_uuid, _, rest = text.partition("/")
+    job, _, submitted_at = rest.partition("/")
+    try:
+        return Marker(cluster_uuid, JobId(int(job)), float(submitted_at))
+    except ValueError:
+        return None
+
+
+def read_target(jobspec: object) -> str:
+    """Read where our job is to run; "" if it is not a delegated job."""
+    target = _at(jobspec, "attributes", "system", DELEGATE)
+    return target if isinstance(target, str) else ""
+
+
+def read_duration_s(jobspec: object) -> float:
+    """Read the time limit; 0 if there is none."""
+    duration = _at(jobspec, "attributes", "system", "duration")
+    return float(duration) if isinstance(duration, int | float) and not isinstance(duration, bool) else 0.0
+
+
+def copy_jobspec(original: Mapping[str, Any], marker: Marker) -> dict[str, Any]:
+    """Make the copy's jobspec from the jobspec that the user submitted, before our instance changed it."""
+    attributes = dict(original.get("attributes") or {})
+    system = dict(attributes.get("system") or {})
+    for key in _OF_THE_PROXY:
+        system.pop(key, None)
+    ours = dict(system.get(OUR_ATTRIBUTES) or {})
+    system[OUR_ATTRIBUTES] = {**ours, MARKER: marker.encode()}
+    return {**original, "attributes": {**attributes, "system": system}}
+
+
+def without_queue(jobspec: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove the queue, for a peer that has no queues."""
+    attributes = jobspec["attributes"]
+    system = {key: value for key, value in attributes["system"].items() if key != "queue"}
+    return {**jobspec, "attributes": {**attributes, "system": system}}
+
+
+def fit_question(copy: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what decides whether a job fits, so that equal jobs ask a peer the same question."""
+    system = copy["attributes"]["system"]
+    kept = {key: system[key] for key in ("constraints", "queue", "duration") if key in system}
+    kept.setdefault("duration", 0)
+    tasks = [{**task, "command": ["true"]} for task in copy.get("tasks", [])]
+    return {
+        "version": copy.get("version", 1),
+        "resources": copy["resources"],
+        "tasks": tasks,
+        "attributes": {"system": kept},
+    }
+
+
+def read_needs(original: Mapping[str, Any]) -> Needs:
+    """Read what a job needs. Raises ``ValueError`` if the jobspec cannot be read."""
+    system = _at(original, "attributes", "system")
+    queue = system.get("queue") if isinstance(system, Mapping) else None
+    ours = system.get(OUR_ATTRIBUTES) if isinstance(system, Mapping) else None
+    patience = ours.get(PATIENCE) if isinstance(ours, Mapping) else None
+    resources = original.get("resources")
+    if not isinstance(resources, list):
+        raise ValueError("resources: a list is needed")  # noqa: TRY004 - as other faults of a jobspec
+    nodes, cores, gpus = 0, 0, 0
+    for resource in resources:
+        counted = _count(resource)
+        nodes, cores, gpus = nodes + counted["node"], cores + counted["core"], gpus + counted["gpu"]
+    return Needs(
+        cores=cores,
+        nodes=max(1, nodes),
+        gpus=gpus,
+        duration_s=read_duration_s(original),
+        queue=queue if isinstance(queue, str) else "",
+        patience_s=float(patience) if isinstance(patience, int | float) else 0.0,
+    )
+
+
+def _count(resource: object) -> dict[str, int]:
+    """Count the nodes, cores and GPUs below one entry of ``resources``, each range by its lowest value."""
+    if not isinstance(resource, Mapping):
+        raise ValueError("resources: an object is needed")  # noqa: TRY004
+    count = resource.get("count")
+    if isinstance(count, Mapping):
+        count = count.get("min", 1)
+    if isinstance(count, str):
+        count = re.split(r"[-:,+]", count)[0]
+    many = int(count) if count is not None else 1
+    kind = str(resource.get("type", ""))
+    total = {"node": 0, "core": 0, "gpu": 0}
+    if kind in total:
+        total[kind] = many
+    for inner in resource.get("with") or ():
+        for name, found in _count(inner).items():
+            total[name] += many * found
+    return total
+
+
+def name_of_uri(uri: str) -> PeerName:
+    """Make a name, which is also a valid host name, for a peer that is known by its URI only."""
+    parts = urlsplit(uri)
+    host = _NO_HOST.sub("-", parts.hostname or parts.scheme)
+    return PeerName(f"{host}-{zlib.crc32(uri.encode()):08x}")
+
+
+def _at(value: object, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

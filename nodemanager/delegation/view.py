@@ -1,0 +1,52 @@
+"""What delegation shows: each delegated job and each peer, as frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal
+
+from nodemanager.core.jobs import JobId
+from nodemanager.core.reasons import Reason
+from nodemanager.delegation.choose import PeerLoad
+from nodemanager.delegation.jobs import PeerName
+
+
+@dataclass(frozen=True, slots=True)
+class DelegatedJob:
+    """One delegated job. ``peer`` and ``remote`` are None until a peer has it; ``chosen``: why that peer."""
+
+    id: JobId
+    target: str
+    reason: Reason
+    submitted_at: float
+    peer: PeerName | None = None
+    uri: str = ""
+    remote: JobId | None = None
+    started_at: float | None = None
+    chosen: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """One peer. ``jobs``: our jobs there; ``orphans``: copies there whose job our instance does not know."""
+
+    name: PeerName
+    uri: str
+    reachable: bool
+    why: str
+    load: PeerLoad | None
+    jobs: int
+    jobs_max: int
+    price_per_core_hour: Decimal
+    orphans: tuple[JobId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DelegationView:
+    """All of delegation at one moment. ``fault``: why no job is delegated now, "" if jobs are."""
+
+    jobs: Mapping[JobId, DelegatedJob] = field(default_factory=dict)
+    peers: tuple[PeerStatus, ...] = ()
+    fault: str = ""
+    ended: int = 0  # delegated jobs that ended since the service started

@@ -1,0 +1,312 @@
+"""Our own instance by RPC: the delegated jobs' journal, and the calls that make a proxy look like its copy.
+
+Payloads follow flux-core's modules ``job-manager`` (``post-event``, ``raise``, ``update``, ``memo``), ``job-exec``
+(``override``, of jobs with ``exec.test.override``) and ``job-info``; RFC 24 (output).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, assert_never
+
+from nodemanager.core.jobs import JobId
+from nodemanager.core.ports import FluxError
+from nodemanager.delegation.jobs import DURATION, nodelist_of
+from nodemanager.delegation.jobspec import read_duration_s, read_target
+from nodemanager.delegation.ports import (
+    AppendOutput,
+    CountOutput,
+    FindJob,
+    HomeDone,
+    HomeEvents,
+    HomeFact,
+    HomeLost,
+    HomeRefused,
+    HomeRequest,
+    HomeSynced,
+    JobFound,
+    JobspecRead,
+    OutputCounted,
+    PostEvent,
+    RaiseOnJob,
+    ReadJobspec,
+    RemoveDependency,
+    ShowFinished,
+    ShowMemo,
+    ShowRunning,
+    Validate,
+)
+from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
+from nodemanager.flux.bindings import CallFailed, ask, connection, flux_module
+from nodemanager.flux.claim import Claim, owner_of
+from nodemanager.flux.delegate.events import read_eventlog, read_events
+from nodemanager.flux.delegate.link import CAUGHT_UP, Link, Session
+from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
+from nodemanager.flux.kvs import append_later, read_later
+from nodemanager.flux.resubmit import unwrap_jobspec
+
+MEMO = "delegated"
+_RETRY_S = 0.01
+_TRIES_MAX = 500  # 5 s: job-exec learns of a job some milliseconds after its ``alloc`` event
+
+Listener = Callable[[HomeFact], None]
+
+
+class RealHome:
+    """``HomePort`` by RPC. It acts only while ``claim`` holds the name."""
+
+    def __init__(self, uri: str, claim: Claim, *, timeout_s: float = 10.0) -> None:
+        self._uri = uri
+        self._claim = claim
+        self._timeout_s = timeout_s
+        self._listener: Listener
+        self._link = Link[HomeRequest]("delegation-home", lambda: uri, self._session, self._lost)
+
+    def start(self, listener: Listener) -> None:
+        self._listener = listener
+        self._link.start()
+
+    def send(self, request: HomeRequest) -> None:
+        self._link.send(request)
+
+    def stop(self) -> None:
+        self._link.stop()
+
+    def _session(self) -> Session[HomeRequest]:
+        return _HomeSession(self._uri, self._claim, self._listener, self._timeout_s)
+
+    def _lost(self, failure: FluxError) -> None:
+        self._listener(HomeLost(str(failure), setup_fault=isinstance(failure, SetupIncomplete)))
+
+
+class _HomeSession(Session[HomeRequest]):
+    def __init__(self, uri: str, claim: Claim, listener: Listener, timeout_s: float) -> None:
+        super().__init__(timeout_s)
+        self._uri = uri
+        self._claim = claim
+        self._tell = listener
+        self._jobs: set[int] = set()
+        self._appending: dict[tuple[JobId, str], list[AppendOutput]] = {}
+        self._started_at = 0.0
+        self._tries: dict[ShowRunning, int] = {}
+
+    def begin(self) -> None:
+        self._ensure_actor()
+        handle = self._reactor.handle
+        check_setup(handle, timeout_s=self._timeout_s)
+        started = ask(handle, "attr.get", {"name": "broker.starttime"}, timeout_s=self._timeout_s)
+        self._started_at = float(started["value"])
+        self._retry = self._reactor.every(_RETRY_S, self._try_again)
+        self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
+
+    def _ensure_actor(self) -> None:
+        owner = owner_of(self._reactor.handle, timeout_s=self._timeout_s)
+        if owner is None:
+            raise FluxError("the name node-manager is not taken yet")
+        if not self._claim.is_ours(owner):
+            raise FluxError(f"{owner} is the acting manager")
+
+    # --- the journal ---
+
+    def _on_jobs(self, response: dict[str, Any]) -> None:
+        job = response["id"]
+        if job in {CAUGHT_UP, -1}:
+            self.synced = True
+            self._tell(HomeSynced(self._started_at))
+            return
+        if (jobspec := response.get("jobspec")) is not None:
+            target = read_target(jobspec)
+            if not target or not _by_us(response["events"]):
+                return
+            self._jobs.add(job)
+            r = jobspec["attributes"]["system"].get("alloc-bypass", {}).get("R", {})
+            events = read_events(response["events"])
+            duration_s = read_duration_s(jobspec)
+            self._tell(HomeEvents(JobId(job), events, target, duration_s, nodelist_of(r)))
+        elif job in self._jobs:
+            self._tell(HomeEvents(JobId(job), read_events(response["events"])))
+            if response["events"][-1]["name"] == "clean":
+                self._jobs.discard(job)
+
+    # --- requests ---
+
+    def carry_out(self, requests: list[HomeRequest]) -> None:
+        try:
+            self._ensure_actor()
+        except FluxError as failure:
+            self.fail(failure)
+            return
+        for request in requests:
+            self._carry_out(request)
+
+    def _carry_out(self, request: HomeRequest) -> None:  # noqa: C901, PLR0912 - one arm a request
+        match request:
+            case ReadJobspec(job=job):
+                lookup = {"id": job, "keys": ["J"], "flags": 0}
+                self._request("job-info.lookup", lookup, request, partial(self._on_jobspec, request))
+            case PostEvent(job=job, event=event):
+                post = {"id": job, "name": event.name, "context": dict(event.context)}
+                self._request("job-manager.post-event.post", post, request)
+            case RemoveDependency(job=job, description=description):
+                event_ = {"id": job, "name": "dependency-remove", "context": {"description": description}}
+                gone = frozenset({errno.EEXIST, errno.ENOENT})
+                self._request("job-manager.post-event.post", event_, request, done_if=gone)
+            case Validate():
+                self._validate(request)
+            case ShowRunning(job=job):
+                self._show_running(request)
+            case ShowFinished(job=job, status=status):
+                finish = {"event": "finish", "jobid": job, "status": status}
+                self._request("job-exec.override", finish, request)
+            case RaiseOnJob(job=job, failure=failure, status=status):
+                raised = {"id": job, "type": failure.type, "severity": 0, "note": failure.note}
+                if status is not None:
+                    raised["wait_status"] = status
+                self._request("job-manager.raise", raised, request, done_if=frozenset({errno.ENOENT}))
+            case ShowMemo(job=job, text=text):
+                memo = {"id": job, "volatile": False, "memo": {MEMO: text}}
+                self._request("job-manager.memo", memo, request)
+            case CountOutput(job=job):
+                self._count_output(request)
+            case AppendOutput():
+                self._append(request)
+            case FindJob(job=job):
+                self._find(job)
+            case _:
+                assert_never(request)
+
+    def _request(
+        self,
+        topic: str,
+        payload: object,
+        request: HomeRequest,
+        on_answer: Callable[[Any], None] | None = None,
+        *,
+        done_if: frozenset[int] = frozenset(),
+    ) -> None:
+        def take_refusal(failure: CallFailed) -> None:
+            done = failure.errno in done_if
+            self._tell(HomeDone(request) if done else HomeRefused(request, str(failure)))
+
+        self.ask(topic, payload, on_answer or (lambda _: self._tell(HomeDone(request))), take_refusal)
+
+    def _on_jobspec(self, request: ReadJobspec, answer: Mapping[str, Any]) -> None:
+        try:
+            self._tell(JobspecRead(request.job, unwrap_jobspec(answer["J"])))
+        except ValueError as fault:
+            self._tell(HomeRefused(request, f"its signed jobspec cannot be read: {fault}"))
+
+    def _validate(self, request: Validate) -> None:
+        """Update the time limit in the role of a plain user: for an owner Flux would skip the validation."""
+        update = {"id": request.job, "updates": {DURATION: request.duration_s}}
+        try:
+            with connection(self._uri) as handle:
+                _take_user_role(handle)
+                ask(handle, "job-manager.update", update, timeout_s=self._timeout_s)
+        except CallFailed as failure:
+            self._tell(HomeRefused(request, str(failure)))
+        else:
+            self._tell(HomeDone(request))
+
+    def _show_running(self, request: ShowRunning) -> None:
+        def take_refusal(failure: CallFailed) -> None:
+            tries = self._tries.get(request, 0) + 1
+            if failure.errno == errno.EINVAL:  # it is running already
+                self._tell(HomeDone(request))
+            elif failure.errno == errno.ENOENT and tries <= _TRIES_MAX:
+                self._tries[request] = tries
+                self._retry.start()
+                return
+            else:
+                self._tell(HomeRefused(request, str(failure)))
+            self._tries.pop(request, None)
+
+        def take_answer(_answer: object) -> None:
+            self._tries.pop(request, None)
+            self._tell(HomeDone(request))
+
+        self.ask("job-exec.override", {"event": "start", "jobid": request.job}, take_answer, take_refusal)
+
+    def _try_again(self) -> None:
+        self._retry.stop()
+        for request in list(self._tries):
+            self._show_running(request)
+
+    def _find(self, job: JobId) -> None:
+        def take_refusal(failure: CallFailed) -> None:
+            if failure.errno == errno.ENOENT:
+                self._tell(JobFound(job, known=False))
+            else:
+                self.fail(failure)
+
+        lookup = {"id": job, "keys": ["eventlog"], "flags": 0}
+        self.ask("job-info.lookup", lookup, lambda _: self._tell(JobFound(job, known=True)), take_refusal)
+
+    # --- output: in the namespace of a running job's guest ---
+
+    def _count_output(self, request: CountOutput) -> None:
+        texts: dict[str, str] = {}
+
+        def take(key: str, text: str) -> None:
+            texts[key] = text
+            if len(texts) == 2:
+                counts = {name: counts_for_relay(name, read_eventlog(log)) for name, log in texts.items()}
+                self._tell(OutputCounted(request.job, counts))
+
+        def refuse(failure: CallFailed) -> None:
+            self._tell(HomeRefused(request, str(failure)))
+
+        for key in (EXEC, OUTPUT):
+            read_later(
+                self._reactor, _namespace(request.job), key, partial(take, key), refuse, timeout_s=self._timeout_s
+            )
+
+    def _append(self, request: AppendOutput) -> None:
+        """Append, in order: while one commit is on its way, the lines that follow are gathered."""
+        waiting = self._appending.get((request.job, request.key))
+        if waiting is not None:
+            waiting.append(request)
+            return
+        self._appending[request.job, request.key] = []
+        self._commit([request])
+
+    def _commit(self, requests: list[AppendOutput]) -> None:
+        job, key = requests[0].job, requests[0].key
+
+        def next_commit() -> None:
+            waiting = self._appending.pop((job, key))
+            if waiting:
+                self._appending[job, key] = []
+                self._commit(waiting)
+
+        def take(_answer: object) -> None:
+            for request in requests:
+                self._tell(HomeDone(request))
+            next_commit()
+
+        def refuse(failure: CallFailed) -> None:
+            # ENOTSUP: the job has ended, and its namespace with it.
+            for request in requests:
+                self._tell(HomeRefused(request, str(failure)))
+            next_commit()
+
+        lines = "".join(request.lines for request in requests)
+        append_later(self._reactor, _namespace(job), key, lines, take, refuse, timeout_s=self._timeout_s)
+
+
+def _namespace(job: JobId) -> str:
+    return f"job-{job}"
+
+
+def _by_us(events: list[dict[str, Any]]) -> bool:
+    return any(event["name"] == "submit" and event["context"].get("userid") == os.getuid() for event in events)
+
+
+def _take_user_role(handle: Any) -> None:
+    """Send this handle's messages without the owner's role. Source: flux-core's local connector."""
+    ffi = flux_module("_flux._core").ffi
+    role = ffi.new("uint32_t *", flux_module("flux.constants").FLUX_ROLE_USER)
+    handle.opt_set("flux::testing_rolemask", role, ffi.sizeof("uint32_t"))

@@ -1,0 +1,162 @@
+"""A thread with a connection to one instance: requests go in, facts come out, and a lost connection is made again.
+
+Opening a handle by ssh blocks, and an instance may hang, so each instance has a thread, a handle and a reactor of
+its own. After a lost connection the bindings raise errors of any number, such as EEXIST. So a failed request counts
+as refused only if the instance then answers a probe; otherwise the connection counts as lost.
+"""
+
+from __future__ import annotations
+
+import collections
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from nodemanager.core.ports import FluxError
+from nodemanager.flux.bindings import CallFailed
+from nodemanager.flux.reactor import Reactor
+
+RECONNECT_MIN_S = 0.2
+RECONNECT_MAX_S = 2.0
+PROBE_S = 5.0  # an instance that says nothing is asked for a sign of life this often
+STOP_WITHIN_S = 2.0
+CAUGHT_UP = (1 << 64) - 1  # FLUX_JOBID_ANY, the id of the journal's sentinel
+_WAKE = b"\0"
+
+Request = TypeVar("Request")
+
+
+class Session(Generic[Request]):
+    """One connection, until it is lost. Everything here runs in its reactor."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.synced = False
+        self._timeout_s = timeout_s
+        self._fault: FluxError | None = None
+        self._reactor: Reactor
+
+    def run(self, uri: str, wake: socket.socket, on_wake: Callable[[], None]) -> None:
+        """Run until ``stop``. Raises ``FluxError`` if the connection cannot be made or is lost."""
+        with self._connected(uri) as self._reactor:
+            self._reactor.on_readable(wake.fileno(), on_wake)
+            self._reactor.every(PROBE_S, self._probe).start()
+            self.begin()
+            self._reactor.run()
+        if self._fault is not None:
+            raise self._fault
+
+    def _connected(self, uri: str) -> Reactor:
+        return Reactor(uri)
+
+    def begin(self) -> None:
+        """Send the first requests."""
+        raise NotImplementedError
+
+    def carry_out(self, requests: list[Request]) -> None:
+        """Carry out requests, in their order."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Make ``run`` return."""
+        self._reactor.stop()
+
+    def fail(self, failure: FluxError) -> None:
+        """End the connection."""
+        self._fault = self._fault or failure
+        self._reactor.stop()
+
+    def ask(
+        self,
+        topic: str,
+        payload: object,
+        on_answer: Callable[[Any], None],
+        on_refused: Callable[[CallFailed], None] | None = None,
+    ) -> None:
+        """Send one RPC. ``on_refused`` is called if a sound instance refuses it. Without it the connection ends."""
+
+        def take_failure(failure: CallFailed) -> None:
+            if on_refused is None or failure.timed_out:
+                self.fail(failure)
+                return
+            self._reactor.request(
+                "attr.get", {"name": "rank"}, lambda _: on_refused(failure), self.fail, timeout_s=self._timeout_s
+            )
+
+        self._reactor.request(topic, payload, on_answer, take_failure, timeout_s=self._timeout_s)
+
+    def _probe(self) -> None:
+        self.ask("attr.get", {"name": "rank"}, lambda _: None)
+
+
+class Link(Generic[Request]):
+    """The thread. ``make_session`` makes the session of each new connection; ``find_uri`` says where it leads."""
+
+    def __init__(
+        self,
+        name: str,
+        find_uri: Callable[[], str],
+        make_session: Callable[[], Session[Request]],
+        lost: Callable[[FluxError], None],
+    ) -> None:
+        self._find_uri = find_uri
+        self._make_session = make_session
+        self._lost = lost
+        self._requests: collections.deque[Request] = collections.deque()
+        self._wake, self._waker = socket.socketpair()
+        for end in (self._wake, self._waker):
+            end.settimeout(0)  # never block
+        self._stopped = threading.Event()
+        self._session: Session[Request] | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, request: Request) -> None:
+        """Pass a request to the thread."""
+        self._requests.append(request)
+        self._rouse()
+
+    def stop(self) -> None:
+        """Stop the thread. One that hangs in an open is left behind; it ends with the process."""
+        self._stopped.set()
+        self._rouse()
+        if self._thread.is_alive():
+            self._thread.join(STOP_WITHIN_S)
+
+    def _rouse(self) -> None:
+        with suppress(BlockingIOError):  # then it has enough to wake up for
+            self._waker.send(_WAKE)
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._stopped.wait(pause_s):
+            # Requests of an earlier connection: their sender hears of its loss and decides again.
+            self._requests.clear()
+            self._session = session = self._make_session()
+            try:
+                session.run(self._find_uri(), self._wake, self._take_requests)
+            except FluxError as failure:
+                if not self._stopped.is_set():
+                    self._lost(failure)
+            else:
+                if not self._stopped.is_set():
+                    self._lost(FluxError("the connection is lost"))
+            pause_s = RECONNECT_MIN_S if session.synced else min(max(2 * pause_s, RECONNECT_MIN_S), RECONNECT_MAX_S)
+
+    def _take_requests(self) -> None:
+        with suppress(BlockingIOError):
+            self._wake.recv(4096)
+        session = self._session
+        if session is None:
+            return
+        if self._stopped.is_set():
+            session.stop()
+            return
+        requests = []
+        while self._requests:
+            requests.append(self._requests.popleft())
+        if requests and session.synced:
+            session.carry_out(requests)

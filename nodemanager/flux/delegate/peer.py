@@ -1,0 +1,360 @@
+"""A peer by RPC: the journal of its jobs, submission, cancellation, output, and how busy it is.
+
+Payloads follow flux-core's modules ``job-manager``, ``job-info``, ``job-list``, ``job-ingest``, ``resource`` and
+the schedulers; RFC 27 (the scheduler's feasibility service). The manager's user must own the peer instance, because
+only its owner may read the journal.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, assert_never
+from urllib.parse import urlsplit
+
+from nodemanager.core.jobs import JobId
+from nodemanager.core.notation import parse_idset
+from nodemanager.core.ports import Clock, FluxError
+from nodemanager.delegation.choose import PeerLoad
+from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.jobspec import read_duration_s, read_marker
+from nodemanager.delegation.ports import (
+    Cancel,
+    ChangeDuration,
+    ChangeUrgency,
+    CheckFit,
+    CopyEvents,
+    CopyMissing,
+    CopyOutput,
+    CopyOutputEnded,
+    FitChecked,
+    FollowOutput,
+    PeerDone,
+    PeerFact,
+    PeerLoadSeen,
+    PeerLost,
+    PeerRefused,
+    PeerRequest,
+    PeerSynced,
+    ReadCopy,
+    StopOutput,
+    Submit,
+    SubmitRefused,
+    Submitted,
+)
+from nodemanager.delegation.relay import EXEC, OUTPUT
+from nodemanager.delegation.steps import HELD_URGENCY
+from nodemanager.flux.bindings import CallFailed, ask, flux_module
+from nodemanager.flux.delegate.events import read_eventlog, read_events
+from nodemanager.flux.delegate.link import CAUGHT_UP, Link, Session
+from nodemanager.flux.reactor import Reactor
+from nodemanager.flux.submit import submit_later
+
+LOAD_EVERY_S = 5.0
+DURATION = "attributes.system.duration"
+_OPENED_DIRECTLY = ("local", "ssh")
+
+Listener = Callable[[PeerFact], None]
+
+
+class RealPeer:
+    """``PeerPort`` by RPC. ``cluster_uuid``: only copies with a marker of this cluster are reported."""
+
+    def __init__(
+        self, name: PeerName, uri: str, cluster_uuid: str, clock: Clock, *, timeout_s: float = 10.0
+    ) -> None:
+        self._name = name
+        self._uri = uri
+        self._cluster_uuid = cluster_uuid
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._listener: Listener
+        self._link = Link[PeerRequest](f"peer-{name}", self._find_uri, self._session, self._lost)
+
+    def start(self, listener: Listener) -> None:
+        self._listener = listener
+        self._link.start()
+
+    def send(self, request: PeerRequest) -> None:
+        self._link.send(request)
+
+    def stop(self) -> None:
+        self._link.stop()
+
+    def _find_uri(self) -> str:
+        if urlsplit(self._uri).scheme in _OPENED_DIRECTLY:
+            return self._uri
+        try:  # jobid:, pid:, slurm: and the like name an instance that must be found first
+            return str(flux_module("flux.uri").FluxURIResolver().resolve(self._uri))
+        except (ValueError, OSError) as fault:
+            raise FluxError(f"{self._uri}: {fault}") from fault
+
+    def _session(self) -> Session[PeerRequest]:
+        return _PeerSession(self._name, self._cluster_uuid, self._clock, self._listener, self._timeout_s)
+
+    def _lost(self, failure: FluxError) -> None:
+        self._listener(PeerLost(self._name, str(failure)))
+
+
+class _PeerSession(Session[PeerRequest]):
+    def __init__(
+        self, name: PeerName, cluster_uuid: str, clock: Clock, listener: Listener, timeout_s: float
+    ) -> None:
+        super().__init__(timeout_s)
+        self._name = name
+        self._cluster_uuid = cluster_uuid
+        self._clock = clock
+        self._tell = listener
+        self._copies: set[int] = set()
+        self._expected_at: dict[int, float] = {}  # of every waiting job, as the scheduler's annotations say
+        self._streams: dict[int, list[Callable[[], None]]] = {}
+        self._load = _LoadRound(0.0)
+
+    def _connected(self, uri: str) -> Reactor:
+        return Reactor(uri, any_version=True)  # the messages used here have been stable for years
+
+    def begin(self) -> None:
+        self._ensure_owner()
+        self._reactor.every(LOAD_EVERY_S, self._look_at_load).start()
+        self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
+
+    def _ensure_owner(self) -> None:
+        """The journal refuses other users, but does not say why."""
+        answer = ask(self._reactor.handle, "attr.get", {"name": "security.owner"}, timeout_s=self._timeout_s)
+        if int(answer["value"]) != os.getuid():
+            raise FluxError(
+                f"it belongs to user {answer['value']}, and only an instance's owner can delegate to it"
+            )
+
+    # --- the journal ---
+
+    def _on_jobs(self, response: dict[str, Any]) -> None:
+        job = response["id"]
+        if job in {CAUGHT_UP, -1}:
+            self.synced = True
+            self._look_at_load()  # its answer comes before anything that a request could bring about
+            self._tell(PeerSynced(self._name))
+            return
+        self._note_forecasts(job, response["events"])
+        if (jobspec := response.get("jobspec")) is not None:
+            marker = read_marker(jobspec)
+            if marker is None or marker.cluster_uuid != self._cluster_uuid or not _by_us(response["events"]):
+                return
+            self._copies.add(job)
+            events = read_events(response["events"])
+            self._tell(CopyEvents(self._name, JobId(job), events, marker, read_duration_s(jobspec)))
+        elif job in self._copies:
+            self._tell(CopyEvents(self._name, JobId(job), read_events(response["events"])))
+
+    def _note_forecasts(self, job: int, events: list[dict[str, Any]]) -> None:
+        for event in events:
+            if event["name"] == "annotations":
+                sched = (event["context"].get("annotations") or {}).get("sched") or {}
+                if sched.get("t_estimate"):
+                    self._expected_at[job] = float(sched["t_estimate"])
+            elif event["name"] in {"alloc", "exception", "clean"}:
+                self._expected_at.pop(job, None)
+                if event["name"] == "clean":
+                    self._copies.discard(job)
+
+    # --- requests ---
+
+    def carry_out(self, requests: list[PeerRequest]) -> None:
+        for request in requests:
+            self._carry_out(request)
+
+    def _carry_out(self, request: PeerRequest) -> None:
+        match request:
+            case Submit(job=job, jobspec=jobspec):
+                submit_later(
+                    self._reactor,
+                    jobspec,
+                    HELD_URGENCY,
+                    lambda remote: self._tell(Submitted(self._name, job, JobId(remote))),
+                    partial(self._on_submit_failure, job),
+                    timeout_s=self._timeout_s,
+                )
+            case CheckFit(key=key, jobspec=jobspec):
+                self.ask(
+                    "feasibility.check",
+                    {"jobspec": jobspec},
+                    lambda _: self._tell(FitChecked(self._name, key, "")),
+                    partial(self._on_misfit, key),
+                )
+            case ReadCopy(remote=remote):
+                self._read_copy(remote)
+            case ChangeUrgency(remote=remote, urgency=urgency):
+                self._change("job-manager.urgency", {"id": remote, "urgency": urgency}, request)
+            case ChangeDuration(remote=remote, duration_s=duration_s):
+                update = {"id": remote, "updates": {DURATION: duration_s}}
+                self._change("job-manager.update", update, request)
+            case Cancel(remote=remote, note=note):
+                cancel = {"id": remote, "type": "cancel", "severity": 0, "note": note}
+                self._change("job-manager.raise", cancel, request, gone_is_done=True)
+            case FollowOutput():
+                self._follow_output(request)
+            case StopOutput(remote=remote):
+                for stop in self._streams.pop(remote, ()):
+                    stop()
+            case _:
+                assert_never(request)
+
+    def _change(self, topic: str, payload: object, request: PeerRequest, *, gone_is_done: bool = False) -> None:
+        def take_refusal(failure: CallFailed) -> None:
+            if gone_is_done and failure.errno == errno.ENOENT:
+                self._tell(PeerDone(self._name, request))
+            else:
+                self._tell(PeerRefused(self._name, request, str(failure)))
+
+        self.ask(topic, payload, lambda _: self._tell(PeerDone(self._name, request)), take_refusal)
+
+    def _on_submit_failure(self, job: JobId, failure: CallFailed) -> None:
+        if failure.timed_out:
+            self.fail(failure)
+            return
+        refused = SubmitRefused(self._name, job, str(failure))
+        self.ask("attr.get", {"name": "rank"}, lambda _: self._tell(refused))
+
+    def _on_misfit(self, key: str, failure: CallFailed) -> None:
+        unchecked = failure.errno == errno.ENOSYS  # no scheduler, or one without the service: ask by submitting
+        self._tell(FitChecked(self._name, key, "" if unchecked else failure.text))
+
+    def _read_copy(self, remote: JobId) -> None:
+        lookup = {"id": remote, "keys": ["eventlog", "jobspec"], "flags": 0}
+
+        def take(answer: Mapping[str, Any]) -> None:
+            events = read_events(read_eventlog(answer["eventlog"]))
+            jobspec = json.loads(answer["jobspec"])
+            self._tell(CopyEvents(self._name, remote, events, read_marker(jobspec), read_duration_s(jobspec)))
+
+        def take_refusal(failure: CallFailed) -> None:
+            if failure.errno == errno.ENOENT:
+                self._tell(CopyMissing(self._name, remote))
+            else:
+                self.fail(failure)
+
+        self.ask("job-info.lookup", lookup, take, take_refusal)
+
+    # --- output ---
+
+    def _follow_output(self, request: FollowOutput) -> None:
+        remote, stream = request.remote, request.stream
+        flowing = {EXEC, OUTPUT}
+
+        def take(key: str, response: Mapping[str, Any]) -> None:
+            events = [json.loads(line) for line in response["event"].splitlines() if line]
+            self._tell(CopyOutput(self._name, remote, stream, key, events))
+
+        def end(key: str, _failure: CallFailed) -> None:
+            # ENODATA, or ENOENT if the job never wrote any. If the connection is lost, that shows elsewhere.
+            flowing.discard(key)
+            if not flowing:
+                self._streams.pop(remote, None)
+                self._tell(CopyOutputEnded(self._name, remote, stream))
+
+        self._streams[remote] = [
+            self._reactor.subscribe(
+                "job-info.eventlog-watch",
+                {"id": remote, "path": f"guest.{key}", "flags": 0},
+                partial(take, key),
+                partial(end, key),
+            )
+            for key in (EXEC, OUTPUT)
+        ]
+
+    # --- how busy it is ---
+
+    def _look_at_load(self) -> None:
+        self._load = load = _LoadRound(self._clock.wall_at())
+        questions: dict[str, object] = {
+            "sched.resource-status": None,
+            "job-list.job-stats": {},
+            "job-manager.queue-list": {},
+            "sched-fluxion-qmanager.stats-get": None,
+        }
+        load.unanswered = len(questions)
+        for topic, payload in questions.items():
+            self.ask(topic, payload, partial(self._on_load, load, topic), partial(self._on_no_load, load))
+
+    def _on_load(self, load: _LoadRound, topic: str, answer: Mapping[str, Any]) -> None:
+        load.answers[topic] = answer
+        if topic == "job-manager.queue-list":
+            for queue in answer["queues"]:
+                load.queues[queue] = False
+                load.unanswered += 1
+                self.ask(
+                    "job-manager.queue-status",
+                    {"name": queue},
+                    partial(self._on_queue, load, queue),
+                    partial(self._on_no_load, load),
+                )
+        self._count_down(load)
+
+    def _on_no_load(self, load: _LoadRound, _failure: CallFailed) -> None:
+        self._count_down(load)
+
+    def _on_queue(self, load: _LoadRound, queue: str, answer: Mapping[str, Any]) -> None:
+        load.queues[queue] = bool(answer["enable"])
+        self._count_down(load)
+
+    def _count_down(self, load: _LoadRound) -> None:
+        load.unanswered -= 1
+        if not load.unanswered and load is self._load:
+            expected = max(self._expected_at.values(), default=None)
+            self._tell(PeerLoadSeen(self._name, load.read(expected)))
+
+
+class _LoadRound:
+    """One round of questions about how busy the peer is."""
+
+    def __init__(self, seen_at: float) -> None:
+        self.seen_at = seen_at
+        self.unanswered = 0
+        self.answers: dict[str, Mapping[str, Any]] = {}
+        self.queues: dict[str, bool] = {}
+
+    def read(self, last_start_at: float | None) -> PeerLoad:
+        status = self.answers.get("sched.resource-status", {})
+        all_, allocated, down = (_cores_of_ranks(status.get(key)) for key in ("all", "allocated", "down"))
+        states = self.answers.get("job-list.job-stats", {}).get("job_states", {})
+        fluxion = self.answers.get("sched-fluxion-qmanager.stats-get")
+        up = all_.keys() - down.keys()
+        return PeerLoad(
+            seen_at=self.seen_at,
+            scheduler="fluxion" if fluxion is not None else "sched-simple" if status else "none",
+            nodes=len(all_),
+            nodes_up=len(up),
+            nodes_free=sum(1 for rank in up if allocated.get(rank, 0) < all_[rank]),
+            cores=sum(all_.values()),
+            cores_free=sum(all_[rank] - allocated.get(rank, 0) for rank in up),
+            waiting=_fluxion_backlog(fluxion) if fluxion is not None else int(states.get("sched", 0)),
+            running=int(states.get("run", 0)),
+            queues=dict(self.queues) if self.queues else None,
+            last_start_at=last_start_at,
+        )
+
+
+def _by_us(events: list[dict[str, Any]]) -> bool:
+    return any(event["name"] == "submit" and event["context"].get("userid") == os.getuid() for event in events)
+
+
+def _cores_of_ranks(r: Any) -> dict[int, int]:
+    """Count the cores of each rank of a resource set (RFC 20)."""
+    entries = (r or {}).get("execution", {}).get("R_lite", [])
+    return {
+        rank: len(tuple(parse_idset(entry["children"].get("core", ""))))
+        for entry in entries
+        for rank in parse_idset(entry["rank"])
+    }
+
+
+def _fluxion_backlog(stats: Mapping[str, Any]) -> int:
+    """Count the jobs in Fluxion's lists of waiting jobs. Its counters count every job that ever waited."""
+    waiting = 0
+    for queue in (stats.get("queues") or {}).values():
+        lists = queue.get("pending_queues") or {}
+        waiting += sum(len(jobs) for jobs in lists.values() if isinstance(jobs, list))
+    return waiting

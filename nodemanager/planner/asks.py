@@ -1,0 +1,79 @@
+"""What to ask the outside, and when: the claim, fresh lists, and records to be written.
+
+A source is asked again only after its answer, its deadline or its retry time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from nodemanager.core.nodes import NodeState
+from nodemanager.core.orders import ClaimInstance, KeepSpend, KeepSteering, ListCloud, LookAtRanks, SweepCloud
+from nodemanager.planner.cost import budget
+from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot, Source
+
+IN_TRANSITION = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
+
+Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
+
+
+def asks_now(snapshot: Snapshot, policy: Policy) -> tuple[Ask, ...]:
+    """What to ask now, in this order."""
+    return tuple(ask for ask, due_s in _due_times(snapshot, policy) if due_s <= snapshot.now_s)
+
+
+def sweeps_now(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
+    """The sweep for leftovers, if it is due. Never while another manager acts: a sweep deletes."""
+    return (SweepCloud(),) if _sweep_due_s(snapshot, policy) <= snapshot.now_s else ()
+
+
+def next_ask_s(snapshot: Snapshot, policy: Policy) -> float:
+    """When the next ask is due, or the deadline of one passes; infinity if neither is known."""
+    answers = (snapshot.claim, snapshot.flux, snapshot.cloud, snapshot.steering_write, snapshot.spend_write)
+    moments = [due_s for _, due_s in _due_times(snapshot, policy)]
+    moments += [source.answer_due_s for source in answers if source.answer_due_s is not None]
+    moments.append(_sweep_due_s(snapshot, policy))
+    return min((at_s for at_s in moments if at_s > snapshot.now_s), default=inf)
+
+
+def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]]:
+    """Everything that is to be asked, and when."""
+    if not snapshot.claimed:
+        yield ClaimInstance(), _not_before(-inf, snapshot.claim)
+    look_s = -inf if snapshot.look_due_since_s is not None else _stale_at_s(snapshot.flux, policy.probe_s)
+    yield LookAtRanks(), _not_before(look_s, snapshot.flux)
+    list_every_s = _list_every_s(snapshot, policy)
+    yield ListCloud(), _not_before(_stale_at_s(snapshot.cloud, list_every_s), snapshot.cloud)
+    if snapshot.claimed and snapshot.steering != snapshot.steering_on_record:
+        yield KeepSteering(snapshot.steering), _not_before(-inf, snapshot.steering_write)
+    spend_s = budget.write_spend_at_s(snapshot, policy)
+    if spend_s is not None:
+        yield KeepSpend(budget.current_spend(snapshot)), _not_before(spend_s, snapshot.spend_write)
+
+
+def _sweep_due_s(snapshot: Snapshot, policy: Policy) -> float:
+    return -inf if snapshot.swept_s is None else snapshot.swept_s + policy.sweep_s
+
+
+def _not_before(due_s: float, source: Source) -> float:
+    """When a source may be asked that is to be asked at ``due_s``; infinity while its answer is awaited."""
+    return max(due_s, source.retry_s) if source.answer_due_s is None else inf
+
+
+def _stale_at_s(source: Source, age_s: float) -> float:
+    return -inf if source.seen_s is None else source.seen_s + age_s
+
+
+def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
+    """How often to list the cloud: often while nodes boot or stop, else only now and then as a check."""
+    node_index = node_index_of(snapshot)
+    moving = (
+        any(node_index.count_by_state.get(state) for state in IN_TRANSITION)
+        or snapshot.strays
+        or snapshot.doubted_lists
+        or any(node.absences for node in node_index.to_check.values())
+    )
+    return policy.probe_s if moving else policy.relist_s

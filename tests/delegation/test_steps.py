@@ -1,0 +1,294 @@
+"""What happens next to a delegated job, for every pair of eventlogs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from nodemanager.core.jobs import JobId
+from nodemanager.delegation import steps
+from nodemanager.delegation.jobs import (
+    HOLD,
+    PROXY_R,
+    REFUSED,
+    STARTED,
+    SUBMITTED,
+    Copy,
+    JobEvent,
+    PeerName,
+    Placed,
+    Proxy,
+)
+from nodemanager.delegation.steps import PeerView, Relay, Sides, Step, next_step
+
+B, C = PeerName("b"), PeerName("c")
+JOB, REMOTE = JobId(7), JobId(70)
+
+
+def an_event(name: str, at: float, **context: object) -> JobEvent:
+    return JobEvent(name, at, context)
+
+
+SUBMIT = an_event("submit", 1.0, urgency=16, userid=1000, flags=0)
+BYPASS = an_event("set-flags", 2.0, flags=["alloc-bypass"])
+ADD_HOLD = an_event("dependency-add", 2.0, description=HOLD)
+VALIDATE = an_event("validate", 3.0)
+HELD = (SUBMIT, BYPASS, ADD_HOLD, VALIDATE)
+ON_RECORD = an_event(SUBMITTED, 4.0, peer="b", jobid=70)
+B_STARTED = an_event(STARTED, 5.0, timestamp=5.0)
+FREED = an_event("dependency-remove", 6.0, description=HOLD)
+QUEUED = (FREED, an_event("depend", 6.0), an_event("priority", 6.0, priority=16))
+ALLOCATED = (*QUEUED, an_event("alloc", 7.0, bypass=True))
+RUNNING = (*ALLOCATED, an_event("start", 8.0))
+FINISHED = an_event("finish", 12.0, status=768)
+CANCELLED = an_event("exception", 9.0, type="cancel", severity=0, note="no longer needed")
+TIMED_OUT = an_event("exception", 9.0, type="timeout", severity=0, note="resource allocation expired")
+CLEAN = an_event("clean", 13.0)
+
+COPY_HELD = (an_event("submit", 3.5, urgency=0, userid=1000, flags=0), VALIDATE)
+RELEASED = an_event("urgency", 4.5, urgency=16, userid=1000)
+COPY_STARTED = (an_event("depend", 4.6), an_event("alloc", 4.7), an_event("start", 5.0))
+COPY_RUNS = (*COPY_HELD, RELEASED, *COPY_STARTED)
+
+
+def a_proxy(*events: JobEvent, nodelist: str = "b") -> Proxy:
+    return Proxy(JOB, target="b", nodelist=nodelist).after(events)
+
+
+def a_view(*copies: Copy, missing: Sequence[JobId] = (), synced: bool = True, refused: str = "") -> PeerView:
+    return PeerView(B, synced, copies, frozenset(missing), "" if synced else "connection refused", refused)
+
+
+def a_copy(*events: JobEvent, remote: JobId = REMOTE) -> Copy:
+    return Copy(remote).after(events)
+
+
+def the_step(proxy: Proxy, *views: PeerView, chosen: PeerName | None = None, relay: Relay = Relay.IDLE) -> Step:
+    return next_step(Sides(proxy, {view.name: view for view in views}, chosen, home_started_at=0.5, relay=relay))
+
+
+def waits(step: Step, code: str) -> bool:
+    return isinstance(step, steps.Wait) and step.reason.code == code
+
+
+PLACED = (*HELD, ON_RECORD)
+STARTED_THERE = (*PLACED, B_STARTED)
+
+# (our eventlog, the copy's eventlog or None, the relay) -> the step
+TABLE = [
+    ("no peer yet", HELD, None, Relay.IDLE, steps.Choose()),
+    ("a copy from before a crash is adopted", HELD, COPY_HELD, Relay.IDLE, steps.RecordCopy(B, REMOTE)),
+    ("on record: it may run", PLACED, COPY_HELD, Relay.IDLE, steps.SetUrgency(B, REMOTE, 16)),
+    (
+        "the user's urgency goes along",
+        (*PLACED, an_event("urgency", 4.2, urgency=31)),
+        COPY_HELD,
+        Relay.IDLE,
+        steps.SetUrgency(B, REMOTE, 31),
+    ),
+    (
+        "and the user's hold",
+        (*PLACED, an_event("urgency", 4.8, urgency=0)),
+        (*COPY_HELD, RELEASED),
+        Relay.IDLE,
+        steps.SetUrgency(B, REMOTE, 0),
+    ),
+    ("not among the active copies", PLACED, None, Relay.IDLE, steps.LookUpCopy(B, REMOTE)),
+    ("it started", PLACED, COPY_RUNS, Relay.IDLE, steps.RecordStart(5.0)),
+    ("the hold goes", STARTED_THERE, COPY_RUNS, Relay.IDLE, steps.RemoveHold()),
+    ("allocated", (*STARTED_THERE, *ALLOCATED), COPY_RUNS, Relay.IDLE, steps.StartProxy()),
+    ("running: its output", (*STARTED_THERE, *RUNNING), COPY_RUNS, Relay.IDLE, steps.RelayOutput(B, REMOTE)),
+    (
+        "finished and all output passed on",
+        (*STARTED_THERE, *RUNNING),
+        (*COPY_RUNS, FINISHED),
+        Relay.DONE,
+        steps.FinishProxy(768),
+    ),
+    (
+        "finished by an exception",
+        (*STARTED_THERE, *RUNNING),
+        (*COPY_RUNS, TIMED_OUT, replace(FINISHED, context={"status": 36352}), CLEAN),
+        Relay.DONE,
+        steps.RaiseFailure("timeout", "remote: b: resource allocation expired", 36352),
+    ),
+    (
+        "ended without a status",
+        (*STARTED_THERE, *RUNNING),
+        (*COPY_RUNS, an_event("exception", 9.0, type="exec", severity=0, note="lost"), CLEAN),
+        Relay.DONE,
+        steps.RaiseFailure("exec", "remote: b: lost"),
+    ),
+    (
+        "cancelled there while it waited",
+        PLACED,
+        (*COPY_HELD, RELEASED, CANCELLED, CLEAN),
+        Relay.IDLE,
+        steps.RaiseFailure("cancel", "remote: b: no longer needed"),
+    ),
+    (
+        "refused there",
+        PLACED,
+        (*COPY_HELD, RELEASED, an_event("exception", 9.0, type="alloc", severity=0, note="unsatisfiable"), CLEAN),
+        Relay.IDLE,
+        steps.RecordRefusal(B, "unsatisfiable"),
+    ),
+    (
+        "cancelled at home",
+        (*STARTED_THERE, *RUNNING, CANCELLED),
+        COPY_RUNS,
+        Relay.FLOWING,
+        steps.CancelCopy(B, REMOTE, "ended at home: cancel: no longer needed"),
+    ),
+    (
+        "cancelled at home while it waited",
+        (*PLACED, CANCELLED, CLEAN),
+        (*COPY_HELD, RELEASED),
+        Relay.IDLE,
+        steps.CancelCopy(B, REMOTE, "ended at home: cancel: no longer needed"),
+    ),
+    (
+        "a shorter time limit",
+        (*STARTED_THERE, *RUNNING, an_event("jobspec-update", 9.0, **{"attributes.system.duration": 60.0})),
+        COPY_RUNS,
+        Relay.FLOWING,
+        steps.SetDuration(B, REMOTE, 60.0),
+    ),
+    (
+        "both ended",
+        (*STARTED_THERE, *RUNNING, FINISHED, CLEAN),
+        (*COPY_RUNS, FINISHED, CLEAN),
+        Relay.DONE,
+        steps.Done(),
+    ),
+    ("ended at home before there was a copy", (*HELD, CANCELLED, CLEAN), None, Relay.IDLE, steps.Done()),
+]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "relay", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+)
+def test_the_next_step(
+    ours: Sequence[JobEvent], theirs: Sequence[JobEvent] | None, relay: Relay, step: Step
+) -> None:
+    view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
+    assert the_step(a_proxy(*ours), view, relay=relay) == step
+
+
+WAITS = [
+    ("not validated yet", (SUBMIT, ADD_HOLD), None, Relay.IDLE, "delegated_dependency"),
+    (
+        "another dependency first",
+        (*HELD, an_event("dependency-add", 2.5, description="after-success=5")),
+        None,
+        Relay.IDLE,
+        "delegated_dependency",
+    ),
+    ("pending there", PLACED, (*COPY_HELD, RELEASED), Relay.IDLE, "delegated_pending"),
+    ("held by its user", (*PLACED, an_event("urgency", 4.8, urgency=0)), COPY_HELD, Relay.IDLE, "delegated_held"),
+    ("queued at home", (*STARTED_THERE, *QUEUED), COPY_RUNS, Relay.IDLE, "delegated_starting"),
+    ("running there", (*STARTED_THERE, *RUNNING), COPY_RUNS, Relay.FLOWING, "delegated_running"),
+    ("output still flows", (*STARTED_THERE, *RUNNING), (*COPY_RUNS, FINISHED), Relay.FLOWING, "delegated_ending"),
+    (
+        "the copy is ending too",
+        (*STARTED_THERE, *RUNNING, CANCELLED),
+        (*COPY_RUNS, CANCELLED),
+        Relay.FLOWING,
+        "delegated_ending",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "relay", "code"), [row[1:] for row in WAITS], ids=[row[0] for row in WAITS]
+)
+def test_it_waits(ours: Sequence[JobEvent], theirs: Sequence[JobEvent] | None, relay: Relay, code: str) -> None:
+    view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
+    assert waits(the_step(a_proxy(*ours), view, relay=relay), code)
+
+
+def test_a_chosen_peer_gets_a_copy() -> None:
+    assert the_step(a_proxy(*HELD), a_view(), chosen=B) == steps.SubmitCopy(B)
+
+
+def test_a_chosen_peer_that_is_lost_is_chosen_again() -> None:
+    assert the_step(a_proxy(*HELD), a_view(synced=False), chosen=B) == steps.Choose()
+
+
+def test_a_refused_submission_is_recorded() -> None:
+    assert the_step(a_proxy(*HELD), a_view(refused="no such queue"), chosen=B) == steps.RecordRefusal(
+        B, "no such queue"
+    )
+
+
+def test_a_refusal_makes_way_for_the_next_peer() -> None:
+    proxy = a_proxy(*PLACED, an_event(REFUSED, 5.0, peer="b", why="unsatisfiable"))
+    ended = a_copy(*COPY_HELD, an_event("exception", 4.9, type="alloc", severity=0, note="unsatisfiable"), CLEAN)
+    assert the_step(proxy, a_view(ended), chosen=B) == steps.Choose()
+    assert the_step(proxy, a_view(ended), PeerView(C, synced=True), chosen=C) == steps.SubmitCopy(C)
+    assert proxy.after([an_event(SUBMITTED, 6.0, peer="c", jobid=80)]).placed == Placed(C, JobId(80))
+
+
+def test_a_second_manager_s_copy_is_cancelled_before_it_runs() -> None:
+    """Both managers submitted; the first record counts."""
+    proxy = a_proxy(*PLACED, an_event(SUBMITTED, 4.1, peer="b", jobid=71))
+    other = a_copy(*COPY_HELD, remote=JobId(71))
+    step = the_step(proxy, a_view(a_copy(*COPY_HELD), other))
+    assert step == steps.CancelCopy(B, JobId(71), "another copy of this job is on record at home")
+
+
+def test_a_copy_at_another_peer_is_cancelled() -> None:
+    elsewhere = PeerView(C, synced=True, copies=(a_copy(*COPY_HELD, remote=JobId(80)),))
+    step = the_step(a_proxy(*PLACED), a_view(a_copy(*COPY_HELD)), elsewhere)
+    assert step == steps.CancelCopy(C, JobId(80), "another copy of this job is on record at home")
+
+
+def test_a_peer_that_lost_its_state_ends_the_job_and_starts_nothing() -> None:
+    step = the_step(a_proxy(*PLACED), a_view(missing=[REMOTE]))
+    assert isinstance(step, steps.RaiseFailure)
+    assert "lost its state" in step.note
+
+
+@pytest.mark.parametrize("events", [PLACED, (*STARTED_THERE, *RUNNING)], ids=["pending", "running"])
+def test_an_unreachable_peer_is_waited_for(events: Sequence[JobEvent]) -> None:
+    step = the_step(a_proxy(*events), a_view(a_copy(*COPY_RUNS), synced=False))
+    assert waits(step, "peer_unreachable")
+
+
+def test_a_copy_at_an_unreachable_peer_is_not_forgotten() -> None:
+    """Our job was cancelled meanwhile: the copy is cancelled once the peer is back."""
+    proxy = a_proxy(*STARTED_THERE, *RUNNING, CANCELLED, CLEAN)
+    copy = a_copy(*COPY_RUNS)
+    assert waits(the_step(proxy, a_view(copy, synced=False)), "peer_unreachable")
+    assert isinstance(the_step(proxy, a_view(copy)), steps.CancelCopy)
+
+
+def restarted(*events: JobEvent, nodelist: str = "b") -> Step:
+    sides = Sides(a_proxy(*events, nodelist=nodelist), {B: a_view(a_copy(*COPY_RUNS))}, home_started_at=5.5)
+    return next_step(sides)
+
+
+def test_after_a_restart_at_home_the_plugin_is_reminded() -> None:
+    again = an_event("set-flags", 5.7, flags=["alloc-bypass"])
+    assert restarted(*STARTED_THERE) == steps.Revalidate(0.0)
+    assert restarted(*STARTED_THERE, again) == steps.RemoveHold()
+    assert restarted(*STARTED_THERE, *QUEUED) == steps.Revalidate(0.0)
+    assert restarted(*STARTED_THERE, *ALLOCATED) == steps.StartProxy()
+
+
+def test_the_nodes_column_names_the_peer() -> None:
+    named = an_event("jobspec-update", 5.2, **{PROXY_R: {"execution": {"nodelist": ["b"]}}})
+    view = a_view(a_copy(*COPY_RUNS))
+    proxy = a_proxy(*STARTED_THERE, nodelist="any")
+    assert the_step(proxy, view) == steps.NameNodes(PeerName("b"))
+    assert the_step(proxy.after([named]), view) == steps.Revalidate(0.0)
+
+
+def test_a_log_that_is_read_twice_changes_nothing() -> None:
+    events = (*STARTED_THERE, *RUNNING)
+    once = a_proxy(*events)
+    assert once.after(events[4:]) == once
+    copy = a_copy(*COPY_RUNS, FINISHED)
+    assert copy.after([*COPY_STARTED, FINISHED]) == copy
