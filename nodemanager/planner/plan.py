@@ -28,14 +28,7 @@ from nodemanager.core.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
-<<<<<<< HEAD
     HoldJobs,
-    KeepSpend,
-    KeepSteering,
-    ListCloud,
-    LookAtRanks,
-=======
->>>>>>> main
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
@@ -53,11 +46,8 @@ from nodemanager.planner.observe.operator import count_held, steered_nodes
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
-<<<<<<< HEAD
 from nodemanager.planner.placement.holds import hold_orders
-=======
 from nodemanager.planner.placement.make_room import make_room
->>>>>>> main
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.requeue import requeue_orders
@@ -69,14 +59,7 @@ from nodemanager.planner.state.queue_index import queue_index_of
 from nodemanager.planner.state.snapshot import Node, Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
 
-<<<<<<< HEAD
-IN_TRANSITION = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
-
-Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
-=======
-Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
->>>>>>> main
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +172,14 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     reasons = {node.id: step.reason for node, step in steps} | {boot.launch.id: boot.reason for boot in boots}
     orders = [step.action for _, step in steps if step.action is not None]
     return Plan(
-<<<<<<< HEAD
-        asks=(*asks, *_sweeps(snapshot, policy)),
+        asks=(*asks, *sweeps_now(snapshot, policy)),
         actions=(
-            *steps,
+            *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
             *hold_orders(snapshot, policy, placement),
             *boots,
         ),
-=======
-        asks=(*asks, *sweeps_now(snapshot, policy)),
-        actions=(*orders, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
->>>>>>> main
         jobs=JobReasons(snapshot.jobs, placement, settling, boot_delays(node_index_of(snapshot).to_check.values())),
         nodes=NodeReasons(snapshot.nodes, reasons, rest=BUSY),
         settled=quiet,
