@@ -90,6 +90,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
+    from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
     del chosen
@@ -99,7 +100,8 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         site = service.with_cluster_uuid(site)
         service.record_cluster_name(site)
         outputs = Outputs(site)
-        ports = service.make_ports(site, outputs.info)
+        floors = Floors(time.monotonic, site.limits.nodes_max)
+        ports = service.make_ports(site, outputs.info, floors.answer)
     except service.NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
@@ -109,7 +111,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return service.serve(site, ports, outputs)
+    return service.serve(site, ports, outputs, floors)
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
@@ -414,6 +416,14 @@ def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
     return chaos_verb.chaos(chosen)
 
 
+def ensemble(site: Site | None, chosen: argparse.Namespace) -> int:
+    """Run jobs by the rules of an ensemble.yaml, on any Flux instance of your own (no --config)."""
+    from nodemanager.cli.ensemble import command
+
+    del site
+    return command.ensemble(chosen)
+
+
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under the site's policy and report cost and waiting times."""
     from nodemanager.whatif import command
@@ -435,6 +445,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "rotate-cert": rotate_cert,
     "simulate": simulate,
     "chaos": chaos,
+    "ensemble": ensemble,
     "slots": slots,
     "resize": resize,
     "expand": expand,
@@ -454,13 +465,14 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
 }
 SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
     "simulate": "WORKLOAD, a trace, a history or a model (doc/what-if.md)",
+    "ensemble": "check FILE, run FILE, status [NAME], stop NAME or list",
     "expand": "JOBID, the outer job that runs the instance",
     "explain": "job ID, node NAME or type NAME",
     "hold": "NODE, named by its slot or its launch",
     "release": "NODE",
     "retire": "NODE",
 }
-WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos}
+WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos, "ensemble": ensemble}
 SERVING = frozenset({"run", "join-service"})  # they print nothing
 SIMULATING = frozenset({"simulate", "chaos"})  # verbs with options of their own, which take long to import
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command"})
@@ -500,7 +512,14 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--at", metavar="TIME", help='for explain: explain a past time ("2h" is two hours ago)')
     parser.add_argument("--since", metavar="SPAN", help="for report: how far to look back (default 7d)")
     parser.add_argument("--follow", action="store_true", help="for events: also show new events as they happen")
-    parser.add_argument("--config", metavar="SITE.INI", help="the site file, which every verb except chaos needs")
+    parser.add_argument(
+        "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos and ensemble need"
+    )
+    parser.add_argument("--uri", help="for ensemble: the Flux instance (default: the enclosing one)")
+    parser.add_argument("--name", help="for ensemble run: the ensemble's name (default: the file's, without .yaml)")
+    parser.add_argument(
+        "--until-done", action="store_true", help="for ensemble run: also end when nothing more can happen"
+    )
     parser.add_argument("--keep", action="store_true", help="for cloud-test: keep the node")
     parser.add_argument(
         "--table", metavar="TOML", help='for prices: your own price list, with "SIZE" = price under each [REGION]'

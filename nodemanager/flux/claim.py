@@ -2,7 +2,8 @@
 
 Flux delivers a service's requests to the handle that registered it. The name is free as soon as that handle is
 closed or its process dies. So the claim has its own handle and a small thread that only answers
-``node-manager.owner``. It answers even while the port waits for a slow call or the watch reads a backlog.
+``node-manager.owner`` and ``.floor``. It answers even while the port waits for a slow call or the watch reads a
+backlog.
 
 What every user of the instance may ask is another service, ``node-manager-info``, with its own handle and thread.
 So a user who floods it with requests delays neither the claim nor the checks of it.
@@ -10,8 +11,8 @@ So a user who floods it with requests delays neither the claim nor the checks of
 To check that we still hold the name, the port sends one RPC through the broker (0.5 ms). The answer must contain
 our token, which proves that the broker sends the name's requests to us. A local variable could not prove that.
 
-When rank 0 restarts, the claim is not taken again automatically, because the record may have changed meanwhile. The
-manager decides (``FluxPort.claim``).
+When rank 0 restarts, the claim is not taken again automatically, because the record may have changed meanwhile.
+The manager decides (``FluxPort.claim``).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,14 +67,18 @@ def _read_owner(answer: Any) -> Owner:
     return Owner(str(known.get("token", "")), pid if isinstance(pid, int) else 0, str(known.get("host", "?")))
 
 
-class Claim:
-    """Our hold on the name. Any thread may call its methods."""
+Floor = Callable[[Mapping[str, Any]], str]  # answers a request to keep nodes: why not, or ""
 
-    def __init__(self, uri: str, *, timeout_s: float, info: Info | None = None) -> None:
+
+class Claim:
+    """Our hold on the name. Any thread may call its methods. ``floor`` is called in the claim's own thread."""
+
+    def __init__(self, uri: str, *, timeout_s: float, info: Info | None = None, floor: Floor | None = None) -> None:
         self._owner = Owner(secrets.token_hex(16), os.getpid(), socket.gethostname())
         self._uri = uri
         self._timeout_s = timeout_s
         self._info = info if info is not None else Info()
+        self._floor = floor
         self._lock = threading.Lock()
         self._keeper: _ServiceThread | None = None
         self._informer: _ServiceThread | None = None
@@ -82,7 +87,8 @@ class Claim:
         """Register the name again. Raises ``FluxError`` if that fails, ``CallFailed`` with EEXIST if it is held."""
         with self._lock:
             self._end()
-            self._keeper = self._start(SERVICE, {"owner": self._answer_owner}, for_users=False)
+            own = {"owner": self._answer_owner, "floor": self._answer_floor}
+            self._keeper = self._start(SERVICE, own, for_users=False)
             methods = {"status": lambda _: self._info.status(), "explain": self._answer_explain}
             try:
                 self._informer = self._start(INFO_SERVICE, methods, for_users=True)
@@ -100,6 +106,12 @@ class Claim:
 
     def _answer_owner(self, _: Request) -> str:
         return json.dumps({"token": self._owner.token, "pid": self._owner.pid, "host": self._owner.host})
+
+    def _answer_floor(self, request: Request) -> str:
+        """Answer an ensemble that asks for nodes (:mod:`nodemanager.service.floors`)."""
+        if self._floor is None:
+            raise LookupError("this manager keeps no nodes for ensembles")
+        return json.dumps({"why": self._floor(request.payload)})
 
     def _answer_explain(self, request: Request) -> str:
         job_id = request.payload.get("id")

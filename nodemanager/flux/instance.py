@@ -9,7 +9,7 @@ from pathlib import Path
 from nodemanager.core.ports import Clock, FluxError, Info
 from nodemanager.core.slots import NodeType
 from nodemanager.flux import bindings
-from nodemanager.flux.claim import Claim
+from nodemanager.flux.claim import Claim, Floor
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 
@@ -19,7 +19,8 @@ class RealFlux:
 
     ``uri``: an argument of ``flux_open`` that leads to rank 0; ``""`` means the enclosing instance. ``folder``: its
     conf.d is rank 0's configuration. ``folder`` and ``node_types`` are needed to change the types of slots.
-    ``info``: the answers to users of the instance who ask the service ``node-manager-info``.
+    ``info``: the answers to users of the instance who ask the service ``node-manager-info``. ``floor``: the answer
+    to ensembles that ask for nodes.
     ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks.
 
     Raises ``BindingsMissing``, also if the instance runs another version. An unreachable instance raises only
@@ -36,6 +37,7 @@ class RealFlux:
         node_types: Sequence[NodeType] = (),
         timeout_s: float = 5.0,
         info: Info | None = None,
+        floor: Floor | None = None,
         measures: bool = False,
         flub: bool = False,
     ) -> None:
@@ -50,7 +52,7 @@ class RealFlux:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._flub = flub
-        self._claim = Claim(uri, timeout_s=timeout_s, info=info)
+        self._claim = Claim(uri, timeout_s=timeout_s, info=info, floor=floor)
 
     def port(self) -> RealFluxPort:
         """Make a port for one thread. Its first call opens the handle."""

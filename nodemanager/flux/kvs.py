@@ -59,6 +59,18 @@ def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: floa
             future.wait_for(timeout_s).get()
 
 
+def send_append(handle: Handle, key: str, text: str) -> Future:
+    """Send text to append to a value, and return the future of the answer. Raises ``CallFailed``.
+
+    The broker applies commits of one handle in the order in which they were sent.
+    """
+    store = flux_module("flux.kvs")
+    with flux_call("KVS append"):
+        transaction = store.KVSTxn(handle)
+        store.RAW.flux_kvs_txn_put(transaction.txn, store.RAW.FLUX_KVS_APPEND, key, text.encode())
+        return store.commit_async(handle, _kvstxn=transaction)
+
+
 def _lookup(handle: Handle, key: str, flags: int) -> Future:
     with flux_call(f"KVS lookup of {key}"):
         return flux_module("flux.future").Future(

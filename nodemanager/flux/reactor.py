@@ -62,6 +62,7 @@ class Reactor:
         self._any_version = any_version
         self._futures: set[Future] = set()
         self._watchers: list[Any] = []
+        self._spent: list[Any] = []  # those of the watchers that will not call again
 
     def __enter__(self) -> Self:
         self.handle = connect(self._uri, any_version=self._any_version)
@@ -186,10 +187,26 @@ class Reactor:
         """Make a timer that is not started yet; it has ``start`` and ``stop``."""
         return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: callback(), repeat=period_s))
 
-    def on_readable(self, fd: int, callback: Callable[[], None]) -> None:
-        """Call ``callback`` whenever the file descriptor is readable."""
+    def after(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, after a delay."""
+        for watcher in self._spent:
+            self._watchers.remove(watcher)
+            watcher.destroy()
+        self._spent.clear()
+
+        def once(*_: object) -> None:
+            callback()
+            self._spent.append(watcher)  # destroyed later: its own callback still runs
+
+        watcher = self._watch(self.handle.timer_watcher_create(max(0.0, delay_s), once))
+        watcher.start()
+
+    def on_readable(self, fd: int, callback: Callable[[], None]) -> Any:
+        """Call ``callback`` whenever the descriptor is readable. Returns a watcher: stop it before you close."""
         flags = flux_module("flux.constants").FLUX_POLLIN
-        self._watch(self.handle.fd_watcher_create(fd, lambda *_: callback(), flags)).start()
+        watcher = self._watch(self.handle.fd_watcher_create(fd, lambda *_: callback(), flags))
+        watcher.start()
+        return watcher
 
     def serve(
         self,

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -46,6 +46,7 @@ from nodemanager.web.api.control import ReloadRefused
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
     from nodemanager.flux.instance import RealFlux
+    from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
 EXIT_OK = 0
@@ -221,10 +222,13 @@ class NodesCannotJoin(Exception):
     """Nodes join by the site's join service, which lacks something. The message says what."""
 
 
-def make_ports(site: Site, info: Info | None = None) -> SitePorts:
+def make_ports(
+    site: Site, info: Info | None = None, floor: Callable[[Mapping[str, Any]], str] | None = None
+) -> SitePorts:
     """Make the ports that the site names. Only their modules are imported.
 
-    ``info``: the answers to users who ask through Flux. Raises ``NodesCannotJoin``.
+    ``info``: the answers to users who ask through Flux. ``floor``: the answer to ensembles that ask for nodes.
+    Raises ``NodesCannotJoin``.
     """
     if site.flux.simulated:
         return _simulated_ports(site)
@@ -241,6 +245,7 @@ def make_ports(site: Site, info: Info | None = None) -> SitePorts:
         folder=site.flux.bootstrap_dir,
         node_types=site.node_types,
         info=info,
+        floor=floor,
         # A node that joins by ticket reports its hardware itself, before its broker starts.
         measures=site.flux.join is not JoinMethod.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
         flub=site.flux.join is JoinMethod.FLUB,
@@ -363,6 +368,7 @@ class Service:
     ) -> None:
         self.fate = Fate()
         self._site = site
+        self._floor = 0
         self._ports = ports
         self._news = threading.Event()
         self._manager = wire(ports, policy_of(site), site.acts, publish, self.fate, self._spawn)
@@ -419,15 +425,26 @@ class Service:
                 f"{site.path}: changing these needs a restart: {', '.join(changed)}; nothing is changed"
             )
         self._site = site
-        self._manager.tell(UsePolicy(policy_of(site)))
+        self._use_policy()
         structlog.get_logger().info("reloaded", path=str(site.path))
         return {"path": str(site.path), "reloaded": True}
+
+    def keep_nodes(self, floor: int) -> None:
+        """Keep at least so many nodes for ensembles, as ``nodes_min`` does for the site."""
+        if floor != self._floor:
+            self._floor = floor
+            structlog.get_logger().info("ensembles_keep_nodes", nodes=floor)
+            self._use_policy()
+
+    def _use_policy(self) -> None:
+        policy = policy_of(self._site)
+        self._manager.tell(UsePolicy(replace(policy, nodes_min=max(policy.nodes_min, self._floor))))
 
     def _report_flux_lost(self, why: str) -> None:
         self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))
 
 
-def serve(site: Site, ports: SitePorts, outputs: Outputs) -> int:
+def serve(site: Site, ports: SitePorts, outputs: Outputs, floors: Floors | None = None) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status."""
     log: Any = structlog.get_logger()
     systemd = Notifier()
@@ -448,7 +465,10 @@ def serve(site: Site, ports: SitePorts, outputs: Outputs) -> int:
     service.start()
     # The kernel may deliver a signal to another thread. Python then handles it only after this wait has ended.
     while not service.fate.ended.wait(SIGNALS_EVERY_S):
-        pass
+        if floors is not None:
+            floors.nodes_max = service.site.limits.nodes_max
+            floors.lapse()
+            service.keep_nodes(floors.total)
     systemd.notify_stopping()
     service.stop()
     outputs.stop(STOP_S)

@@ -1,0 +1,1 @@
+"""The verb ``ensemble``: check, run, status, stop and list."""

@@ -1,0 +1,232 @@
+"""Run, check and steer ensembles from the command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nodemanager.cli.ensemble.views import groups_table, make_view, rules_table
+from nodemanager.cli.terminal import make_console
+from nodemanager.core.notation import escape_unprintable
+from nodemanager.core.ports import FluxError
+from nodemanager.ensemble.file.model import Ensemble
+from nodemanager.ensemble.file.schema import EnsembleError, SchemaFault, Severity, read_ensemble
+from nodemanager.ensemble.ports import NameTaken
+from nodemanager.flux.bindings import BindingsMissing, connection
+from nodemanager.flux.ensembles.alone import run_alone
+from nodemanager.flux.ensembles.client import EnsembleClient, UnknownEnsemble
+from nodemanager.flux.ensembles.runner import AnotherFile, Assignment
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_CONFIG (sysexits.h)
+EXIT_CONFIG = 78
+EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
+USAGE = "use: ensemble check FILE, run FILE, status [NAME], stop NAME, or list"
+FILE_BYTES_MAX = 2**20
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+class WrongUse(Exception):
+    """The command line is wrong. The message shows the correct form."""
+
+
+def ensemble(chosen: Namespace) -> int:
+    """Run one of the verbs of ``ensemble`` and return the exit status."""
+    verb, *arguments = chosen.subjects or [""]
+    try:
+        return _VERBS.get(verb, _usage)(arguments, chosen)
+    except WrongUse as error:
+        status = EXIT_USAGE
+        text = str(error)
+    except UnknownEnsemble as error:
+        status, text = EXIT_FAILED, str(error)
+    except (BindingsMissing, FluxError) as error:
+        status, text = EXIT_UNAVAILABLE, str(error)
+    print(*map(escape_unprintable, text.split("\n")), sep="\n", file=sys.stderr)
+    return status
+
+
+def _usage(arguments: list[str], chosen: Namespace) -> int:
+    del arguments, chosen
+    raise WrongUse(USAGE)
+
+
+# --- files ------------------------------------------------------------------------------------------------
+
+
+def _check(arguments: list[str], chosen: Namespace) -> int:
+    path = _file(arguments, "check")
+    _, faults, found = _read(path)
+    if chosen.json:
+        print(json.dumps({"file": str(path), "faults": [_fault_document(fault) for fault in faults]}, indent=2))
+    else:
+        _print_faults(path, faults, sys.stdout)
+    if found is None or any(fault.severity is Severity.UNKNOWN for fault in faults):
+        return EXIT_CONFIG
+    if not chosen.json:
+        jobs = sum(jobs.count for jobs in found.sets)
+        print(f"{path}: good; {len(found.groups)} groups, {jobs} jobs, {len(found.rules)} rules")
+    return EXIT_OK
+
+
+def _file(arguments: list[str], verb: str) -> Path:
+    if len(arguments) != 1:
+        raise WrongUse(f"use: ensemble {verb} FILE")
+    return Path(arguments[0])
+
+
+def _read(path: Path) -> tuple[str, tuple[SchemaFault, ...], Ensemble | None]:
+    """Return the file's text, its faults, and the ensemble if it can run."""
+    try:
+        data = path.read_bytes()
+        if len(data) > FILE_BYTES_MAX:
+            return "", (SchemaFault(1, 1, Severity.ERROR, f"the file has more than {FILE_BYTES_MAX} bytes"),), None
+        text = data.decode()
+    except OSError as error:
+        return "", (SchemaFault(1, 1, Severity.ERROR, f"the file cannot be read: {error.strerror}"),), None
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        return "", (SchemaFault(line, 1, Severity.ERROR, "the file is not UTF-8"),), None
+    try:
+        found, faults = read_ensemble(text)
+    except EnsembleError as error:
+        return text, error.faults, None
+    return text, faults, found
+
+
+def _print_faults(path: Path, faults: tuple[SchemaFault, ...], stream: Any) -> None:
+    for fault in faults:
+        print(escape_unprintable(f"{path}:{fault}"), file=stream)
+
+
+def _fault_document(fault: SchemaFault) -> dict[str, Any]:
+    return {"line": fault.line, "column": fault.column, "severity": str(fault.severity), "text": fault.text}
+
+
+# --- running ----------------------------------------------------------------------------------------------
+
+
+def _run(arguments: list[str], chosen: Namespace) -> int:
+    path = _file(arguments, "run")
+    text, faults, found = _read(path)
+    _print_faults(path, faults, sys.stderr)
+    if found is None:
+        return EXIT_CONFIG
+    name = _name(chosen.name or path.stem, may_clean=not chosen.name)
+    assignment = Assignment(name, str(path.absolute()), text, found, str(Path.cwd()), until_done=chosen.until_done)
+    view = make_view(name, make_console(), as_json=chosen.json)
+    closing = f"the process stops. To end the run too: flux-node-manager ensemble stop {name}"
+    summary: Mapping[str, Any] = {}
+    try:
+        with _stop_signals() as (stop_asked, received):
+            outcome, summary = run_alone(chosen.uri or "", assignment, view, stop_asked)
+        closing = outcome or closing
+    except (NameTaken, AnotherFile) as error:
+        outcome, closing = "", str(error)
+    except FluxError as error:
+        closing = str(error)
+        raise
+    finally:
+        view.close(closing, summary)
+    if received:
+        return EXIT_OF_SIGNAL + received[0]
+    return EXIT_OK if outcome else EXIT_FAILED
+
+
+def _name(name: str, *, may_clean: bool) -> str:
+    cleaned = _NOT_IN_A_NAME.sub("-", name).strip("-")
+    if not cleaned or (cleaned != name and not may_clean):
+        raise WrongUse(f'"{name}" cannot name an ensemble: use letters, digits, - and _')
+    return cleaned
+
+
+@contextmanager
+def _stop_signals() -> Iterator[tuple[socket.socket, list[int]]]:
+    """Give a socket that becomes readable at SIGTERM and SIGINT, and the list of those received.
+
+    A Python handler would only run once the reactor's C code returns.
+    """
+    stop_asked, wake = socket.socketpair()
+    received: list[int] = []
+    wake.setblocking(False)  # noqa: FBT003 - the interface of sockets
+    before = signal.set_wakeup_fd(wake.fileno())
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+
+    handlers = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with stop_asked, wake:
+            yield stop_asked, received
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+# --- asking and stopping ----------------------------------------------------------------------------------
+
+
+def _status(arguments: list[str], chosen: Namespace) -> int:
+    if not arguments:
+        return _list(arguments, chosen)
+    name = _name(arguments[0], may_clean=False)
+    with _instance(chosen) as runs:
+        document = runs.status(name)
+    if chosen.json:
+        print(json.dumps(document, indent=2))
+        return EXIT_OK
+    print(_sentence(document))
+    if summary := document["summary"]:
+        make_console(soft_wrap=not sys.stdout.isatty()).print(groups_table(summary), rules_table(summary))
+    return EXIT_OK
+
+
+def _list(arguments: list[str], chosen: Namespace) -> int:
+    if arguments:
+        raise WrongUse("use: ensemble list")
+    with _instance(chosen) as runs:
+        documents = [runs.status(name) for name in runs.names()]
+    if chosen.json:
+        print(json.dumps(documents, indent=2))
+    else:
+        print(*(_sentence(document) for document in documents) if documents else ["no ensembles"], sep="\n")
+    return EXIT_OK
+
+
+def _sentence(document: Mapping[str, Any]) -> str:
+    return escape_unprintable(f"{document['name']}: {document['state']}, {document['file']}, run {document['run']}")
+
+
+def _stop(arguments: list[str], chosen: Namespace) -> int:
+    if len(arguments) != 1:
+        raise WrongUse("use: ensemble stop NAME")
+    name = _name(arguments[0], may_clean=False)
+    with _instance(chosen) as runs:
+        print(runs.stop(name))
+    return EXIT_OK
+
+
+@contextmanager
+def _instance(chosen: Namespace) -> Iterator[EnsembleClient]:
+    with connection(chosen.uri or "") as handle:
+        yield EnsembleClient(handle)
+
+
+_VERBS: Mapping[str, Callable[[list[str], Namespace], int]] = {
+    "check": _check,
+    "run": _run,
+    "status": _status,
+    "stop": _stop,
+    "list": _list,
+}

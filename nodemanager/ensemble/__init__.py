@@ -1,0 +1,1 @@
+"""Ensembles: workloads that are rules over groups of jobs. Everything here is pure. Start with ``engine``."""

@@ -1,0 +1,40 @@
+"""Share nodes among ensembles by weights: weighted max-min fairness, in whole nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one ensemble asks for. It gets ``nodes_min`` of it first, and never more than ``nodes_max``."""
+
+    nodes: int
+    weight: float = 1.0
+    nodes_min: int = 0
+    nodes_max: int | None = None
+
+    @property
+    def wanted(self) -> int:
+        return self.nodes if self.nodes_max is None else min(self.nodes, self.nodes_max)
+
+
+def share_nodes(claims: Mapping[str, Claim], nodes: int) -> dict[str, int]:
+    """Return how many of ``nodes`` each ensemble gets, by name.
+
+    Each next node goes to the ensemble that has the fewest for its weight and wants more; of equals, to the first
+    by name.
+    """
+    shares: dict[str, int] = {}
+    left = nodes
+    for name in sorted(claims):
+        shares[name] = min(claims[name].wanted, claims[name].nodes_min, left)
+        left -= shares[name]
+    while left > 0:
+        hungry = [name for name in sorted(claims) if shares[name] < claims[name].wanted]
+        if not hungry:
+            break
+        shares[min(hungry, key=lambda name: (shares[name] + 1) / claims[name].weight)] += 1
+        left -= 1
+    return shares

@@ -1,0 +1,1 @@
+"""Reading an ``ensemble.yaml``. Start with ``schema``; ``model`` has the values that result."""

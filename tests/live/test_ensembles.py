@@ -1,0 +1,212 @@
+"""Ensembles on a real instance: the published examples, the four test files, kills, signals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.live.ensemble_runs import DATA, EnsembleProcess, ask, groups_of_jobs
+from tests.live.instance import LiveInstance, eventually, why_no_flux
+
+
+@pytest.fixture
+def instance() -> Iterator[LiveInstance]:
+    """Two nodes of two cores that run jobs."""
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
+        live = LiveInstance(Path(directory), slots=2)
+        try:
+            live.start_head()
+            live.start_slot(1)
+            live.start_slot(2)
+            yield live
+        finally:
+            live.reap()
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "jobs"),
+    [
+        ("hello", "nothing more can happen", {"sleep": 5, "echo": 5}),
+        ("terminate", "rule 3 ended it", {"sleep": 5, "echo": 5}),
+        ("backoff", "nothing more can happen", {"sleep": 5, "echo-repetition": 6, "echo-backoff": 2}),
+        ("heartbeat", "nothing more can happen", {"sleep": 5, "echo": 10}),
+        ("grow", "nothing more can happen", {"echo": 10, "sleep": 4}),
+        ("t1", "rule 6 ended it", {"prep": 3, "work": 2, "bad": 2, "big": 3, "huge": 1}),
+        ("t3", "rule 4 ended it", {"s": 4}),
+        ("t4", "nothing more can happen", {"envy": 1}),
+    ],
+)
+def test_a_file_for_ensemble_python_runs_unchanged(
+    instance: LiveInstance, name: str, outcome: str, jobs: dict[str, int]
+) -> None:
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / f"{name}.yaml", "--until-done")
+    assert run.wait() == 0, run.errors
+    assert run.events[-1]["text"] == outcome
+    groups = groups_of_jobs(instance)
+    assert {group: groups.count(group) for group in set(groups)} == jobs
+
+
+def test_t1_counts_what_became_of_each_job(instance: LiveInstance) -> None:
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / "t1.yaml")
+    assert run.wait() == 0, run.errors
+    assert run.counts("bad") == {"finished": 2, "failed": 2}
+    assert run.counts("huge") == {"refused": 1}
+    assert run.fired() == [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)]
+
+
+def test_t2_calls_a_function_in_another_process_and_does_what_it_returns(instance: LiveInstance) -> None:
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / "t2.yaml")
+    assert run.wait() == 0, run.errors
+    assert run.events[-1]["text"] == "rule 4 ended it"
+    assert groups_of_jobs(instance).count("two") == 3, "each of the three calls asked for one"
+
+
+def test_a_custom_function_that_crashes_hangs_or_fails_harms_nothing(instance: LiveInstance) -> None:
+    file = instance.directory / "bad.yaml"
+    file.write_text("""\
+custom: |
+  import os
+  calls = 0
+  def crash(**k): os._exit(3)
+  def fail(**k): return 1 / 0
+  def nonsense(**k): return [1]
+  def see(metrics, event, rule, action, handle):
+      global calls
+      calls += 1
+      assert metrics.models["count"]["a"]["success"].get() == 1
+      assert (rule.trigger, action.label, event["events"][0]["name"]) == ("job-finish", "see", "finish")
+      assert handle.attr_get("size") == "3" and calls == 1
+      print("heard")
+      return {"name": "submit", "label": "b"}
+jobs:
+  - {name: a, command: "true"}
+  - {name: b, command: "true"}
+rules:
+  - {trigger: start, action: {name: submit, label: a}}
+  - {trigger: job-start, name: a, action: {name: custom, label: crash}}
+  - {trigger: job-start, name: a, action: {name: custom, label: fail}}
+  - {trigger: job-start, name: a, action: {name: custom, label: nonsense}}
+  - {trigger: job-finish, name: a, action: {name: custom, label: see}}
+""")
+    run = EnsembleProcess(instance.uri, instance.directory, file, "--until-done")
+    assert run.wait() == 0, run.errors
+    notes = " ".join(event["text"] for event in run.events if event["event"] == "note")
+    for why in ("its process ended with status 3", "ZeroDivisionError", "it returned list"):
+        assert why in notes
+    assert run.counts("b") == {"finished": 1, "success": 1}, run.errors
+    assert "heard" in run.errors
+
+
+# --- ends -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_stops_the_process_and_the_next_one_goes_on(
+    instance: LiveInstance, number: int, status: int
+) -> None:
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml")
+    eventually("the first job has ended", lambda: "envy" in groups_of_jobs(instance))
+    run.process.send_signal(number)
+    assert run.wait(2) == status, run.errors
+    assert "t4: waits for a process" in ask(instance, "list")
+    again = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml", "--until-done")
+    assert again.wait() == 0, again.errors
+    assert again.events[0]["event"] == "resumed"
+    assert groups_of_jobs(instance) == ["envy"]
+
+
+def test_a_run_is_seen_and_stopped_by_its_name(instance: LiveInstance) -> None:
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml", "--name", "mine")
+    run.until("begun")
+    assert "mine: runs" in ask(instance, "list")
+    assert "start -> submit envy" in ask(instance, "status", "mine")
+    second = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml", "--name", "mine")
+    assert second.wait() == 1
+    assert "another process runs" in second.events[-1]["text"]
+    assert "is stopped" in ask(instance, "stop", "mine")
+    assert run.wait(5) == 0
+    assert "mine: stopped by its user" in ask(instance, "list")
+    assert "has ended already" in ask(instance, "stop", "mine")
+
+
+def test_a_run_goes_on_only_from_the_same_jobs_and_rules(instance: LiveInstance) -> None:
+    file = instance.directory / "changing.yaml"
+    file.write_text((DATA / "t4.yaml").read_text())
+    run = EnsembleProcess(instance.uri, instance.directory, file)
+    run.until("begun")
+    run.kill()
+    file.write_text((DATA / "hello.yaml").read_text())
+    second = EnsembleProcess(instance.uri, instance.directory, file)
+    assert second.wait() == 1
+    assert "with other jobs or rules" in second.events[-1]["text"]
+    ask(instance, "stop", "changing")
+    third = EnsembleProcess(instance.uri, instance.directory, file, "--until-done")
+    assert third.wait() == 0, third.errors
+    assert third.events[0]["event"] == "begun"
+
+
+def test_a_lost_rank_0_is_found_again(instance: LiveInstance) -> None:
+    file = instance.directory / "long.yaml"
+    file.write_text("""\
+jobs: [{name: a, command: "true"}, {name: b, command: sleep 600}]
+rules:
+  - {trigger: start, action: {name: submit, label: b}}
+  - {trigger: job-exception, name: b, action: {name: submit, label: a}}
+  - {trigger: metric, name: count.a.success, when: 1, action: {name: terminate}}
+""")
+    run = EnsembleProcess(instance.uri, instance.directory, file)
+    run.until("submit")
+    eventually("the job runs", lambda: "R" in instance.run("jobs", "-n", "-o", "{status_abbrev}").split())
+    instance.stop_head()
+    run.until("lost")
+    instance.start_head()
+    for rank in (1, 2):
+        instance.start_slot(rank)
+    assert run.wait() == 0, run.errors
+    assert [event["event"] for event in run.events].count("resumed") == 1
+    assert groups_of_jobs(instance) == ["a", "b"]
+
+
+def test_no_instance_is_an_error_with_its_status(instance: LiveInstance) -> None:
+    instance.stop_head()
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml")
+    assert run.wait() == 69
+    assert "cannot reach Flux" in run.errors
+
+
+# --- kills ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kill_9_at_any_moment_changes_nothing(instance: LiveInstance, seed: int) -> None:
+    """The process is killed again and again, until the run has ended."""
+    chance = Random(seed)
+    kills = 0
+    while not kills or status_of(instance, "killed")["state"] == "waits for a process":
+        run = EnsembleProcess(instance.uri, instance.directory, DATA / "killed.yaml", "--until-done")
+        eventually("it is connected", lambda run=run: run.events)  # type: ignore[misc]
+        time.sleep(chance.uniform(0.0, 1.0))  # the moment of the kill: nothing waits for it
+        run.kill()
+        kills += 1
+    assert kills >= 3
+    summary = status_of(instance, "killed")["summary"]
+    groups = groups_of_jobs(instance)
+    assert {group: groups.count(group) for group in set(groups)} == {"a": 6, "b": 3, "c": 2, "d": 1}
+    assert summary["groups"]["a"]["success"] == 6
+    assert summary["groups"]["b"]["failed"] == 3
+    assert [state["runs"] for state in summary["rules"]] == [1, 3, 1, 1]
+
+
+def status_of(instance: LiveInstance, name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(ask(instance, "status", name, "--json"))
+    return document
