@@ -26,6 +26,8 @@ from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, loa
 
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison, PriceTable
+    from nodemanager.service.ensembles import Ensembles
+    from nodemanager.service.floors import Floors
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -90,7 +92,6 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
-    from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
     del chosen
@@ -100,7 +101,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         site = service.with_cluster_uuid(site)
         service.record_cluster_name(site)
         outputs = Outputs(site)
-        floors = Floors(time.monotonic, site.limits.nodes_max)
+        floors, ensembles = _ensembles(site)
         ports = service.make_ports(site, outputs.info, floors.answer)
     except service.NotInitialised as error:
         print(error, file=sys.stderr)
@@ -111,7 +112,20 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return service.serve(site, ports, outputs, floors)
+    return service.serve(site, ports, outputs, floors, ensembles)
+
+
+def _ensembles(site: Site) -> tuple[Floors, Ensembles | None]:
+    """Return what keeps nodes for ensembles, and what runs those of the site; None if there are none to run."""
+    from nodemanager.service.floors import Floors
+
+    if not site.ensembles:
+        return Floors(time.monotonic, site.limits.nodes_max), None
+    # Only sites with ensembles pay for these modules.
+    from nodemanager.service.ensembles import Ensembles, terms_of
+
+    floors = Floors(time.monotonic, site.limits.nodes_max, terms_of(site))
+    return floors, Ensembles(site) if site.acts and not site.flux.simulated else None
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
@@ -128,8 +142,25 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
             f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
             f" {site.limits.nodes_max} nodes can never run"
         )
+    if faults := _ensemble_faults(site):
+        print(*faults, sep="\n", file=sys.stderr)
+        return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
+
+
+def _ensemble_faults(site: Site) -> list[str]:
+    if not site.ensembles:
+        return []
+    from nodemanager.service.ensembles import EnsembleFileError, read_assignment
+
+    faults = []
+    for name, settings in site.ensembles.items():
+        try:
+            read_assignment(name, settings)
+        except EnsembleFileError as error:
+            faults.append(str(error))
+    return faults
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ cancelled or start elsewhere, and limits may be lowered.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -34,7 +34,13 @@ class LeaseReview(NamedTuple):
     ends: bool = True
 
 
+def leases_without_create(snapshot: Snapshot) -> list[Node]:
+    """The nodes that are nothing but a lease on record: their create was not sent."""
+    return [node for node in node_index_of(snapshot).to_check.values() if may_end(node)]
+
+
 def review(
+    unsent: Sequence[Node],
     snapshot: Snapshot,
     policy: Policy,
     price_per_hour: Decimal,
@@ -42,14 +48,11 @@ def review(
     needs: FleetNeeds,
     settling: Reason | None,
 ) -> Mapping[LaunchId, LeaseReview]:
-    """The leases for which no create is sent now.
+    """Which of these leases get no create now, and why.
 
     ``settling``: why no node is bought yet; None if nodes may be bought. Unwanted leases end only then: if they
     ended earlier, the next plan could lease slots again for the same jobs.
     """
-    unsent = [node for node in node_index_of(snapshot).to_check.values() if may_end(node)]
-    if not unsent:
-        return {}
     reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
     rest = [node for node in unsent if node.id not in reviewed]
     reviewed |= _above_limits(rest, snapshot, policy, price_per_hour, needs, reviewed)

@@ -46,6 +46,7 @@ from nodemanager.web.api.control import ReloadRefused
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
     from nodemanager.flux.instance import RealFlux
+    from nodemanager.service.ensembles import Ensembles
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
@@ -444,7 +445,13 @@ class Service:
         self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))
 
 
-def serve(site: Site, ports: SitePorts, outputs: Outputs, floors: Floors | None = None) -> int:
+def serve(
+    site: Site,
+    ports: SitePorts,
+    outputs: Outputs,
+    floors: Floors | None = None,
+    ensembles: Ensembles | None = None,
+) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status."""
     log: Any = structlog.get_logger()
     systemd = Notifier()
@@ -463,6 +470,8 @@ def serve(site: Site, ports: SitePorts, outputs: Outputs, floors: Floors | None 
     outputs.start(service)
     freeze_startup_objects()
     service.start()
+    if ensembles is not None:
+        ensembles.start()
     # The kernel may deliver a signal to another thread. Python then handles it only after this wait has ended.
     while not service.fate.ended.wait(SIGNALS_EVERY_S):
         if floors is not None:
@@ -470,6 +479,8 @@ def serve(site: Site, ports: SitePorts, outputs: Outputs, floors: Floors | None 
             floors.lapse()
             service.keep_nodes(floors.total)
     systemd.notify_stopping()
+    if ensembles is not None:
+        ensembles.stop()
     service.stop()
     outputs.stop(STOP_S)
     if service.fate.crashed is not None:

@@ -72,8 +72,12 @@ COMMAND = (sys.executable, "-m", "nodemanager", "ensemble")
 
 def ask(instance: LiveInstance, *arguments: str) -> str:
     """Run another verb of ``ensemble``. Returns what it printed."""
+    return ask_at(instance.uri, *arguments)
+
+
+def ask_at(uri: str, *arguments: str) -> str:
     return subprocess.run(
-        [*COMMAND, *arguments, "--uri", instance.uri], cwd=ROOT, check=True, capture_output=True, text=True
+        [*COMMAND, *arguments, "--uri", uri], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
 
 

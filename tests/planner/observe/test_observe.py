@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import get_args
 
 import pytest
 
@@ -32,6 +33,7 @@ from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, 
 from nodemanager.core.orders import ClaimInstance
 from nodemanager.core.records import Mark, Spend, Steering
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.observe.observe import HANDLERS
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.state.policy import BLOCK_S
 from nodemanager.planner.state.snapshot import EVERYTHING, Scope
@@ -517,3 +519,7 @@ def test_who_observes_takes_holds_and_spend_from_the_record_even_where_it_reckon
     world.see(RecordSeen((one, two), Steering({two.id: ADA}), Spend({day: Decimal(4)})))
     assert world.snapshot.steering == Steering({two.id: ADA})
     assert world.snapshot.spend == {day: Decimal(4)}
+
+
+def test_each_type_of_fact_has_a_handler() -> None:
+    assert HANDLERS.keys() == set(get_args(Fact))
