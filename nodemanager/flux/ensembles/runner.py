@@ -26,7 +26,7 @@ from nodemanager.ensemble.ports import CustomPort, NameTaken, NodesPort, RunReco
 from nodemanager.ensemble.session import Session
 from nodemanager.flux.bindings import LEADER, CallFailed, rank_of
 from nodemanager.flux.ensembles import records
-from nodemanager.flux.ensembles.port import RealEnsemblePort
+from nodemanager.flux.ensembles.port import LOG_TIMEOUT_S, RealEnsemblePort
 from nodemanager.flux.reactor import Reactor, Request
 
 TIMEOUT_S = 10.0
@@ -176,7 +176,7 @@ class Runner:
                     f" ({record.file}). Restore that file, end the run with: flux-node-manager ensemble stop"
                     f" {assignment.name}, or choose another --name"
                 )
-            return records.take_over(handle, assignment.name, record, timeout_s=TIMEOUT_S), True
+            return records.take_over(handle, assignment.name, record, timeout_s=LOG_TIMEOUT_S), True
         if record is not None and assignment.once and _parsed(record.text) == assignment.ensemble:
             raise RanBefore(f"it has ended: {record.outcome}. Change the file to run it again")
         record = RunRecord(

@@ -15,8 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from math import inf
+from math import floor, inf
 
 from nodemanager.core.facts import Fact, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.core.jobs import Job, JobId, JobState
@@ -32,7 +33,6 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
-SECONDS_PER_DAY = 86_400
 CHEAPEST_ONLY_FROM = Decimal(
     "0.9"
 )  # of the budget: if the forecast reaches this part, only the cheapest types are bought
@@ -55,30 +55,14 @@ class Period:
 
 def periods(wall_at: float) -> tuple[Period, Period]:
     """The day and the month (UTC) that contain a moment. ``wall_at``: seconds since the epoch."""
-    day = int(wall_at // SECONDS_PER_DAY)
-    first, following = _month_of(day)
-    return (
-        Period("day", day * SECONDS_PER_DAY, (day + 1) * SECONDS_PER_DAY),
-        Period("month", first * SECONDS_PER_DAY, following * SECONDS_PER_DAY),
-    )
+    day = datetime.fromtimestamp(floor(wall_at), UTC).replace(hour=0, minute=0, second=0)
+    month = day.replace(day=1)
+    next_month = (month + timedelta(days=31)).replace(day=1)
+    return _period("day", day, day + timedelta(days=1)), _period("month", month, next_month)
 
 
-def _month_of(day: int) -> tuple[int, int]:
-    """The first day of the month and of the next month, as days since 1970 (proleptic Gregorian calendar)."""
-    year, month = 1970 + day // 366, 1  # not later than it is
-    while _first_day(year + 1, 1) <= day:
-        year += 1
-    while month < 12 and _first_day(year, month + 1) <= day:
-        month += 1
-    return _first_day(year, month), _first_day(year + month // 12, month % 12 + 1)
-
-
-def _first_day(year: int, month: int) -> int:
-    before = year - 1
-    leap_days = before // 4 - before // 100 + before // 400 - 477  # since 1970
-    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    lengths = (31, 29 if is_leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-    return (year - 1970) * 365 + leap_days + sum(lengths[: month - 1])
+def _period(name: str, begins: datetime, ends: datetime) -> Period:
+    return Period(name, int(begins.timestamp()), int(ends.timestamp()))
 
 
 # --- adding up past cost ----------------------------------------------------------------------------------
