@@ -130,6 +130,7 @@ def _ensembles(site: Site) -> tuple[Floors, Ensembles | None]:
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
+    from nodemanager.flux.setup.existing import delegation_faults
     from nodemanager.join.checks import POWEROFF_EFFECTS
 
     del chosen
@@ -142,7 +143,8 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
             f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
             f" {site.limits.nodes_max} nodes can never run"
         )
-    if faults := _ensemble_faults(site):
+    undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
+    if faults := (*_ensemble_faults(site), *undelegated):
         print(*faults, sep="\n", file=sys.stderr)
         return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
@@ -483,6 +485,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "status": service_verbs.with_exit_status(service_verbs.status),
     "nodes": service_verbs.with_exit_status(service_verbs.nodes),
     "jobs": service_verbs.with_exit_status(service_verbs.jobs),
+    "peers": service_verbs.with_exit_status(service_verbs.peers),
     "explain": service_verbs.with_exit_status(service_verbs.explain),
     "plan": service_verbs.with_exit_status(plan),
     "events": service_verbs.with_exit_status(service_verbs.events),

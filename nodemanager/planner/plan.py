@@ -223,7 +223,7 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
     if snapshot.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
-    limit_s = policy.stale_after_s
+    limit_s = policy.timing.stale_after_s
     for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
         if source.seen_s is None:
             return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
@@ -245,11 +245,11 @@ def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
     one (``quiet_s``) follows any change. It keeps a job from being counted as both waiting and running: its start
     is reported by the ranks and by the queue, a moment apart. Neither wait exceeds ``settle_max_s``.
     """
-    quiet_s = snapshot.changed_s + policy.quiet_s
+    quiet_s = snapshot.changed_s + policy.fixed.quiet_s
     if snapshot.newest_job_s is not None:
-        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.settle_s)
+        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.timing.settle_s)
     if snapshot.unsettled_s is not None:
-        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.settle_max_s)
+        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.timing.settle_max_s)
     return quiet_s
 
 
@@ -261,7 +261,9 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
     """
     if snapshot.unreachable_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.unreachable_s:
         return False
-    overdue = snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.settle_max_s
+    overdue = (
+        snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.timing.settle_max_s
+    )
     looked = snapshot.look_due_since_s is None or overdue
     return looked and snapshot.now_s >= settles_at_s(snapshot, policy)
 
@@ -290,7 +292,8 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> list[tuple[Node, Step]
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         create_credit=supply.create_credit(snapshot, policy),
-        cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        cloud_calls_left=policy.calls.calls_in_flight_max
+        - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     # Once the budget is spent, busy nodes need a decision too.
     to_check = node_index.to_check if basis.overspent is None else snapshot.nodes
@@ -327,7 +330,7 @@ def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
 
 def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
-    extra = policy.has_spares or policy.nodes_min > 0
+    extra = policy.has_spares or policy.limits.nodes_min > 0
     spares = spare_purchases(snapshot, policy, basis.placement, needs) if extra else []
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
@@ -372,7 +375,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
         elif _may_destroy(stray, leased, snapshot, policy):
-            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
+            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.timing.orphan_grace_s)
             identity, rank = _online_rank(stray, snapshot) or (None, None)
             if identity is not None and rank is not None and rank.schedulable and identity.slot not in leased:
                 actions.append(CordonNode(identity.launch, rank.rank, drain_text(identity.launch), reason))
@@ -384,7 +387,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
 def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
     """When time alone may change what is done with a node that no launch owns."""
     waits_s = (
-        max(stray.since_s + policy.orphan_grace_s, stray.destroy_after_s)
+        max(stray.since_s + policy.timing.orphan_grace_s, stray.destroy_after_s)
         for stray in supply.ownerless_strays(snapshot)
     )
     return min((at_s for at_s in waits_s if at_s > snapshot.now_s), default=inf)
@@ -410,11 +413,11 @@ def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot,
     if (online := _online_rank(stray, snapshot)) is not None:
         known, rank = online
         ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
-        retired = policy.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
+        retired = policy.rules.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
         if rank.allocated or not (ours or retired):
             return False
     waited_s = snapshot.now_s - stray.since_s
-    return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
+    return waited_s >= policy.timing.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 
 
 def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:

@@ -121,18 +121,18 @@ def _above_limits(
     nodes = sum(node_index.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(ending)
     price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in ending), Decimal(0))
     reviewed: dict[LaunchId, LeaseReview] = {}
-    if nodes <= policy.nodes_max and price <= policy.price_per_hour_max:
+    if nodes <= policy.limits.nodes_max and price <= policy.limits.price_per_hour_max:
         return reviewed
     reason = because(
         Code.LEASE_ABOVE_LIMITS,
         node_count=nodes,
-        nodes_max=policy.nodes_max,
+        nodes_max=policy.limits.nodes_max,
         price_per_hour=price,
-        price_per_hour_max=policy.price_per_hour_max,
+        price_per_hour_max=policy.limits.price_per_hour_max,
     )
     for node in sorted(leases, key=lambda node: _order_of_worth(node, snapshot, needs)):
         its_price = billing.price_per_hour(node.launch, policy)
-        if nodes > policy.nodes_max or (price > policy.price_per_hour_max and its_price > 0):
+        if nodes > policy.limits.nodes_max or (price > policy.limits.price_per_hour_max and its_price > 0):
             reviewed[node.id] = LeaseReview(reason)
             nodes, price = nodes - 1, price - its_price
     return reviewed
@@ -163,7 +163,7 @@ def _unwanted(
     reviewed: dict[LaunchId, LeaseReview] = {}
     if not leases:
         return reviewed
-    beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.nodes_min > 0 else len(leases)
+    beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.limits.nodes_min > 0 else len(leases)
     ready = count_ready(snapshot, policy, needs.needed, ended)
     for node in sorted(
         leases, key=lambda node: (-billing.price_per_hour(node.launch, policy), -node.requested_s, node.id)

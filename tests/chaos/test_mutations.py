@@ -24,6 +24,7 @@ from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
+from tests.builders import with_settings
 
 SEEDS_MAX = 200
 
@@ -50,7 +51,7 @@ def believing_the_first_look(patch: Patch) -> None:
 
 def believing_one_list(patch: Patch) -> None:
     def hasty(**settings: Any) -> Policy:
-        return Policy(**{**settings, "absences": 1, "create_grace_s": 0.0})
+        return with_settings(Policy(**settings), absences=1, create_grace_s=0.0)
 
     def never_too_many(snapshot: Snapshot, lacking: list[Node]) -> bool:
         return False
@@ -122,7 +123,7 @@ def deciding_on_old_news(patch: Patch) -> None:
     standstill = plan._why_standstill
 
     def carefree(snapshot: Snapshot, policy: Policy) -> Reason | None:
-        return standstill(snapshot, replace(policy, stale_after_s=1e9))
+        return standstill(snapshot, with_settings(policy, stale_after_s=1e9))
 
     patch.setattr(plan, "_why_standstill", carefree)
 

@@ -81,7 +81,7 @@ def test_the_cloud_is_listed_more_often_while_something_is_on_its_way(
 
 
 def test_leftovers_are_swept_up_rarely_and_only_by_who_acts_on_fresh_news() -> None:
-    every_s = a_policy().sweep_s
+    every_s = a_policy().timing.sweep_s
     world = a_world().but(swept_s=NOW_S)
     assert SweepCloud() not in world.wait(every_s - 0.5).all_is_fresh().plan().asks
     assert SweepCloud() in world.wait(0.5).all_is_fresh().decide().asks
@@ -257,7 +257,8 @@ def test_the_order_in_which_things_became_known_does_not_matter(world: World, dr
         return dict(entries)
 
     known = world.snapshot
-    world.but(**{name: shuffled(getattr(known, name)) for name in ("jobs", "nodes", "ranks", "strays", "blocks")})
+    world.but(**{name: shuffled(getattr(known, name)) for name in ("jobs", "nodes", "ranks", "strays")})
+    world.but(blocks=shuffled(known.learned.blocks))
     assert to_the_byte(world.plan()) == to_the_byte(before)
 
 

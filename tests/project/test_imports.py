@@ -35,7 +35,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),
     "web": ("state", "api", ""),
-    "simulation": ("time", "flux", "cloud", ""),
+    "simulation": ("time", "flux", "cloud", "delegation", ""),
     "chaos": ("run", "faults", ""),
     "whatif": ("workload", "cloud", "replay", "study", "report", ""),
 }

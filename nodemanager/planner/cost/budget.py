@@ -195,7 +195,7 @@ def write_spend_at_s(snapshot: Snapshot, policy: Policy) -> float | None:
     if not policy.budgets or on_record is None or not snapshot.claimed or current_spend(snapshot) == on_record:
         return None
     waited_for = not snapshot.spend_counted <= on_record.counted
-    return snapshot.now_s if waited_for else snapshot.spend_kept_s + policy.probe_s
+    return snapshot.now_s if waited_for else snapshot.spend_kept_s + policy.timing.probe_s
 
 
 def waits_for_record(node: Node, snapshot: Snapshot) -> bool:

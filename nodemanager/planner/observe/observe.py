@@ -429,7 +429,7 @@ def _note_destroy_accepted(node: Node, fact: NodeDestroyed, snapshot: Snapshot, 
     del fact
     if not rank_facts.waits_for(node, CallKind.DESTROY):
         return node
-    return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
+    return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.timing.relist_s)
 
 
 # --- the table --------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ _create_one_by_one = one_by_one(rank_facts.apply_create)
 
 def _apply_creates(snapshot: Snapshot, facts: Sequence[NodeCreated], policy: Policy) -> Snapshot:
     """While something is blocked or a quota is known, each create may lift it before the next is counted."""
-    matters = snapshot.blocks or snapshot.quotas
+    matters = snapshot.learned.blocks or snapshot.learned.quotas
     return (_create_one_by_one if matters else _create_together)(snapshot, facts, policy)
 
 

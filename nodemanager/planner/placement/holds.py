@@ -26,7 +26,8 @@ JOBS_PER_ORDER_MAX = 100
 
 def may_hold(snapshot: Snapshot, policy: Policy) -> bool:
     """Whether any job may have to be held or released. If not, no placement is needed to know it."""
-    return bool(snapshot.held_jobs or snapshot.drain_streaks or policy.budgets or policy.unserved is Unserved.HOLD)
+    may = policy.rules.unserved is Unserved.HOLD or policy.budgets or snapshot.learned.drain_streaks
+    return bool(may or snapshot.held_jobs)
 
 
 def hold_orders(snapshot: Snapshot, policy: Policy, placement: Placement) -> tuple[HoldJobs | ReleaseJobs, ...]:

@@ -38,6 +38,7 @@ from tests.builders import (
     drained,
     orders,
     tasks,
+    with_settings,
 )
 
 DAY = ("", "day")
@@ -397,7 +398,7 @@ def test_what_is_up_is_theirs_all_the_same() -> None:
     """Unless the site holds such jobs, which is the default for budgets of users."""
     fleet = spent("5", {("user", "day"): "5"}, "user 1000").idle_node("cloud1").job(tasks(1), userid=1000)
     assert fleet.why_job(1).code == "budget_of_account"
-    fleet.policy = replace(fleet.policy, unserved=Unserved.BLOCK)
+    fleet.policy = with_settings(fleet.policy, unserved=Unserved.BLOCK)
     assert fleet.why_job(1).code == "fits_on_a_node_that_is_up"
 
 

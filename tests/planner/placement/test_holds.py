@@ -29,7 +29,7 @@ def a_site(*jobs: Job, spent: str = "5", **settings: object) -> World:
 
 def see(world: World, *jobs: Job) -> World:
     world.see(QueueSeen(world.wait(1.0).snapshot.now_s, jobs))
-    return world.wait(world.policy.settle_max_s).all_is_fresh()
+    return world.wait(world.policy.timing.settle_max_s).all_is_fresh()
 
 
 def poor(number: int, **changes: object) -> Job:

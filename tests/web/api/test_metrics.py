@@ -11,7 +11,17 @@ from nodemanager.core.facts import CloudCallFailed, CloudListed, NodeCreated
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.state.snapshot import Block, FailureStreak, Scope
-from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_snapshot, drained
+from tests.builders import (
+    NOW_S,
+    a_cloud_node,
+    a_launch,
+    a_node,
+    a_policy,
+    a_rank,
+    a_snapshot,
+    drained,
+    with_settings,
+)
 from tests.web.fleets import Stand, a_fleet, a_stand, published
 
 NAMED = {  # what others rely on
@@ -128,7 +138,7 @@ def test_boots_are_counted_from_0_so_that_the_first_that_fails_is_an_increase() 
 
 @pytest.mark.parametrize(("failures", "shown"), [(2, 0), (3, 1)])
 def test_the_breaker_of_a_type_is_shown_while_its_boots_fail(failures: int, shown: int) -> None:
-    policy = replace(a_policy(), boot_failures_max=3)
+    policy = with_settings(a_policy(), boot_failures_max=3)
     stand = a_stand()
     cloud = policy.types[TypeName("cloud")]
     streak = FailureStreak(failures, NOW_S - 1, 60, "never_joined")  # one is tried
