@@ -63,9 +63,9 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, Ty
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
-from nodemanager.planner.state.snapshot import Learned, Node, Snapshot, Source
+from nodemanager.planner.state.snapshot import Learned, Node, Snapshot, Source, Spending
 
-GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned)
+GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, Spending)
 _Value = TypeVar("_Value", Policy, Snapshot)
 
 NOW_S = 100_000.0
@@ -302,7 +302,7 @@ def a_snapshot(
         "ranks": {rank.rank: rank for rank in by_slot.values()},
         "rank_of_slot": {rank.host: rank.rank for rank in by_slot.values()},
         "nodes": {node.id: node for node in nodes},
-        "spend_on_record": NOTHING_SPENT,
+        "on_record": NOTHING_SPENT,
     }
     return changed(Snapshot(), **(known | changes))
 

@@ -32,7 +32,7 @@ def sweeps_now(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
 
 def next_ask_s(snapshot: Snapshot, policy: Policy) -> float:
     """When the next ask is due, or the deadline of one passes; infinity if neither is known."""
-    writes = snapshot.steering_write, snapshot.spend_write, snapshot.hold_write
+    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
     answers = (snapshot.claim, snapshot.flux, snapshot.cloud, *writes)
     moments = [due_s for _, due_s in _due_times(snapshot, policy)]
     moments += [source.answer_due_s for source in answers if source.answer_due_s is not None]
@@ -52,7 +52,7 @@ def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]
         yield KeepSteering(snapshot.steering), _not_before(-inf, snapshot.steering_write)
     spend_s = budget.write_spend_at_s(snapshot, policy)
     if spend_s is not None:
-        yield KeepSpend(budget.current_spend(snapshot)), _not_before(spend_s, snapshot.spend_write)
+        yield KeepSpend(budget.current_spend(snapshot)), _not_before(spend_s, snapshot.spending.write)
 
 
 def _sweep_due_s(snapshot: Snapshot, policy: Policy) -> float:

@@ -76,7 +76,10 @@ def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case KeepSteering():
                 snapshot = replace(snapshot, steering_write=_await_answer(snapshot.steering_write, due_s))
             case KeepSpend():
-                snapshot = replace(snapshot, spend_write=_await_answer(snapshot.spend_write, due_s))
+                snapshot = replace(
+                    snapshot,
+                    spending=replace(snapshot.spending, write=_await_answer(snapshot.spending.write, due_s)),
+                )
             case _:
                 assert_never(ask)
     return snapshot

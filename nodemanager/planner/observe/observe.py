@@ -98,7 +98,7 @@ def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
 
 
 def _sources(snapshot: Snapshot) -> tuple[Source, ...]:
-    writes = snapshot.steering_write, snapshot.spend_write, snapshot.hold_write
+    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
     return (snapshot.claim, *writes, snapshot.flux, snapshot.cloud)
 
 
@@ -108,10 +108,10 @@ def _expire_calls(snapshot: Snapshot) -> Snapshot:
         snapshot,
         claim=_expired(snapshot.claim, now_s),
         steering_write=_expired(snapshot.steering_write, now_s),
-        spend_write=_expired(snapshot.spend_write, now_s),
         hold_write=_expired(snapshot.hold_write, now_s),
         flux=_expired(snapshot.flux, now_s),
         cloud=_expired(snapshot.cloud, now_s),
+        spending=replace(snapshot.spending, write=_expired(snapshot.spending.write, now_s)),
     )
 
 
@@ -331,7 +331,9 @@ def _apply_record(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
     gone = [id_ for id_ in snapshot.nodes if id_ not in on_record]
     known = with_nodes(snapshot, come, gone)
     # The acting manager has recorded the costs that were counted here since the last look, or will do so.
-    known = replace(known, spend={}, spend_counted=frozenset(), steering=known.steering_on_record)
+    known = replace(
+        known, steering=known.steering_on_record, spending=replace(known.spending, amounts={}, counted=frozenset())
+    )
     return operator.apply_steering_record(budget.apply_spend_record(known, fact.spend), fact.steering)
 
 

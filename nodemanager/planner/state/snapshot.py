@@ -213,6 +213,20 @@ class Learned:
 
 
 @dataclass(frozen=True)
+class Spending:
+    """The cost of gone nodes and ended jobs, as in ``Spend``.
+
+    ``cost.budget`` adds to it, but only if there is a budget and the record has been read.
+    """
+
+    amounts: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
+    counted: frozenset[LaunchId] = frozenset()  # gone nodes that it includes and that still have a lease
+    on_record: Spend | None = None  # None: not read yet
+    kept_s: float = 0.0  # when it was last written
+    write: Source = Source()  # the call that writes it to the record
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All that is known at one moment. Mappings are never changed in place."""
 
@@ -268,13 +282,7 @@ class Snapshot:
     create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
     create_credit_s: float | None = None
 
-    # The cost of gone nodes and ended jobs, as in ``Spend``. ``cost.budget`` adds to it, but only if there is a
-    # budget and the record has been read.
-    spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
-    spend_counted: frozenset[LaunchId] = frozenset()  # gone nodes that it includes and that still have a lease
-    spend_on_record: Spend | None = None  # None: not read yet
-    spend_kept_s: float = 0.0  # when it was last written
-    spend_write: Source = Source()  # the call that writes it to the record
+    spending: Spending = Spending()
 
     # Indexes of the above. Each knows what it was built from and is rebuilt if that is not what the snapshot holds.
     # So a stale index makes a plan slower, never wrong.

@@ -518,10 +518,10 @@ def test_who_observes_takes_holds_and_spend_from_the_record_even_where_it_reckon
     one, two = a_launch("cloud1"), a_launch("cloud2")
     day = ("day", 0, "")
     world = a_world().see(RecordSeen((one, two), Steering({one.id: ADA}), Spend({day: Decimal(3)})))
-    world.but(spend={day: Decimal(9)}, steering=Steering())
+    world.but(amounts={day: Decimal(9)}, steering=Steering())
     world.see(RecordSeen((one, two), Steering({two.id: ADA}), Spend({day: Decimal(4)})))
     assert world.snapshot.steering == Steering({two.id: ADA})
-    assert world.snapshot.spend == {day: Decimal(4)}
+    assert world.snapshot.spending.amounts == {day: Decimal(4)}
 
 
 def test_each_type_of_fact_has_a_handler() -> None:
