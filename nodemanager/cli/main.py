@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison, PriceTable
     from nodemanager.service.ensembles import Ensembles
     from nodemanager.service.floors import Floors
+    from nodemanager.service.outputs import Outputs
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -101,7 +102,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         site = service.with_cluster_uuid(site)
         service.record_cluster_name(site)
         outputs = Outputs(site)
-        floors, ensembles = _ensembles(site)
+        floors, ensembles = _ensembles(site, outputs)
         ports = service.make_ports(site, outputs.info, floors.answer)
     except service.NotInitialised as error:
         print(error, file=sys.stderr)
@@ -115,7 +116,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     return service.serve(site, ports, outputs, floors, ensembles)
 
 
-def _ensembles(site: Site) -> tuple[Floors, Ensembles | None]:
+def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, Ensembles | None]:
     """Return what keeps nodes for ensembles, and what runs those of the site; None if there are none to run."""
     from nodemanager.service.floors import Floors
 
@@ -125,7 +126,7 @@ def _ensembles(site: Site) -> tuple[Floors, Ensembles | None]:
     from nodemanager.service.ensembles import Ensembles, terms_of
 
     floors = Floors(time.monotonic, site.limits.nodes_max, terms_of(site))
-    return floors, Ensembles(site) if site.acts and not site.flux.simulated else None
+    return floors, Ensembles(site, outputs.board.show_ensemble) if site.acts and not site.flux.simulated else None
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:

@@ -33,6 +33,9 @@ AGAIN_S = 5.0
 STOP_WITHIN_S = 1.0
 
 
+Show = Callable[[str, Mapping[str, Any]], None]
+
+
 class EnsembleFileError(Exception):
     """An ensemble's file cannot run. The message has a line for each fault."""
 
@@ -62,9 +65,10 @@ def terms_of(site: Site) -> dict[str, Claim]:
 
 @dataclass(slots=True)
 class Ensembles:
-    """All ensembles of a site."""
+    """All ensembles of a site. ``show`` gets the state of each, by name, while it runs."""
 
     site: Site
+    show: Show
     _threads: list[threading.Thread] = field(default_factory=list)
     _ask_to_stop: list[socket.socket] = field(default_factory=list)
 
@@ -79,7 +83,7 @@ class Ensembles:
                 continue
             stop_asked, ask_to_stop = socket.socketpair()
             self._ask_to_stop.append(ask_to_stop)
-            attempt = _Attempt(self.site.flux.uri, assignment, settings.allow_custom, stop_asked)
+            attempt = _Attempt(self.site.flux.uri, assignment, settings.allow_custom, stop_asked, self.show)
             thread = threading.Thread(target=attempt.run, name=f"ensemble-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -93,13 +97,16 @@ class Ensembles:
 
 
 class _LogView:
-    """Writes what happens into the service's log."""
+    """Writes what happens into the service's log, and shows the state of the run."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, show: Show) -> None:
+        self._name = name
+        self._show = show
+        self._session: Session | None = None
         self._log: Any = structlog.get_logger().bind(ensemble=name)
 
     def opened(self, record: RunRecord, session: Session, *, resumed: bool) -> None:
-        del session
+        self._session = session
         self._log.info("ensemble_resumed" if resumed else "ensemble_begun", run=record.run)
 
     def happened(self, deed: Deed) -> None:
@@ -123,9 +130,12 @@ class _LogView:
         self._log.warning("ensemble_lost", why=why)
 
     def refresh(self, nodes_up: int | None) -> None:
-        """Log nothing: only events are of interest."""
+        del nodes_up
+        if self._session is not None:
+            self._show(self._name, self._session.summary())
 
     def ended(self, outcome: str, summary: Mapping[str, Any]) -> None:
+        self._show(self._name, summary)
         self._log.info("ensemble_ended", outcome=outcome, groups=summary.get("groups", {}))
 
 
@@ -148,13 +158,15 @@ class _NoFunctions:
 class _Attempt:
     """The thread of one ensemble: it tries until the run has ended or the service stops."""
 
-    def __init__(self, uri: str, assignment: Assignment, allow_custom: bool, stop_asked: socket.socket) -> None:
+    def __init__(
+        self, uri: str, assignment: Assignment, allow_custom: bool, stop_asked: socket.socket, show: Show
+    ) -> None:
         self._uri = uri
         self._assignment = assignment
         self._allow_custom = allow_custom
         self._stop_asked = stop_asked
         self._worker: WorkerFunctions | None = None
-        self._view = _LogView(assignment.name)
+        self._view = _LogView(assignment.name, show)
         self._log: Any = structlog.get_logger().bind(ensemble=assignment.name)
 
     def run(self) -> None:

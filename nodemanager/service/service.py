@@ -454,6 +454,7 @@ def serve(
         if floors is not None:
             floors.nodes_max = service.site.limits.nodes_max
             floors.lapse()
+            outputs.board.nodes_kept = floors.shares()
             service.keep_nodes(floors.total)
     systemd.notify_stopping()
     if ensembles is not None:

@@ -152,6 +152,7 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("silent_seconds", "Time since the last decision was completed.", self._board.silent_s)
+        yield from _ensemble_gauges(self._board)
         posted = self._board.latest
         if posted is not None:
             yield from _node_gauges(posted.published)
@@ -173,6 +174,30 @@ def _gauges(
     for label_values, value in values.items():
         family.add_metric(label_values, value)
     return family
+
+
+def _ensemble_gauges(board: Board) -> Iterator[Metric]:
+    """Read the ensembles. A site without any has none of these metrics."""
+    if kept := board.nodes_kept:
+        text = "Nodes that are kept because an ensemble asks for them."
+        yield _gauges("ensemble_nodes_kept", text, ("ensemble",), {(name,): count for name, count in kept.items()})
+    if not (ensembles := board.ensembles):
+        return
+    members: dict[tuple[str, ...], float] = {
+        (name, group, state): count
+        for name, summary in ensembles.items()
+        for group, counts in summary["groups"].items()
+        for state, count in counts.items()
+        if state != "finished"  # success and failed together
+    }
+    text = "Members of the service's ensembles: active by state, ended by how they ended."
+    yield _gauges("ensemble_members", text, ("ensemble", "group", "state"), members)
+    runs: dict[tuple[str, ...], float] = {
+        (name, str(number)): rule["runs"]
+        for name, summary in ensembles.items()
+        for number, rule in enumerate(summary["rules"], start=1)
+    }
+    yield _gauges("ensemble_rule_runs", "How often each rule has run.", ("ensemble", "rule"), runs)
 
 
 def _node_gauges(published: Publication) -> Iterator[Metric]:

@@ -147,3 +147,16 @@ def test_the_breaker_of_a_type_is_shown_while_its_boots_fail(failures: int, show
     old = FailureStreak(failures, NOW_S + 60, 60, "never_joined")
     stand.post(published(policy, a_snapshot(policy, streaks={(cloud.name, "another-image"): old})))
     assert scraped(stand)["node_manager_boot_breaker", "cloud"] == 0
+
+
+def test_the_ensembles_of_the_service_are_shown_once_there_are_any() -> None:
+    stand = a_stand()
+    assert not any("ensemble" in name for name, *_ in scraped(stand))
+    summary = {"groups": {"sim": {"finished": 2, "success": 2, "running": 1}}, "rules": [{"runs": 3}]}
+    stand.board.show_ensemble("work", summary)
+    stand.board.nodes_kept = {"work": 4}
+    seen = scraped(stand)
+    assert seen["node_manager_ensemble_members", "work", "sim", "running"] == 1
+    assert ("node_manager_ensemble_members", "work", "sim", "finished") not in seen
+    assert seen["node_manager_ensemble_rule_runs", "work", "1"] == 3
+    assert seen["node_manager_ensemble_nodes_kept", "work"] == 4
