@@ -349,7 +349,8 @@ class _PlacementBuilder:
         queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
         if self.limits.drain_all:
             return free_bins(self.snapshot, self.policy, all_go=True)
-        return free_bins(self.snapshot, self.policy) + bins_free_soon(self.snapshot, self.policy, queue_index)
+        free = free_bins(self.snapshot, self.policy, batches=self.batches)
+        return free + bins_free_soon(self.snapshot, self.policy, queue_index)
 
     def _allocate_until(self, end: QueuePosition) -> Allocation | None:
         """An allocation that serves all jobs before a queue position; None if there is none."""
