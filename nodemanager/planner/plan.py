@@ -28,8 +28,10 @@ from nodemanager.core.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
+    HoldJobs,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
 )
 from nodemanager.core.reason_codes import Code
@@ -44,6 +46,7 @@ from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
+from nodemanager.planner.placement.holds import hold_orders, may_hold
 from nodemanager.planner.placement.make_room import make_room
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
@@ -56,7 +59,7 @@ from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
 
-Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case DestroyNode(launch=None, provider_id=provider_id):
             stray = snapshot.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
-        case RecordLaunches() | ChangeSlots() | RefuseSlots():
+        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
             return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
@@ -191,7 +194,13 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     orders = [step.action for step in steps.steps.values() if step.action is not None]
     return Plan(
         asks=(*asks, *sweeps_now(snapshot, policy)),
-        actions=(*orders, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
+        actions=(
+            *orders,
+            *_strays(snapshot, policy),
+            *requeue_orders(snapshot, policy),
+            *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
+            *boots,
+        ),
         jobs=_job_reasons(basis, settling),
         nodes=NodeReasons(snapshot.nodes, reasons, rest=BUSY, resting=steps.resting),
         settled=quiet,

@@ -25,7 +25,7 @@ from nodemanager.core.nodes import (
     ProviderId,
 )
 from nodemanager.core.reasons import Reason
-from nodemanager.core.records import UNSTEERED, Spend, Steering
+from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, Market, Promise, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.queue_index import QueueIndex
@@ -271,6 +271,9 @@ class Snapshot:
     unsettled_s: float | None = None  # since when news has arrived without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
     look_due_since_s: float | None = None  # since when a look at the ranks is due
+
+    held_jobs: Mapping[JobId, HeldJob] = field(default_factory=_empty)  # on record: we hold them by urgency 0
+    hold_write: Source = Source()  # the call that holds or releases jobs
 
     jobs_ended: int = 0  # of all users, as far as Flux remembers
 
