@@ -25,8 +25,7 @@ from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.retype import Answer
 from nodemanager.planner import slot_types
-from nodemanager.planner.observe.observe import observe
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.brain import Brain
 from nodemanager.service import service
 
 TIMEOUT_S = 10.0
@@ -138,10 +137,9 @@ class SlotsClient:
             self._flux.close()
 
     def _carry_out(self, port: RealFluxPort, wish: SlotsWish) -> None:
-        snapshot, policy = Snapshot(), service.policy_of(self._site)
-        for fact in (ClaimHeld(0.0, port.launches()), RanksSeen(0.0, port.ranks())):
-            snapshot = observe(snapshot, fact, policy)
-        found = slot_types.answer_wish(wish, snapshot, slot_types.with_slot_types(policy, snapshot.slot_types))
+        brain = Brain(service.policy_of(self._site))
+        brain.take(ClaimHeld(0.0, port.launches()), RanksSeen(0.0, port.ranks()))
+        found = slot_types.answer_wish(wish, brain.snapshot, brain.policy)
         if isinstance(found, RefuseSlots):
             port.refuse_slots(wish, str(found.reason))
             return

@@ -148,6 +148,7 @@ TOLD: dict[str, Any] = {
     "rank": drained(a_rank("cloud1", online=True), drain_text(a_launch().id)),
 }
 AWAY: dict[str, Any] = {"departures_s": (NOW_S - 300, NOW_S - 200, NOW_S - 100)}
+CORDONED = drained(busy(a_rank("cloud1")), drain_text(a_launch().id))
 BLOCK = Block(NOW_S + 40, FailureKind.CAPACITY, "none")
 FLUX_DRAIN = drained(a_rank("cloud1", online=True), "broker was unresponsive")
 SCHEDULABLE = a_rank("cloud1", online=True, drain_reason=drain_text(a_launch().id))
@@ -205,7 +206,10 @@ WAITS: dict[str, tuple[Callable[[], World], float]] = {
         lambda: quiet_world().node("cloud1", NodeState.BUSY, housekeeping_s=NOW_S - 100, rank=HOUSEKEEPING),
         1700.0,
     ),
-    "a node that flaps to be forgiven": (lambda: quiet_world().draining_node(**AWAY, call=None, rank=None), 60.0),
+    "a node that flaps to be forgiven": (
+        lambda: quiet_world().node("cloud1", NodeState.BUSY, rank=CORDONED, **AWAY),
+        600.0,
+    ),
     "safe mode": (lambda: quiet_world().but(unready_since_s=NOW_S - 800), 1000.0),
     "the next look": (lambda: a_world(**{**QUIET, "probe_s": 10.0}), 9.0),
     "the next list": (lambda: a_world(**{**QUIET, "relist_s": 60.0}), 59.0),

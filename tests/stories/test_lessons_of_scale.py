@@ -12,8 +12,7 @@ from types import FrameType
 from nodemanager.core.facts import CloudListed, LaunchesRecorded, LeaseEnded, NodeCreated, QueueSeen, RanksSeen
 from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.orders import BootNode, DrainNode
-from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.plan import plan
+from nodemanager.planner.brain import Brain
 from tests.builders import (
     NOW_S,
     World,
@@ -66,8 +65,7 @@ def test_54_a_thousand_idle_nodes_at_a_window_s_end_are_decided_in_one_round_in_
     assert len(drains) == 1000
 
     def a_round(world: World) -> None:
-        made = plan(world.snapshot, world.policy)
-        commit_actions(commit_asks(world.snapshot, made, world.policy), made, world.policy)
+        Brain(world.policy, snapshot=world.snapshot).decide()
 
     a_hundred, a_thousand = calls_of(lambda: a_round(few)), calls_of(lambda: a_round(many))
     assert a_thousand <= CALLS_A_NODE * 1000

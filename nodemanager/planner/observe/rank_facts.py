@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodemanager.core.drains import drain_text, is_drain_by_flux
 from nodemanager.core.facts import (
@@ -92,50 +92,75 @@ def undo_order(node: Node, fact: OrderLapsed) -> Node:
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
+class RankChanges(NamedTuple):
+    """What a look changed, for the parts of the snapshot that need to be rebuilt only then."""
+
+    ranks: Mapping[Rank, FluxRank]  # all, as the look shows them
+    pairs: list[tuple[FluxRank | None, FluxRank | None]]  # the changed ones, as they were and as they are
+    same_resources: bool
+    same_hosts: bool
+    same_slot_types: bool
+
+
 def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     """The snapshot after a look at the ranks. Looks that are older than what we know are ignored."""
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
+    changes = _compare_ranks(snapshot, fact)
+    if not changes.same_hosts:
+        snapshot = _update_launch_ranks(snapshot, changes.ranks.values())
+    seen = _note_look(_with_seen_nodes(snapshot, changes, fact, policy), changes, fact, policy)
+    return _with_changed_ranks(seen, changes, policy) if changes.pairs else seen
+
+
+def _compare_ranks(snapshot: Snapshot, fact: RanksSeen) -> RankChanges:
     named = {rank.rank: rank for rank in fact.ranks}
     if fact.previous is None:
         ranks: Mapping[Rank, FluxRank] = named
     else:
         ranks = {**fact.previous, **named} if named else fact.previous
-    changes = _changed_ranks(snapshot.ranks, ranks, named if fact.previous is snapshot.ranks else ranks)
-    look_due_since_s = snapshot.look_due_since_s
-    if look_due_since_s is not None and look_due_since_s <= fact.started_s:
-        look_due_since_s = None
-    same_resources = _same_resources(changes)
-    same_hosts = same_resources or all(was and is_ and was.host == is_.host for was, is_ in changes)
-    if not same_hosts:
-        snapshot = _update_launch_ranks(snapshot, ranks.values())
+    pairs = _changed_ranks(snapshot.ranks, ranks, named if fact.previous is snapshot.ranks else ranks)
+    same_resources = _same_resources(pairs)
+    same_hosts = same_resources or all(was and is_ and was.host == is_.host for was, is_ in pairs)
     same_slot_types = same_resources or (
-        same_hosts and all(was.type_name == is_.type_name for was, is_ in changes if was and is_)
+        same_hosts and all(was.type_name == is_.type_name for was, is_ in pairs if was and is_)
     )
-    changed = _nodes_after_look(snapshot, ranks, changes, fact.started_s, policy)
+    return RankChanges(ranks, pairs, same_resources, same_hosts, same_slot_types)
+
+
+def _with_seen_nodes(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy: Policy) -> Snapshot:
+    """The nodes as the look shows them, with what their joins and drains teach."""
+    changed = _nodes_after_look(snapshot, changes.ranks, changes.pairs, fact.started_s, policy)
     snapshot = backoff.count_ended_boots(snapshot.nodes, changed, timings.with_boots(snapshot, changed), policy)
-    snapshot = drain_breaker.count_drains(snapshot.nodes, changed, snapshot, policy)
-    snapshot = with_nodes(snapshot, changed)
-    seen = replace(
+    return with_nodes(drain_breaker.count_drains(snapshot.nodes, changed, snapshot, policy), changed)
+
+
+def _note_look(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy: Policy) -> Snapshot:
+    """Note that the ranks were read, and what the look reports besides them."""
+    due_s = snapshot.look_due_since_s
+    return replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        slot_types=snapshot.slot_types if same_slot_types else _slot_types_seen(ranks, snapshot),
+        slot_types=snapshot.slot_types if changes.same_slot_types else _slot_types_seen(changes.ranks, snapshot),
         wish=fact.wish,
-        look_due_since_s=look_due_since_s,
+        look_due_since_s=None if due_s is not None and due_s <= fact.started_s else due_s,
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
     )
-    if not changes:
-        return seen
+
+
+def _with_changed_ranks(snapshot: Snapshot, changes: RankChanges, policy: Policy) -> Snapshot:
+    ranks = changes.ranks
     known = rank_index_of(snapshot.ranks, snapshot.rank_index, policy)
+    mismatch = snapshot.site_mismatch
+    if not changes.same_resources:
+        mismatch = instance_check.find_mismatch(tuple(ranks.values()), policy)
     return replace(
-        seen,
+        snapshot,
         ranks=ranks,
-        rank_of_slot=snapshot.rank_of_slot if same_hosts else {it.host: it.rank for it in ranks.values()},
-        rank_index=updated_rank_index(known, ranks, changes, policy),
-        site_mismatch=snapshot.site_mismatch
-        if same_resources
-        else instance_check.find_mismatch(tuple(ranks.values()), policy),
+        rank_of_slot=snapshot.rank_of_slot if changes.same_hosts else {it.host: it.rank for it in ranks.values()},
+        rank_index=updated_rank_index(known, ranks, changes.pairs, policy),
+        site_mismatch=mismatch,
         changed_s=snapshot.now_s,
         unsettled_s=unsettled_since_s(snapshot),
     )
