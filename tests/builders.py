@@ -47,9 +47,11 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     KillHousekeeping,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     StopBroker,
     UndrainNode,
@@ -497,5 +499,9 @@ def _in_short(action: Action) -> str:  # noqa: C901, PLR0912 - one arm an order
             return " ".join(["change", *(f"{slot}={name}" for slot, name in moves.items())])
         case RefuseSlots(reason=reason):
             return f"refuse {reason.code}"
+        case HoldJobs(jobs=jobs):
+            return " ".join(["hold", *map(str, jobs)])
+        case ReleaseJobs(jobs=jobs):
+            return " ".join(["release", *map(str, jobs)])
         case _:
             assert_never(action)

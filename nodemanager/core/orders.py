@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import Launch, LaunchId, ProviderId, Roster
 from nodemanager.core.reasons import Reason
-from nodemanager.core.records import Spend, Steering
+from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import NodeType, Rank, SlotName, SlotsWish, TypeName
 
 # --- to Flux ----------------------------------------------------------------------------------------------
@@ -106,6 +106,22 @@ class EndLease:
     """Undo our drain of the slot's rank and forget the launch: the node is proven gone."""
 
     launch: Launch
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class HoldJobs:
+    """Record that we hold these jobs, then set their urgency to 0."""
+
+    jobs: Mapping[JobId, HeldJob]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseJobs:
+    """Give jobs that we hold their urgency again, then forget them."""
+
+    jobs: Mapping[JobId, HeldJob]
     reason: Reason
 
 
@@ -226,6 +242,8 @@ FluxEffect = (
     | StopBroker
     | KillHousekeeping
     | RequeueJob
+    | HoldJobs
+    | ReleaseJobs
     | EndLease
     | ChangeSlots
     | RefuseSlots

@@ -214,6 +214,8 @@ class Code(StrEnum):
     FITS_NO_JOB_THAT_IS_SHORT = "fits_no_job_that_is_short"
     ANOTHER_MIX_IS_CHEAPER = "another_mix_is_cheaper", "node_types price_per_hour"
     # warnings
+    JOBS_HELD = "jobs_held", "job job_count"
+    JOBS_RELEASED = "jobs_released", "job job_count"
     JOB_NEVER_RUNS = "job_never_runs", "job job_count"
     GPU_NODE_UNGUARDED = "gpu_node_unguarded", "node_type job"
     DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"

@@ -159,6 +159,8 @@ SENTENCES: Mapping[str, str] = {
         "{failures} jobs of {account} made Flux drain nodes, {job} the last: nothing is bought for {account} until"
         " {retry_at}"
     ),
+    Code.JOBS_HELD: "{job_count} jobs held, {job} the first: they cannot be served for long",
+    Code.JOBS_RELEASED: "{job_count} jobs released, {job} the first: they can be served",
     Code.UNREADABLE: "its jobspec cannot be read: {why}",
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",

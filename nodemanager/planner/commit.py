@@ -19,6 +19,7 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     KeepSpend,
     KeepSteering,
     KillHousekeeping,
@@ -26,6 +27,7 @@ from nodemanager.core.orders import (
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     StopBroker,
     SweepCloud,
@@ -131,6 +133,9 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 changed[action.launch] = _after_order(node, action, snapshot, policy)
             case RequeueJob(job=job):
                 snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
+            case HoldJobs() | ReleaseJobs():
+                due_s = snapshot.now_s + policy.calls.call_timeout_s
+                snapshot = replace(snapshot, hold_write=_await_answer(snapshot.hold_write, due_s))
             case ChangeSlots() | RefuseSlots():
                 snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
             case _:

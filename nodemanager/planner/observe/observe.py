@@ -24,6 +24,8 @@ from nodemanager.core.facts import (
     HoldPlaced,
     HousekeepingKilled,
     JobRequeued,
+    JobsHeld,
+    JobsReleased,
     LaunchesRecorded,
     LeaseEnded,
     LeftoversRemoved,
@@ -55,7 +57,7 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import CallKind, FailureKind, JoinPhase, Launch, LaunchId, NodeState
 from nodemanager.planner.cost import budget
 from nodemanager.planner.cost.budget import accrue
-from nodemanager.planner.observe import backoff, drain_breaker, hardware, operator, rank_facts
+from nodemanager.planner.observe import backoff, drain_breaker, hardware, held_jobs, operator, rank_facts
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
@@ -83,7 +85,7 @@ def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Sn
 def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline count as failed."""
     snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
-    for source in (snapshot.claim, snapshot.steering_write, snapshot.spending.write, snapshot.flux, snapshot.cloud):
+    for source in _sources(snapshot):
         if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
             snapshot = _expire_calls(snapshot)
             break
@@ -95,12 +97,18 @@ def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
     return _change_nodes(snapshot, late, lambda node: rank_facts.fail_call(node, tick.now_s)) if late else snapshot
 
 
+def _sources(snapshot: Snapshot) -> tuple[Source, ...]:
+    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
+    return (snapshot.claim, *writes, snapshot.flux, snapshot.cloud)
+
+
 def _expire_calls(snapshot: Snapshot) -> Snapshot:
     now_s = snapshot.now_s
     return replace(
         snapshot,
         claim=_expired(snapshot.claim, now_s),
         steering_write=_expired(snapshot.steering_write, now_s),
+        hold_write=_expired(snapshot.hold_write, now_s),
         flux=_expired(snapshot.flux, now_s),
         cloud=_expired(snapshot.cloud, now_s),
         spending=replace(snapshot.spending, write=_expired(snapshot.spending.write, now_s)),
@@ -212,7 +220,7 @@ def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
     unreadable = {} if fact.complete else dict(snapshot.unreadable)
     for job in fact.jobs:
-        jobs[job.id] = job
+        jobs[job.id] = held_jobs.as_waiting(job, snapshot) if snapshot.held_jobs else job
         unreadable.pop(job.id, None)
     for job_id in fact.ended:
         jobs.pop(job_id, None)
@@ -307,7 +315,8 @@ def _apply_claim(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     claim = _answered_source(snapshot.claim, fact.started_s)
     # A look is due, and before it nothing is bought.
     snapshot = budget.apply_spend_record(_require_look(with_nodes(snapshot, nodes, gone)), fact.spend)
-    return operator.apply_steering_record(replace(snapshot, claimed=True, claim=claim), fact.steering)
+    snapshot = replace(snapshot, claimed=True, claim=claim, held_jobs=fact.held_jobs)
+    return operator.apply_steering_record(held_jobs.with_held_jobs(snapshot, fact.held_jobs), fact.steering)
 
 
 def _apply_refused_claim(snapshot: Snapshot, fact: ClaimRefused) -> Snapshot:
@@ -342,6 +351,8 @@ def _apply_lapsed_order(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
     """Give up the claim. It must be renewed, and the record read, before anything else is ordered."""
     if fact.order in SLOTS_ORDERS:
         return _distrust_slots(snapshot, fact.why)
+    if fact.order in HOLD_ORDERS:
+        snapshot = held_jobs.apply_hold_failed(snapshot, fact.why)
     if fact.job is not None:
         snapshot = replace(
             snapshot, requeued=snapshot.requeued - {fact.job}
@@ -368,6 +379,7 @@ def adopt(launch: Launch, snapshot: Snapshot) -> Node:
 
 KILL_AGAIN_S = 15.0
 SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
+HOLD_ORDERS = frozenset({"HoldJobs", "ReleaseJobs"})
 CALL_OF_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
     "DrainNode": CallKind.DRAIN,
@@ -400,6 +412,9 @@ def _distrust_slots(snapshot: Snapshot, why: str) -> Snapshot:
 def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
         return _distrust_slots(snapshot, fact.why)
+    if fact.order in HOLD_ORDERS:
+        # It may have been done in part. Read the record again before relying on it.
+        return replace(held_jobs.apply_hold_failed(snapshot, fact.why), claimed=False)
     if fact.job is not None:
         # The copy may have been submitted all the same: the queue will show it.
         return replace(snapshot, requeued=snapshot.requeued - {fact.job}, requeue_failed_s=snapshot.now_s)
@@ -499,6 +514,8 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     HousekeepingKilled: to_nodes(_count_housekeeping_kill),
     LeaseEnded: _end_leases,
     JobRequeued: _nothing_follows,  # the queue shows the new job
+    JobsHeld: whatever_the_policy(held_jobs.apply_held),
+    JobsReleased: whatever_the_policy(held_jobs.apply_held),
     FluxCallFailed: whatever_the_policy(_apply_failed_flux_call),
     OrderLapsed: whatever_the_policy(_apply_lapsed_order),
     # the cloud

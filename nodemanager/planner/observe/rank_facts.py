@@ -35,7 +35,7 @@ from nodemanager.planner.observe.operator import held_by_operator, retired_by_op
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
-from nodemanager.planner.state.node_index import node_index_of, with_nodes
+from nodemanager.planner.state.node_index import node_index_of, with_confirmations, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.rank_index import rank_index_of, updated_rank_index
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
@@ -106,6 +106,7 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     """The snapshot after a look at the ranks. Looks that are older than what we know are ignored."""
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
+    snapshot = with_confirmations(snapshot, policy.rules.idle_confirmations)
     changes = _compare_ranks(snapshot, fact)
     if not changes.same_hosts:
         snapshot = _update_launch_ranks(snapshot, changes.ranks.values())
@@ -202,7 +203,7 @@ def _nodes_after_look(
     started_s: float,
     policy: Policy,
 ) -> dict[LaunchId, Node]:
-    """The nodes that the look changes: checked are those whose rank changed, and those not simply busy."""
+    """The nodes that the look changes. Of those simply busy or at rest, only a changed rank changes the node."""
     node_index = node_index_of(snapshot)
     touched = dict(node_index.to_check)
     for _, rank in changes:

@@ -102,8 +102,8 @@ class Placement:
             kind = _kind_of(key)
             if kind in self.infeasible:
                 unserved[key] = self.infeasible[kind]
-            elif key in self.cuts and key in self.batches and self.served[key] == self.cuts[key][0]:
-                unserved[key] = Obstacle(Hindrance.UNAVAILABLE, self.cuts[key][1])
+            elif key in self.cuts and key in self.batches and self.served[key] == self.cuts[key].count:
+                unserved[key] = Obstacle(Hindrance.UNAVAILABLE, self.cuts[key].why)
             elif key in self.batches and self.served[key] < len(ids):
                 if kind in self.obstacles:
                     unserved[key] = self.obstacles[kind]
@@ -116,9 +116,12 @@ class Placement:
 
 def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limits: BudgetLimits) -> Placement:
     """Place the waiting jobs on existing nodes, then on nodes that may be bought."""
-    # In queue order a job beyond its user's budget blocks the jobs behind it. Other policies pass it over.
-    fifo = policy.rules.queue_policy is QueuePolicy.FIFO
-    demand = read_demand(snapshot, {} if fifo else {key: why for key, (own, why) in limits.cuts.items() if not own})
+    passed = {
+        key: cut.why
+        for key, cut in limits.cuts.items()
+        if not cut.count and policy.passes_over(of_user=cut.of_user)
+    }
+    demand = read_demand(snapshot, passed)
     supply = current_supply(snapshot, policy, price_per_hour, limits)
     if not demand.batches:
         return _empty_placement(demand, supply, limits)
@@ -192,9 +195,11 @@ class _PlacementBuilder:
         for key in self.batches:
             if (why := self._why_infeasible(key.shape)) is not None:
                 self.infeasible[_kind_of(key)] = why
-        if self.limits.cuts and self.policy.rules.queue_policy is not QueuePolicy.FIFO:
-            cuts = self.limits.cuts
-            self.batches = {key: ids[: cuts[key][0]] if key in cuts else ids for key, ids in self.batches.items()}
+        passed = {key: it for key, it in self.limits.cuts.items() if self.policy.passes_over(of_user=it.of_user)}
+        if passed:
+            self.batches = {
+                key: ids[: passed[key].count] if key in passed else ids for key, ids in self.batches.items()
+            }
         if self.infeasible:
             self.batches = {key: ids for key, ids in self.batches.items() if _kind_of(key) not in self.infeasible}
         wanted = (key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE)
@@ -344,7 +349,8 @@ class _PlacementBuilder:
         queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
         if self.limits.drain_all:
             return free_bins(self.snapshot, self.policy, all_go=True)
-        return free_bins(self.snapshot, self.policy) + bins_free_soon(self.snapshot, self.policy, queue_index)
+        free = free_bins(self.snapshot, self.policy, batches=self.batches)
+        return free + bins_free_soon(self.snapshot, self.policy, queue_index)
 
     def _allocate_until(self, end: QueuePosition) -> Allocation | None:
         """An allocation that serves all jobs before a queue position; None if there is none."""
@@ -614,11 +620,14 @@ class _PlacementBuilder:
             if key in self.demand.put_off:
                 continue
             why = self.infeasible.get(_kind_of(key))
-            if why is not None and why.kind is not Hindrance.NO_SLOT_FITS:
+            blocks = why is not None and why.kind is not Hindrance.NO_SLOT_FITS
+            if why is not None and blocks and not self.policy.passes_over(of_user=False):
                 refused.append(((-key.priority, ids[0]), key.shape, why))
-            own, spent = self.limits.cuts.get(key, (0, None)) if why is None else (0, None)
-            if spent is not None and (first := self._first_unseated(key, ids, own)) is not None:
-                refused.append(((-key.priority, first), key.shape, Obstacle(Hindrance.UNAVAILABLE, spent)))
+            cut = self.limits.cuts.get(key) if why is None else None
+            if cut is None or self.policy.passes_over(of_user=cut.of_user):
+                continue
+            if (first := self._first_unseated(key, ids, cut.count)) is not None:
+                refused.append(((-key.priority, first), key.shape, Obstacle(Hindrance.UNAVAILABLE, cut.why)))
         return min(refused, key=lambda it: it[0], default=None)
 
     def _first_unseated(self, key: BatchKey, ids: Sequence[JobId], begin: int) -> JobId | None:

@@ -25,11 +25,12 @@ from nodemanager.core.nodes import (
     ProviderId,
 )
 from nodemanager.core.reasons import Reason
-from nodemanager.core.records import UNSTEERED, Spend, Steering
+from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, Market, Promise, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.queue_index import QueueIndex
 from nodemanager.planner.state.rank_index import RankIndex
+from nodemanager.planner.state.resting import Resting
 
 
 def _empty() -> Mapping[Any, Any]:
@@ -109,12 +110,16 @@ class Node:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeIndex:
     """The nodes by use, with counts. Maintained by ``state.node_index``; ``nodes`` is what it was built from."""
 
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
-    to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all except those that are simply busy
+    # All except those that are simply busy or at rest: whose next step may change at any time.
+    to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)
+    at_rest: Mapping[LaunchId, Node] = field(default_factory=_empty)  # idle, confirmed, and with no trouble
+    resting: Mapping[TypeName, Resting] = field(default_factory=_empty)  # the same, by type and time
+    confirmations: int = 2  # the looks that must find a node idle before it counts as at rest
     with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # those with a call in flight
     count_by_state: Mapping[NodeState, int] = field(default_factory=_empty)
     count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # only nodes that may be billed
@@ -250,6 +255,9 @@ class Snapshot:
     unsettled_s: float | None = None  # since when news has arrived without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
     look_due_since_s: float | None = None  # since when a look at the ranks is due
+
+    held_jobs: Mapping[JobId, HeldJob] = field(default_factory=_empty)  # on record: we hold them by urgency 0
+    hold_write: Source = Source()  # the call that holds or releases jobs
 
     jobs_ended: int = 0  # of all users, as far as Flux remembers
 
