@@ -137,7 +137,9 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 due_s = snapshot.now_s + policy.calls.call_timeout_s
                 snapshot = replace(snapshot, hold_write=_await_answer(snapshot.hold_write, due_s))
             case ChangeSlots() | RefuseSlots():
-                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                snapshot = replace(
+                    snapshot, slots=replace(snapshot.slots, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                )
             case _:
                 assert_never(action)
     return replace(
