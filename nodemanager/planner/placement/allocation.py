@@ -39,6 +39,7 @@ from nodemanager.planner.state.queue_index import BatchKey
 
 UNBOUNDED = 2**62
 ENDLESS = PackingLimits(UNBOUNDED, UNBOUNDED)
+PRICE_LIST_MIN = 32  # from so many node types on it pays to know how many nodes of each are wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +322,9 @@ class Allocation:
         left_out = find_dominated(lots, suits)
         used: dict[int, int] = {}
         wanted = sum(item.pieces for item in items)
-        if any(lots[number].count < wanted for number in left_out.values()):
+        if len(lots) < PRICE_LIST_MIN:
+            run_out = {number for number in left_out.values() if lots[number].count < wanted}  # or it may
+        elif any(lots[number].count < wanted for number in left_out.values()):
             shown = [number for number in range(len(lots)) if number not in left_out]
             endless = [replace(lots[number], count=wanted) for number in shown]
             there = [sources[number] for number in shown]
