@@ -276,7 +276,7 @@ class Delegator(CrashOnlyActor):
             if tracked.asked is None:
                 tracked.answered()
             self._stop_relay(tracked)
-            tracked.passing = None
+            tracked.passing, tracked.held_back = None, ""
 
     def _take_job_found(self, job: JobId, known: bool) -> None:
         """A copy's job is not active at home: it has ended, or our instance has lost it."""

@@ -63,7 +63,6 @@ class TrackedJob:
         self.relay = Relay.IDLE
         self.appends = 0
         self.stream_ended = False
-        self.held_back = ""
         self.stream += 1
 
 
