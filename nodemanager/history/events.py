@@ -30,8 +30,10 @@ from nodemanager.core.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
+    HoldJobs,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
 )
 from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
@@ -76,7 +78,7 @@ def launches_of(action: Action) -> tuple[LaunchId, ...]:
             return (launch.id,)
         case RecordLaunches(launches=launches):
             return tuple(launch.id for launch in launches)
-        case ChangeSlots() | RefuseSlots():
+        case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
             return ()
         case _:
             return (action.launch,) if action.launch is not None else ()
