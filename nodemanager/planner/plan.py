@@ -347,7 +347,7 @@ def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: 
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
     launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
-    return BootNode(launch, purchase.serves, reason)
+    return BootNode(launch, purchase.serves, reason, purchase.load)
 
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:

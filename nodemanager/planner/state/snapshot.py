@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, NodeLoad, UnreadableJob
 from nodemanager.core.nodes import (
     Call,
     CloudNode,
@@ -50,6 +50,7 @@ class Node:
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: this process has certainly sent no create
     create_failure: str = ""  # the provider's words; the node may exist all the same
+    load: NodeLoad = ()  # what it was bought for; empty after a restart
     image: str | None = None  # of its create; None if this process sent none
     cloud: CloudNode | None = None
     billed_from_s: float | None = None
