@@ -170,6 +170,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "has been idle for this long. For longer windows only the end of the window counts.",
         "queue_policy": "`fifo`: a job that cannot start holds up all jobs behind it, as under sched-simple; no "
         "node is bought or kept for those. `backfill`: jobs behind it may start first.",
+        "unserved": "What happens to a job that the site's limits, a budget, or the drains that its user "
+        "caused keep from being served for long. `block`: it keeps its place, and in queue order "
+        "nothing is bought for the jobs behind it. `hold`: it gets urgency 0, so that Flux passes "
+        "it over, until it can be served. `skip`: nodes are bought for the jobs behind it; Flux's "
+        "scheduler must pass it over by itself. `hold-users`: as `hold` if only jobs of the same "
+        "user are concerned (`user_*` budgets, drains), otherwise as `block`.",
         "stop_lead": "How long before the end of its paid time an idle node begins to leave. Once stops of its "
         "type have been measured, the time within which nine of ten finished is used instead.",
         "patience": "How much longer than a boot a job may wait for cores that a running job must free within its "

@@ -47,9 +47,11 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     KillHousekeeping,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     StopBroker,
     UndrainNode,
@@ -61,9 +63,9 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, Ty
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
-from nodemanager.planner.state.snapshot import Learned, Node, Snapshot, Source, Spending
+from nodemanager.planner.state.snapshot import Learned, Node, SlotSettings, Snapshot, Source, Spending
 
-GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, Spending)
+GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, SlotSettings, Spending)
 _Value = TypeVar("_Value", Policy, Snapshot)
 
 NOW_S = 100_000.0
@@ -497,5 +499,9 @@ def _in_short(action: Action) -> str:  # noqa: C901, PLR0912 - one arm an order
             return " ".join(["change", *(f"{slot}={name}" for slot, name in moves.items())])
         case RefuseSlots(reason=reason):
             return f"refuse {reason.code}"
+        case HoldJobs(jobs=jobs):
+            return " ".join(["hold", *map(str, jobs)])
+        case ReleaseJobs(jobs=jobs):
+            return " ".join(["release", *map(str, jobs)])
         case _:
             assert_never(action)

@@ -19,14 +19,17 @@ from nodemanager.core.facts import (
     RanksMeasured,
 )
 from nodemanager.core.nodes import JoinPhase
+from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     CreateNode,
     DestroyNode,
     EndLease,
+    HoldJobs,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason
@@ -163,6 +166,8 @@ def _order_line(action: Action) -> str:
             subject = ",".join(f"{slot}={name}" for slot, name in moves.items())
         case RefuseSlots(wish=wish):
             subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
+        case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
+            subject = ",".join(map(format_job_id, jobs))
         case _:
             subject = action.launch
     return f"{type(action).__name__} {subject}"

@@ -20,6 +20,8 @@ from nodemanager.core.facts import (
     FluxUnreachable,
     HousekeepingKilled,
     JobRequeued,
+    JobsHeld,
+    JobsReleased,
     LaunchesRecorded,
     LeaseEnded,
     NodeCordoned,
@@ -46,12 +48,14 @@ from nodemanager.core.orders import (
     EndLease,
     FluxEffect,
     FluxOrder,
+    HoldJobs,
     KeepSpend,
     KeepSteering,
     KillHousekeeping,
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     ShowOnJobs,
     StopBroker,
@@ -97,12 +101,13 @@ class FluxWorker(CrashOnlyActor):
             launches = self._port.launches()
             steering = self._port.steering()
             spend = self._port.spend()
+            held_jobs = self._port.held_jobs()
         except NotTheActor as error:
             self._manager.tell(ClaimRefused(started_s, str(error)))
         except FluxError as error:
             self._manager.tell(FluxUnreachable(started_s, str(error)))
         else:
-            self._manager.tell(ClaimHeld(started_s, launches, steering, spend))
+            self._manager.tell(ClaimHeld(started_s, launches, steering, spend, held_jobs))
 
     def _report_ranks(self) -> None:
         started_s = self._clock.monotonic_s()
@@ -164,7 +169,7 @@ class FluxWorker(CrashOnlyActor):
             if isinstance(error, NotTheActor):
                 self._manager.tell(ClaimRefused(started_s, str(error)))
 
-    def _apply(self, order: FluxEffect) -> FluxFact:  # noqa: C901 - one arm an order
+    def _apply(self, order: FluxEffect) -> FluxFact:  # noqa: C901, PLR0912 - one arm an order
         match order:
             case RecordLaunches(launches=launches):
                 self._port.record(launches)
@@ -182,6 +187,12 @@ class FluxWorker(CrashOnlyActor):
                 return BrokerStopped(launch)
             case RequeueJob(job=job):
                 return self._requeue(job)
+            case HoldJobs(jobs=jobs):
+                self._port.hold_jobs(jobs)
+                return JobsHeld(jobs)
+            case ReleaseJobs(jobs=jobs):
+                self._port.release_jobs(jobs)
+                return JobsReleased(frozenset(jobs))
             case KillHousekeeping(launch=launch, rank=rank, hard=hard):
                 self._port.kill_housekeeping(rank, signal.SIGKILL if hard else signal.SIGTERM)
                 return HousekeepingKilled(launch)
@@ -229,7 +240,7 @@ def _launches_of(order: FluxEffect) -> tuple[LaunchId, ...]:
             return tuple(launch.id for launch in launches)
         case EndLease(launch=launch):
             return (launch.id,)
-        case ChangeSlots() | RefuseSlots() | RequeueJob():
+        case ChangeSlots() | RefuseSlots() | RequeueJob() | HoldJobs() | ReleaseJobs():
             return ()
         case _:
             return (order.launch,)

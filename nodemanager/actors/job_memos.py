@@ -27,6 +27,7 @@ JOBS_WITH_MEMO_MAX = 1000  # jobs further back get a memo once they move up
 
 STARTED_STATES = (JobState.RUN, JobState.CLEANUP)
 UNKNOWN_TEXT = ""  # no reason has it
+HELD_TEXT = "; held (urgency 0) until then"
 
 
 class JobMemos:
@@ -68,10 +69,11 @@ class JobMemos:
         for job_id, reason in islice(made.jobs.items(), JOBS_WITH_MEMO_MAX):
             if len(texts) >= TEXTS_PER_UPDATE_MAX:
                 break
-            words = _text_without_times(reason)
+            held = HELD_TEXT if snapshot.jobs[job_id].held_by_us else ""
+            words = _text_without_times(reason) + held
             if self._shown.get(job_id) != words:
                 self._shown[job_id] = words
-                texts[job_id] = _memo_text(reason, snapshot)
+                texts[job_id] = _memo_text(reason, snapshot) + held
         return texts
 
     def _inherit(self, snapshot: Snapshot, made: Plan) -> None:

@@ -38,6 +38,7 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     KeepSpend,
     KeepSteering,
     KillHousekeeping,
@@ -46,6 +47,7 @@ from nodemanager.core.orders import (
     PostRoster,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     ShowOnJobs,
     StopBroker,
@@ -193,6 +195,8 @@ class Manager(CrashOnlyActor):
                     | StopBroker()
                     | KillHousekeeping()
                     | RequeueJob()
+                    | HoldJobs()
+                    | ReleaseJobs()
                     | EndLease()
                     | ChangeSlots()
                     | RefuseSlots()

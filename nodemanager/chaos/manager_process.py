@@ -19,8 +19,10 @@ from nodemanager.core.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
+    HoldJobs,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
 )
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.plan import Action
@@ -123,6 +125,8 @@ def _describe_order(action: Action) -> str:
             whose = f"{launch_id} {provider_id}"
         case ChangeSlots(wish=wish) | RefuseSlots(wish=wish):
             whose = wish.id
+        case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
+            whose = ",".join(map(str, jobs))
         case _:
             whose = action.launch
     return f"{type(action).__name__} {whose} {getattr(action, 'reason', '')}".rstrip()

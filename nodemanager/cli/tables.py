@@ -208,20 +208,20 @@ def peers(document: Mapping[str, Any]) -> RenderableType:
     """Format the list of peers."""
     if not document["delegates"]:
         return Text("The site has no [Peer NAME]: no job runs in another instance")
-    columns = ("peer", "state", "scheduler", "nodes free", "cores free", "waiting", "wait", "price", "our jobs")
-    table = _table(*columns, right=columns[3:])
+    # Free of all: nodes and cores. Ours: our jobs there, of those allowed.
+    columns = ("peer", "state", "nodes", "cores", "waiting", "wait", "price", "ours")
+    table = _table(*columns, right=columns[2:])
     for peer in document["peers"]:
         load = peer["load"] or {}
         table.add_row(
             peer["name"],
-            Text("up" if peer["reachable"] else f"away: {peer['why']}", style="" if peer["reachable"] else "red"),
-            load.get("scheduler", "-"),
-            f"{load['nodes_free']} of {load['nodes']}" if load else "-",
-            f"{load['cores_free']} of {load['cores']}" if load else "-",
+            _peer_state(peer),
+            f"{load['nodes_free']}/{load['nodes']}" if load else "-",
+            f"{load['cores_free']}/{load['cores']}" if load else "-",
             str(load["waiting"]) if load else "-",
             span(load.get("wait_s")),
             money(peer["price_per_core_hour"]),
-            f"{peer['jobs']} of {peer['jobs_max']}",
+            f"{peer['jobs']}/{peer['jobs_max']}",
         )
     notes = [
         Text(
@@ -232,6 +232,12 @@ def peers(document: Mapping[str, Any]) -> RenderableType:
     ]
     fault = [Text(f"No job is delegated now: {document['fault']}", style="red")] if document["fault"] else []
     return Group(*fault, table, *notes)
+
+
+def _peer_state(peer: Mapping[str, Any]) -> Text:
+    if not peer["reachable"]:
+        return Text(f"away: {peer['why']}", style="red")
+    return Text(f"up, {peer['load']['scheduler']}" if peer["load"] else "up")
 
 
 def _delegated_pairs(delegated: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
@@ -413,6 +419,8 @@ def event(document: Mapping[str, Any]) -> Text:
     text.append(f"{document['what']:<14} {document['subject']}", style="")
     if document["reason"]:
         text.append(f"  {why(document['reason'])}", style="cyan")
+    elif document["figures"].get("detail"):
+        text.append(f"  {document['figures']['detail']}", style="dim")
     elif document["figures"].get("story"):
         text.append(f"  was {document['figures'].get('was', '')}", style="dim")
     return text

@@ -7,7 +7,7 @@ lack whatever happened after that moment, so newer local knowledge wins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodemanager.core.jobs import Job, JobId, UnreadableJob
 from nodemanager.core.nodes import (
@@ -21,7 +21,7 @@ from nodemanager.core.nodes import (
     ProviderId,
     QuotaScope,
 )
-from nodemanager.core.records import NOTHING_SPENT, UNSTEERED, Mark, Spend, Steering
+from nodemanager.core.records import NOTHING_SPENT, UNSTEERED, HeldJob, Mark, Spend, Steering
 from nodemanager.core.slots import Hardware, Rank, SlotsWish
 
 
@@ -110,12 +110,16 @@ class FluxUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class ClaimHeld:
-    """This manager holds the name and may act. The rest is the record: launches, operators' settings, spending."""
+    """This manager holds the name and may act. The rest is the record.
+
+    That is: the launches, the operators' settings, the spending, and the jobs that we hold.
+    """
 
     started_s: float
     launches: tuple[Launch, ...]
     steering: Steering = UNSTEERED
     spend: Spend = NOTHING_SPENT
+    held_jobs: Mapping[JobId, HeldJob] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,20 @@ class BrokerStopped:
     """The broker was told to stop, or was already offline."""
 
     launch: LaunchId
+
+
+@dataclass(frozen=True, slots=True)
+class JobsHeld:
+    """The record has these jobs now, and their urgency is 0."""
+
+    jobs: Mapping[JobId, HeldJob]
+
+
+@dataclass(frozen=True, slots=True)
+class JobsReleased:
+    """The record no longer has these jobs."""
+
+    jobs: frozenset[JobId]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +396,8 @@ FluxFact = (
     | BrokerStopped
     | HousekeepingKilled
     | JobRequeued
+    | JobsHeld
+    | JobsReleased
     | LeaseEnded
     | NodeCordoned
     | SteeringKept

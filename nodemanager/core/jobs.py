@@ -102,6 +102,10 @@ class Shape:
         return self._hash
 
 
+# What lies on a node: the shape of the jobs, the step of their time limits in seconds, and the pieces of them.
+NodeLoad = tuple[tuple[Shape, float, int], ...]
+
+
 class JobState(StrEnum):
     """The states of an active job (RFC 21). A job that becomes inactive leaves the snapshot."""
 
@@ -143,6 +147,8 @@ class Job:
     began_at: float | None = None
     requeue: bool = False  # it asks to be submitted again if the provider takes back its node
     requeued_from: JobId | None = None  # the job that it replaces
+    # We hold it in Flux by urgency 0. ``urgency`` and ``priority`` are those that it has again once it is released.
+    held_by_us: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,15 @@ class UnreadableJob:
 
     id: JobId
     why: str
+
+
+class Unserved(StrEnum):
+    """What happens to a job that limits or a budget keep from being served for long."""
+
+    HOLD_USERS = "hold-users"  # as ``hold`` if only jobs of the same user are concerned, otherwise as ``block``
+    BLOCK = "block"  # it keeps its place: in queue order nothing is bought for the jobs behind it
+    HOLD = "hold"  # it gets urgency 0 until it can be served, so that the scheduler passes it over
+    SKIP = "skip"  # nodes are bought for the jobs behind it. The scheduler must pass it over by itself
 
 
 class QueuePolicy(StrEnum):

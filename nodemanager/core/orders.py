@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, NodeLoad
 from nodemanager.core.nodes import Launch, LaunchId, ProviderId, Roster
 from nodemanager.core.reasons import Reason
-from nodemanager.core.records import Spend, Steering
+from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import NodeType, Rank, SlotName, SlotsWish, TypeName
 
 # --- to Flux ----------------------------------------------------------------------------------------------
@@ -110,6 +110,22 @@ class EndLease:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldJobs:
+    """Record that we hold these jobs, then set their urgency to 0."""
+
+    jobs: Mapping[JobId, HeldJob]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseJobs:
+    """Give jobs that we hold their urgency again, then forget them."""
+
+    jobs: Mapping[JobId, HeldJob]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class KeepSteering:
     """Record the operators' settings."""
 
@@ -194,11 +210,12 @@ class PostRoster:
 
 @dataclass(frozen=True, slots=True)
 class BootNode:
-    """Lease a slot and create its node. ``serves``: the jobs it is bought for, at most ten of them."""
+    """Lease a slot and create its node. ``serves``: the first ten jobs it is bought for. ``load``: all of them."""
 
     launch: Launch
     serves: tuple[JobId, ...]
     reason: Reason
+    load: NodeLoad = ()
 
 
 # --- with a deadline --------------------------------------------------------------------------------------
@@ -226,6 +243,8 @@ FluxEffect = (
     | StopBroker
     | KillHousekeeping
     | RequeueJob
+    | HoldJobs
+    | ReleaseJobs
     | EndLease
     | ChangeSlots
     | RefuseSlots

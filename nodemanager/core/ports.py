@@ -23,7 +23,7 @@ from nodemanager.core.nodes import (
     QuotaScope,
     Roster,
 )
-from nodemanager.core.records import Spend, Steering
+from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
 
 
@@ -178,6 +178,21 @@ class FluxPort(Protocol):
 
     def keep_spend(self, spend: Spend) -> None:
         """Record all the money spent; return only when the record survives a crash of the instance."""
+        ...
+
+    def held_jobs(self) -> Mapping[JobId, HeldJob]:
+        """Read which jobs the manager holds, as recorded."""
+        ...
+
+    def hold_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        """Record the jobs, then set their urgency to 0. A job that has ended is no error."""
+        ...
+
+    def release_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        """Set the urgency of the jobs as it was, then remove them from the record.
+
+        A job that has started or ended is no error.
+        """
         ...
 
     def ranks(self) -> tuple[FluxRank, ...]:

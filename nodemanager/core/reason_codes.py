@@ -213,7 +213,10 @@ class Code(StrEnum):
     JOB_HELD_UP = "job_held_up", "job why"
     FITS_NO_JOB_THAT_IS_SHORT = "fits_no_job_that_is_short"
     ANOTHER_MIX_IS_CHEAPER = "another_mix_is_cheaper", "node_types price_per_hour"
+    ANOTHER_TYPE_IS_CHEAPER = "another_type_is_cheaper", "node_type price_per_hour"
     # warnings
+    JOBS_HELD = "jobs_held", "job job_count"
+    JOBS_RELEASED = "jobs_released", "job job_count"
     JOB_NEVER_RUNS = "job_never_runs", "job job_count"
     GPU_NODE_UNGUARDED = "gpu_node_unguarded", "node_type job"
     DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"

@@ -159,6 +159,8 @@ SENTENCES: Mapping[str, str] = {
         "{failures} jobs of {account} made Flux drain nodes, {job} the last: nothing is bought for {account} until"
         " {retry_at}"
     ),
+    Code.JOBS_HELD: "{job_count} jobs held, {job} the first: they cannot be served for long",
+    Code.JOBS_RELEASED: "{job_count} jobs released, {job} the first: they can be served",
     Code.UNREADABLE: "its jobspec cannot be read: {why}",
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
@@ -193,6 +195,7 @@ SENTENCES: Mapping[str, str] = {
     Code.JOB_HELD_UP: "nothing is bought: job {job} holds up the queue ({why})",
     Code.FITS_NO_JOB_THAT_IS_SHORT: "no job that needs nodes fits on it",
     Code.ANOTHER_MIX_IS_CHEAPER: "{node_types} serve the jobs for {price_per_hour} an hour, and no mix is cheaper",
+    Code.ANOTHER_TYPE_IS_CHEAPER: "{node_type} is no smaller, is free, and costs no more: {price_per_hour} an hour",
     Code.ONE_ZONE_SHORT: "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
     Code.JOB_NEVER_RUNS: (
         "job {job} can never run, and holds up {job_count} other jobs: raise the limits, or flux cancel {job}"

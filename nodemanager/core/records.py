@@ -42,6 +42,14 @@ class Steering:
 UNSTEERED = Steering()
 
 
+@dataclass(frozen=True, slots=True)
+class HeldJob:
+    """A job that the manager holds by urgency 0: its urgency and priority before."""
+
+    urgency: int
+    priority: int
+
+
 def _no_amounts() -> Mapping[tuple[str, int, str], Decimal]:
     return MappingProxyType({})
 

@@ -43,6 +43,16 @@ class PeerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DelegationEvent:
+    """Something that happened, for the history. ``subject``: a job's id in decimal, or "peer NAME"."""
+
+    at: float
+    subject: str
+    what: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DelegationView:
     """All of delegation at one moment. ``fault``: why no job is delegated now, "" if jobs are."""
 
@@ -50,3 +60,4 @@ class DelegationView:
     peers: tuple[PeerStatus, ...] = ()
     fault: str = ""
     ended: int = 0  # delegated jobs that ended since the service started
+    events: tuple[DelegationEvent, ...] = ()  # since the view before

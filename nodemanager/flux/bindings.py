@@ -252,6 +252,13 @@ def ask_all(
         return answers
 
 
+def checked_future(future: Future) -> Future:
+    """Return the future of a request. It may be empty if the connection is being lost: this raises ``OSError``."""
+    if future.handle is None:
+        raise OSError(errno.ENOTCONN, "the connection is lost")
+    return future
+
+
 def _time_left_s(end_s: float) -> float:
     """Return the time left of the limit that all calls sent together share, enough to read an answer received."""
     return max(_LEAST_WAIT_S, end_s - time.monotonic())

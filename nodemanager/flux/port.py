@@ -25,7 +25,7 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import format_job_id, parse_idset
 from nodemanager.core.ports import FluxError, NotRequeued, NotTheActor
-from nodemanager.core.records import NOTHING_SPENT, Spend, Steering
+from nodemanager.core.records import NOTHING_SPENT, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux import kvs, retype
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
@@ -34,6 +34,7 @@ from nodemanager.flux.flub import FlubSlotNames
 from nodemanager.flux.fluxion import queues_that_deny
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
+from nodemanager.flux.records import held as held_record
 from nodemanager.flux.records import lease as lease_record
 from nodemanager.flux.records import spend as spend_record
 from nodemanager.flux.records import steering as steering_record
@@ -240,6 +241,43 @@ class RealFluxPort:
     def keep_steering(self, steering: Steering) -> None:
         self.ensure_actor()
         self._commit({steering_record.KEY: steering_record.encode(steering)})
+
+    # --- jobs that the manager holds ---
+
+    def held_jobs(self) -> Mapping[JobId, HeldJob]:
+        with self._handle() as handle:
+            names = kvs.list_names(handle, held_record.FOLDER, timeout_s=self._timeout_s)
+        found = {}
+        try:
+            keys = {held_record.key_of(job): job for job in map(held_record.job_of, names)}
+            for key, text in self._read(list(keys)).items():
+                found[keys[key]] = held_record.decode(text)
+        except ValueError as fault:
+            raise FluxError(
+                f"the record of held jobs at KVS key {held_record.FOLDER} cannot be read: {fault}. The jobs that it"
+                f" names have urgency 0: set it (flux job urgency JOBID default), then run: flux kvs unlink -R"
+                f" {held_record.FOLDER}"
+            ) from fault
+        return found
+
+    def hold_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        self.ensure_actor()
+        self._commit({held_record.key_of(job): held_record.encode(held) for job, held in jobs.items()})
+        self._set_urgencies(dict.fromkeys(jobs, 0))
+
+    def release_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        self.ensure_actor()
+        self._set_urgencies({job: held.urgency for job, held in jobs.items()})
+        self._commit({held_record.key_of(job): None for job in jobs})
+
+    def _set_urgencies(self, urgencies: Mapping[JobId, int]) -> None:
+        for job, urgency in urgencies.items():
+            try:
+                self._ask("job-manager.urgency", {"id": job, "urgency": urgency})
+            except CallFailed as failure:
+                # ENOENT: it has ended. EINVAL: it has started.
+                if failure.errno not in (errno.ENOENT, errno.EINVAL):
+                    raise
 
     # --- the money spent ---
 

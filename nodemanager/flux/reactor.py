@@ -13,7 +13,17 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from nodemanager.flux.bindings import LEADER, CallFailed, Future, Handle, close, connect, flux_call, flux_module
+from nodemanager.flux.bindings import (
+    LEADER,
+    CallFailed,
+    Future,
+    Handle,
+    checked_future,
+    close,
+    connect,
+    flux_call,
+    flux_module,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +139,7 @@ class Reactor:
             self._destroy(future)
 
         with flux_call(what):
-            future = send()
+            future = checked_future(send())
             self._futures.add(future)
             future.then(take, timeout=timeout_s)
 
@@ -161,7 +171,7 @@ class Reactor:
 
         streaming = flux_module("flux.constants").FLUX_RPC_STREAMING
         with flux_call(topic):
-            stream = self.handle.rpc(topic, payload, LEADER, streaming)
+            stream = checked_future(self.handle.rpc(topic, payload, LEADER, streaming))
             self._futures.add(stream)
             stream.then(take)
 

@@ -30,8 +30,10 @@ from nodemanager.core.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
+    HoldJobs,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
 )
 from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
@@ -51,8 +53,8 @@ class HistoryEvent:
     """One event. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
 
     ``kind`` is one of: decided; would (a decision of observe mode); node (``what``: its new state); because (a
-    node, job or type has a new reason); job; failed (a call); operator; standstill; alarm; block. ``at`` and the
-    times in ``figures`` are wall-clock.
+    node, job or type has a new reason); job; failed (a call); operator; delegation (a job or a peer); standstill;
+    alarm; block. ``at`` and the times in ``figures`` are wall-clock.
     """
 
     at: float
@@ -76,7 +78,7 @@ def launches_of(action: Action) -> tuple[LaunchId, ...]:
             return (launch.id,)
         case RecordLaunches(launches=launches):
             return tuple(launch.id for launch in launches)
-        case ChangeSlots() | RefuseSlots():
+        case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
             return ()
         case _:
             return (action.launch,) if action.launch is not None else ()

@@ -32,10 +32,11 @@ def sweeps_now(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
 
 def next_ask_s(snapshot: Snapshot, policy: Policy) -> float:
     """When the next ask is due, or the deadline of one passes; infinity if neither is known."""
-    answers = (snapshot.claim, snapshot.flux, snapshot.cloud, snapshot.steering_write, snapshot.spending.write)
+    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
+    answers = (snapshot.claim, snapshot.flux, snapshot.cloud, *writes)
     moments = [due_s for _, due_s in _due_times(snapshot, policy)]
     moments += [source.answer_due_s for source in answers if source.answer_due_s is not None]
-    moments.append(_sweep_due_s(snapshot, policy))
+    moments += [_sweep_due_s(snapshot, policy), snapshot.hold_write.retry_s]
     return min((at_s for at_s in moments if at_s > snapshot.now_s), default=inf)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from nodemanager.core.drains import drain_text
+from nodemanager.core.jobs import NodeLoad
 from nodemanager.core.nodes import LEAVING, Call, CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
@@ -19,6 +20,7 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     KeepSpend,
     KeepSteering,
     KillHousekeeping,
@@ -26,6 +28,7 @@ from nodemanager.core.orders import (
     LookAtRanks,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     StopBroker,
     SweepCloud,
@@ -96,9 +99,9 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
     credit = create_credit(snapshot, policy)
     for action in plan.actions:
         match action:
-            case BootNode(launch=launch):
+            case BootNode(launch=launch, load=load):
                 changed[launch.id] = _with_call(
-                    _requested_node(launch, snapshot), CallKind.RECORD, snapshot, policy
+                    _requested_node(launch, snapshot, load), CallKind.RECORD, snapshot, policy
                 )
             case RecordLaunches(launches=launches):
                 for launch in launches:
@@ -131,8 +134,13 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 changed[action.launch] = _after_order(node, action, snapshot, policy)
             case RequeueJob(job=job):
                 snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
+            case HoldJobs() | ReleaseJobs():
+                due_s = snapshot.now_s + policy.calls.call_timeout_s
+                snapshot = replace(snapshot, hold_write=_await_answer(snapshot.hold_write, due_s))
             case ChangeSlots() | RefuseSlots():
-                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                snapshot = replace(
+                    snapshot, slots=replace(snapshot.slots, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                )
             case _:
                 assert_never(action)
     return replace(
@@ -187,8 +195,8 @@ def _has_moved_already(node: Node, event: Event) -> bool:
     )
 
 
-def _requested_node(launch: Launch, snapshot: Snapshot) -> Node:
-    return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, requested_s=snapshot.now_s)
+def _requested_node(launch: Launch, snapshot: Snapshot, load: NodeLoad = ()) -> Node:
+    return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, requested_s=snapshot.now_s, load=load)
 
 
 def _readopted_stray(launch: Launch, snapshot: Snapshot) -> Node:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
@@ -23,7 +26,7 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import ForeignDrain, SlotName, TypeName
+from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import waits_for_record
 from nodemanager.planner.observe import hardware, operator
@@ -40,7 +43,9 @@ from nodemanager.planner.observe.node_health import (
 from nodemanager.planner.observe.zones import block_on, block_reason
 from nodemanager.planner.retirement import StopObstacle, StopTimes, obstacle_reason, second_look, should_retire
 from nodemanager.planner.spares import takes_jobs
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.resting import EARLY_S, TimedNode
 from nodemanager.planner.state.snapshot import EVERYTHING, Block, Node, Snapshot
 from nodemanager.planner.unsent_leases import LeaseReview
 
@@ -455,3 +460,163 @@ STATE_ORDER = (
     NodeState.REQUESTED,
 )
 STATE_RANKING: Mapping[NodeState, int] = {state: turn for turn, state in enumerate(STATE_ORDER)}
+
+
+# --- all nodes --------------------------------------------------------------------------------------------
+
+FIRST_OF_ALL = (-1, Decimal(0), LaunchId(""))
+
+
+@dataclass(slots=True)
+class FleetSteps:
+    """The steps of the nodes that needed a decision, in their order, and the reasons of those at rest."""
+
+    steps: dict[LaunchId, Step]
+    resting: RestingReasons
+    again_at_s: float  # when the passing of time alone may change a step
+
+
+def step_nodes(context: StepContext) -> FleetSteps:
+    """Give each node that needs a decision its next step.
+
+    Of the nodes at rest, only those are looked at whose time may have come. The others would take no step.
+    """
+    snapshot = context.snapshot
+    node_index = node_index_of(snapshot)
+    to_check = node_index.to_check
+    if context.overspent is not None:
+        to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
+    elif node_index.confirmations != context.policy.rules.idle_confirmations:
+        to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
+    to_decide = {**to_check, **operator.steered_nodes(snapshot)}
+    by_turn = [(_step_order(node, context.policy), node) for node in to_decide.values()]
+    by_turn.sort(key=lambda it: it[0])
+    first_idle = bisect_left(by_turn, STATE_RANKING[NodeState.IDLE], key=lambda it: it[0][0])
+    steps = {node.launch.id: next_step(node, context) for _, node in by_turn[:first_idle]}
+    after_idle = bisect_right(by_turn, STATE_RANKING[NodeState.IDLE], key=lambda it: it[0][0])
+    resting = RestingReasons(context)
+    idle = by_turn[first_idle:after_idle]
+    due = [it for it in resting.due() if it.launch.id not in to_decide]
+    idle += [(_step_order(node, context.policy), node) for node in due]
+    idle.sort(key=lambda it: it[0])
+    for turn, node in idle:
+        if context.count_usable > context.policy.limits.nodes_min or node.launch.id in to_decide:
+            steps[node.launch.id] = step = next_step(node, context)
+            if step.action is not None:
+                resting.note(turn)
+    steps |= {node.launch.id: next_step(node, context) for _, node in by_turn[after_idle:]}
+    decided_s = min((step.again_at_s for step in steps.values()), default=inf)
+    return FleetSteps(steps, resting, resting.again_at_s(steps, decided_s))
+
+
+def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
+    """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept."""
+    node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
+    price = node_type.price_per_hour if node_type is not None else Decimal(0)
+    return STATE_RANKING[node.state], -price, node.launch.id
+
+
+class RestingReasons:
+    """Why each node at rest stays. A reason is computed on access, because there may be very many nodes.
+
+    Make it when the turn of the idle nodes comes. ``note`` each step that changes the counts in the context: a
+    node's reason depends on the steps before its own turn.
+    """
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        self._at_rest = node_index_of(context.snapshot).at_rest
+        self._resting = node_index_of(context.snapshot).resting
+        self._turns = [FIRST_OF_ALL]
+        self._counts = [self._counts_now()]
+        self._reasons: dict[LaunchId, Reason] = {}
+
+    def note(self, turn: tuple[int, Decimal, LaunchId]) -> None:
+        """Note that the step of this turn may have changed the counts."""
+        self._turns.append(turn)
+        self._counts.append(self._counts_now())
+
+    def get(self, id_: LaunchId) -> Reason | None:
+        """Why the node stays; None if it is not at rest."""
+        if id_ not in self._reasons:
+            node = self._at_rest.get(id_)
+            if node is None:
+                return None
+            self._reasons[id_] = self._step(node).reason
+        return self._reasons[id_]
+
+    def changed_since(self, before: RestingReasons) -> Iterable[LaunchId]:
+        """The nodes at rest, now or before, whose reason may have another code than before."""
+        if self._kinds() != before._kinds():
+            return {**self._at_rest, **before._at_rest}
+        changed = self._wanted() ^ before._wanted()
+        if self._at_rest is not before._at_rest:
+            changed |= self._at_rest.keys() ^ before._at_rest.keys()
+        return changed
+
+    def due(self) -> Iterator[Node]:
+        """The nodes that may be retired now. The others certainly take no step."""
+        context, policy = self._context, self._context.policy
+        if context.overspent is not None:
+            return  # each node takes a step in any case
+        if context.count_live > policy.limits.nodes_max:
+            yield from self._at_rest.values()
+        elif context.count_usable > policy.limits.nodes_min:
+            found: dict[LaunchId, None] = {}
+            if context.makes_room is not None:
+                found |= dict.fromkeys(id_ for id_ in context.makes_room[1] if id_ in self._at_rest)
+            for times in self._times():
+                found |= dict.fromkeys(id_ for _, id_ in takewhile(lambda it: it[0] <= context.now_s, times))
+            yield from map(self._at_rest.__getitem__, found)
+
+    def again_at_s(self, decided: Container[LaunchId], latest_s: float) -> float:
+        """When time alone may change the step of a node that is not in ``decided``; at most ``latest_s``."""
+        context = self._context
+        if context.count_usable <= context.policy.limits.nodes_min:
+            return latest_s
+        for times in self._times():
+            for at_s, id_ in times:
+                if at_s + EARLY_S >= latest_s:
+                    break
+                node = self._at_rest[id_]
+                if id_ not in decided and node.launch.slot not in context.needed:
+                    latest_s = min(latest_s, self._step(node).again_at_s)
+        return latest_s
+
+    def _times(self) -> Iterator[Iterator[TimedNode]]:
+        """For each type, its nodes by the time at which they may go. Types whose idle nodes stay are left out."""
+        context, policy = self._context, self._context.policy
+        for name, resting in self._resting.items():
+            node_type = policy.types.get(name)
+            if node_type is None:
+                yield ((-inf, id_) for _, id_ in resting.idle_since)
+            elif name not in policy.observed and not self._are_spares(node_type):
+                lead_s = context.stop_times(name).lead_s
+                yield resting.by_time(node_type.billing, policy.rules.idle_timeout_s, lead_s, context.now_s)
+
+    def _are_spares(self, node_type: NodeType) -> bool:
+        """Whether all idle nodes of the type are needed as spares."""
+        return 0 < node_type.spares >= self._context.count_ready.get(node_type.name, 0)
+
+    def _step(self, node: Node) -> Step:
+        turn = bisect_left(self._turns, _step_order(node, self._context.policy))
+        live, usable, ready = self._counts[turn - 1]
+        then = replace(self._context, count_live=live, count_usable=usable, count_ready=dict(ready))
+        return next_step(node, then)
+
+    def _counts_now(self) -> tuple[int, int, Mapping[TypeName, int]]:
+        context = self._context
+        return context.count_live, context.count_usable, dict(context.count_ready)
+
+    def _kinds(self) -> object:
+        """What the reasons of all nodes depend on, before the first and after the last step."""
+        policy = self._context.policy
+        kinds = []
+        for _, usable, ready in (self._counts[0], self._counts[-1]):
+            spares = [it.name for it in policy.node_types if 0 < it.spares >= ready.get(it.name, 0)]
+            kinds.append((usable > policy.limits.nodes_min, spares))
+        return kinds, policy.observed, policy.node_types, self._context.snapshot.steering
+
+    def _wanted(self) -> set[LaunchId]:
+        of_slot = node_index_of(self._context.snapshot).launch_of_slot
+        return {id_ for slot in self._context.needed if (id_ := of_slot.get(slot)) in self._at_rest and id_}

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
 from types import MappingProxyType
+from typing import Protocol, Self
 
-from nodemanager.core.jobs import Job, JobId, Shape
+from nodemanager.core.jobs import Job, JobId, NodeLoad, Shape
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
@@ -42,6 +43,7 @@ class Purchase:
     zone: str
     serves: tuple[JobId, ...]
     job_count: int
+    load: NodeLoad = ()
 
 
 class JobReasons(Mapping[JobId, Reason]):
@@ -212,16 +214,37 @@ def _jobs_in_batch(key: BatchKey, ids: Sequence[JobId]) -> Iterator[_JobInBatch]
     return ((id_, key, ids, index) for index, id_ in enumerate(ids))
 
 
+class LazyReasons(Protocol):
+    """Reasons of nodes, each computed on access."""
+
+    def get(self, id_: LaunchId) -> Reason | None:
+        """The node's reason; None if it has none here."""
+        ...
+
+    def changed_since(self, before: Self) -> Iterable[LaunchId]:
+        """The nodes whose reason may have another code than before."""
+        ...
+
+
 class NodeReasons(Mapping[LaunchId, Reason]):
     """Why each node stays or goes, by id. Most nodes are simply busy, and share the reason ``rest``."""
 
-    def __init__(self, nodes: Mapping[LaunchId, Node], decided: Mapping[LaunchId, Reason], rest: Reason) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[LaunchId, Node],
+        decided: Mapping[LaunchId, Reason],
+        rest: Reason,
+        resting: LazyReasons | None = None,
+    ) -> None:
         self._nodes = nodes
-        self.decided = decided  # of all nodes that are not simply busy, and of those bought now
+        self.decided = decided  # of the nodes that took a step, and of those bought now
         self._rest = rest
+        self._resting = resting  # of idle nodes that took none
 
     def __getitem__(self, id_: LaunchId) -> Reason:
         reason = self.decided.get(id_)
+        if reason is None and self._resting is not None:
+            reason = self._resting.get(id_)
         if reason is None and id_ not in self._nodes:
             raise KeyError(id_)
         return self._rest if reason is None else reason
@@ -230,8 +253,10 @@ class NodeReasons(Mapping[LaunchId, Reason]):
         return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self.decided)}))
 
     def changed_since(self, before: NodeReasons) -> Sequence[LaunchId]:
-        """The nodes whose reason may have changed. Nodes that were and are simply busy are left out."""
+        """The nodes whose reason may have another code. Nodes that were and are simply busy are left out."""
         ids = {*self.decided, *before.decided}
+        if self._resting is not None and before._resting is not None:
+            ids.update(self._resting.changed_since(before._resting))
         if self._nodes is not before._nodes:
             ids |= self._nodes.keys() - before._nodes.keys()
         return sorted(id_ for id_ in ids if id_ in self)
@@ -259,7 +284,7 @@ def fleet_needs(jobs: Mapping[JobId, Job], placement: Placement) -> FleetNeeds:
     for node in placement.assignment.nodes():
         serves, count = placement.assignment.jobs_on(node, NAMES_MAX)
         if node.offer.availability is Availability.NEW:
-            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count))
+            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count, node.load))
         else:
             needed.setdefault(node.place[0], []).extend(serves)
     purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))

@@ -28,8 +28,10 @@ from nodemanager.core.orders import (
     CreateNode,
     DestroyNode,
     EndLease,
+    HoldJobs,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
 )
 from nodemanager.core.reason_codes import Code
@@ -38,12 +40,13 @@ from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.cost.budget import budget_changes_s
-from nodemanager.planner.node_steps import BUSY, STATE_RANKING, NodeAction, Step, StepContext, next_step
+from nodemanager.planner.node_steps import BUSY, FleetSteps, NodeAction, StepContext, step_nodes
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
-from nodemanager.planner.observe.operator import count_held, steered_nodes
+from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
+from nodemanager.planner.placement.holds import hold_orders, may_hold
 from nodemanager.planner.placement.make_room import make_room
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
@@ -53,10 +56,10 @@ from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
-from nodemanager.planner.state.snapshot import Node, Snapshot, Stray
+from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
 
-Action = BootNode | NodeAction | RequeueJob | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case DestroyNode(launch=None, provider_id=provider_id):
             stray = snapshot.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
-        case RecordLaunches() | ChangeSlots() | RefuseSlots():
+        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
             return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
@@ -176,8 +179,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         reason = because(Code.PAUSED, by=paused.by, since_at=paused.at)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
-        if snapshot.wish is not None:
-            answer = slot_types.answer_wish(snapshot.wish, snapshot, policy)
+        if snapshot.slots.wish is not None:
+            answer = slot_types.answer_wish(snapshot.slots.wish, snapshot, policy)
             return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
@@ -186,21 +189,28 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
     boots = _boot_orders(basis) if quiet else ()
-    reasons = {node.id: step.reason for node, step in steps} | {boot.launch.id: boot.reason for boot in boots}
-    orders = [step.action for _, step in steps if step.action is not None]
+    reasons = {id_: step.reason for id_, step in steps.steps.items()}
+    reasons |= {boot.launch.id: boot.reason for boot in boots}
+    orders = [step.action for step in steps.steps.values() if step.action is not None]
     return Plan(
         asks=(*asks, *sweeps_now(snapshot, policy)),
-        actions=(*orders, *_strays(snapshot, policy), *requeue_orders(snapshot, policy), *boots),
+        actions=(
+            *orders,
+            *_strays(snapshot, policy),
+            *requeue_orders(snapshot, policy),
+            *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
+            *boots,
+        ),
         jobs=_job_reasons(basis, settling),
-        nodes=NodeReasons(snapshot.nodes, reasons, rest=BUSY),
+        nodes=NodeReasons(snapshot.nodes, reasons, rest=BUSY, resting=steps.resting),
         settled=quiet,
         price_per_hour=price,
         again_at_s=min(
-            min((step.again_at_s for _, step in steps), default=inf),
+            steps.again_at_s,
             _strays_change_s(snapshot, policy),
             _purchases_change_s(basis),
         ),
-        calls_held=any(step.held for _, step in steps),
+        calls_held=any(step.held for step in steps.steps.values()),
         basis=basis,
     )
 
@@ -212,7 +222,7 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why nothing may be decided now, apart from a pause; None if something may."""
     if not snapshot.claimed:
         return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
-    if snapshot.wish_due_s is not None:
+    if snapshot.slots.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
     limit_s = policy.timing.stale_after_s
     for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
@@ -221,8 +231,8 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because(Code.STALE, source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
-    if snapshot.site_mismatch is not None:
-        return snapshot.site_mismatch
+    if snapshot.slots.mismatch is not None:
+        return snapshot.slots.mismatch
     return why_safe_mode(snapshot, policy)
 
 
@@ -262,7 +272,7 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 # --- deciding ---------------------------------------------------------------------------------------------
 
 
-def _step_nodes(basis: Basis, settling: Reason | None) -> list[tuple[Node, Step]]:
+def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
     snapshot, policy, needed = basis.snapshot, basis.policy, basis.needs.needed
     unsent = _review_unsent(basis, settling)
@@ -286,11 +296,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> list[tuple[Node, Step]
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
-    # Once the budget is spent, busy nodes need a decision too.
-    to_check = node_index.to_check if basis.overspent is None else snapshot.nodes
-    to_decide = {**to_check, **steered_nodes(snapshot)}
-    in_order = sorted(to_decide.values(), key=lambda node: _step_order(node, policy))
-    return [(node, next_step(node, context)) for node in in_order]
+    return step_nodes(context)
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
@@ -310,13 +316,6 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
         return {}
     delays = boot_delays(node_index_of(snapshot).to_check.values())
     return JobReasons(snapshot.jobs, basis.placement, settling, delays)
-
-
-def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
-    """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept."""
-    node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
-    price = node_type.price_per_hour if node_type is not None else Decimal(0)
-    return STATE_RANKING[node.state], -price, node.launch.id
 
 
 def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
@@ -348,7 +347,7 @@ def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: 
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
     launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
-    return BootNode(launch, purchase.serves, reason)
+    return BootNode(launch, purchase.serves, reason, purchase.load)
 
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:

@@ -52,14 +52,27 @@ def count_usable(snapshot: Snapshot, policy: Policy) -> int:
     """How many nodes are up and take jobs. Without ``nodes_min`` every node that is up counts."""
     if policy.limits.nodes_min <= 0:
         return sum(node_index_of(snapshot).count_by_state.get(state, 0) for state in USABLE)
-    return sum(node.state in USABLE and takes_jobs(node, snapshot, policy) for node in snapshot.nodes.values())
+    return _count_taking_jobs(snapshot, policy, USABLE)
 
 
 def count_beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> int:
     """How many nodes that take jobs, now or soon, exceed ``nodes_min``. Nodes in ``ended`` are not counted."""
-    counted = (*USABLE, *COMING)
-    nodes = [node for node in snapshot.nodes.values() if node.state in counted and node.id not in ended]
-    return sum(takes_jobs(node, snapshot, policy) for node in nodes) - policy.limits.nodes_min
+    return _count_taking_jobs(snapshot, policy, (*USABLE, *COMING), ended) - policy.limits.nodes_min
+
+
+def _count_taking_jobs(
+    snapshot: Snapshot, policy: Policy, states: Container[NodeState], ended: Container[LaunchId] = ()
+) -> int:
+    at_rest = node_index_of(snapshot).at_rest  # these take jobs, except where an operator keeps them off
+    others = (node for id_, node in snapshot.nodes.items() if id_ not in at_rest and node.state in states)
+    taking = sum(takes_jobs(node, snapshot, policy) for node in others if node.id not in ended)
+    return taking + len(at_rest) - len(steered_at_rest(snapshot))
+
+
+def steered_at_rest(snapshot: Snapshot) -> set[LaunchId]:
+    """The nodes at rest that an operator keeps jobs off."""
+    at_rest = node_index_of(snapshot).at_rest
+    return {id_ for id_ in (*snapshot.steering.holds, *snapshot.steering.retirements) if id_ in at_rest}
 
 
 def count_ready(
@@ -72,7 +85,13 @@ def count_ready(
     counts: dict[TypeName, int] = {}
     if not policy.has_spares:
         return counts
-    for node in node_index_of(snapshot).to_check.values():
+    node_index = node_index_of(snapshot)
+    counts = {name: len(resting.idle_since) for name, resting in node_index.resting.items()}
+    owners = (node_index.launch_of_slot.get(slot) for slot in needed)
+    for id_ in steered_at_rest(snapshot).union(id_ for id_ in owners if id_ is not None):
+        if id_ in node_index.at_rest:
+            counts[node_index.at_rest[id_].launch.type_name] -= 1
+    for node in node_index.to_check.values():
         ready = node.state in COMING or (node.state is NodeState.IDLE and node.retiring is None)
         unneeded = node.launch.slot not in needed and node.id not in ended
         if ready and unneeded and takes_jobs(node, snapshot, policy):

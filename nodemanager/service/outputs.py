@@ -12,7 +12,9 @@ from nodemanager.actors.manager import Publication
 from nodemanager.config.site import Site
 from nodemanager.config.text.settings import Viewers
 from nodemanager.core.ports import Info
-from nodemanager.history.follower import HistoryThread
+from nodemanager.delegation.view import DelegationView
+from nodemanager.history.events import HistoryEvent
+from nodemanager.history.follower import HistoryThread, HistoryUpdate
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.schema import HISTORY_FILE
 from nodemanager.history.store.writer import HistoryWriter
@@ -49,6 +51,21 @@ class Outputs:
     def publish(self, published: Publication) -> None:
         self.board.publish(published)
         self._history_thread.publish(published)
+
+    def publish_delegation(self, view: DelegationView) -> None:
+        """Show the view of delegation, and add its events to the history."""
+        self.board.publish_delegation(view)
+        posted = self.board.latest
+        if not view.events or posted is None:
+            return
+        events = tuple(
+            HistoryEvent(it.at, "delegation", it.subject, it.what, figures={"detail": it.detail})
+            for it in view.events
+        )
+        self._writer.take_in(HistoryUpdate(posted.published, (), (), events, (), {}))
+        # Everybody may see the board's events, but not everybody may see jobs.
+        of_peers = tuple(event for event in events if event.subject.startswith("peer "))
+        self.board.take_in(HistoryUpdate(posted.published, (), (), of_peers, (), {}))
 
     @property
     def info(self) -> Info:

@@ -437,7 +437,7 @@ def serve(
         outputs.publish(published)
         systemd.notify_decision(_status_line(service.site, published))
 
-    service = Service(site, ports, publish_and_notify, outputs.board.publish_delegation)
+    service = Service(site, ports, publish_and_notify, outputs.publish_delegation)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
     signal.signal(signal.SIGHUP, lambda *_: _reload_or_log(service))

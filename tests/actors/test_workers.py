@@ -72,7 +72,7 @@ from nodemanager.core.orders import (
 from nodemanager.core.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
-from nodemanager.core.records import Mark, Spend, Steering
+from nodemanager.core.records import HeldJob, Mark, Spend, Steering
 from nodemanager.core.slots import Billing, Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.simulation.time.world import World
 
@@ -156,6 +156,15 @@ class Flux:
     def launches(self) -> tuple[Launch, ...]:
         self._call("launches")
         return (LAUNCH,)
+
+    def held_jobs(self) -> Mapping[JobId, HeldJob]:
+        return {}
+
+    def hold_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        self._call("hold_jobs")
+
+    def release_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        self._call("release_jobs")
 
     def record(self, launches: Sequence[Launch]) -> None:
         self._call("record")

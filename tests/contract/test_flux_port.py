@@ -12,7 +12,7 @@ import pytest
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch, LaunchId
 from nodemanager.core.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
-from nodemanager.core.records import Mark, Spend, Steering
+from nodemanager.core.records import HeldJob, Mark, Spend, Steering
 from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
 from tests.contract.simulated_flux import a_simulated_instance
@@ -154,6 +154,29 @@ def test_what_operators_set_is_read_whole_by_the_next_manager(subject: FluxSubje
     assert subject.manager().port.steering() == STEERING
     actor.keep_steering(Steering())
     assert subject.manager().port.steering() == Steering()
+
+
+# --- jobs that the manager holds --------------------------------------------------------------------------
+
+
+def test_which_jobs_are_held_is_read_by_the_next_manager(subject: FluxSubject, actor: FluxPort) -> None:
+    assert actor.held_jobs() == {}
+    ended = {JobId(1): HeldJob(16, 16), JobId(2**62): HeldJob(31, 2**32 - 1)}
+    actor.hold_jobs(ended)  # jobs that have ended are no error
+    assert subject.manager().port.held_jobs() == ended
+    actor.release_jobs({JobId(1): HeldJob(16, 16)})
+    assert subject.manager().port.held_jobs() == {JobId(2**62): HeldJob(31, 2**32 - 1)}
+    actor.release_jobs({JobId(2**62): HeldJob(31, 2**32 - 1)})
+    assert actor.held_jobs() == {}
+
+
+def test_a_job_that_has_started_meanwhile_runs_on(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    job, end = subject.job_on(Rank(1))
+    actor.hold_jobs({job: HeldJob(16, 16)})
+    assert look(actor, 1).allocated
+    actor.release_jobs({job: HeldJob(16, 16)})
+    end()
 
 
 # --- what was spent ---------------------------------------------------------------------------------------
@@ -432,6 +455,8 @@ CHANGES: dict[str, Callable[[FluxPort], None]] = {
     "kill_housekeeping": lambda port: port.kill_housekeeping(Rank(1), 15),
     "must_act": lambda port: port.ensure_actor(),
     "keep_steering": lambda port: port.keep_steering(STEERING),
+    "hold_jobs": lambda port: port.hold_jobs({JobId(1): HeldJob(16, 16)}),
+    "release_jobs": lambda port: port.release_jobs({JobId(1): HeldJob(16, 16)}),
     "keep_spend": lambda port: port.keep_spend(SPEND),
     "show_on_jobs": lambda port: port.show_on_jobs({JobId(1): "text"}),
     "repair": lambda port: _ignored(port.repair()),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
 import pytest
 
 from nodemanager.core.jobs import Shape
+from nodemanager.ensemble import session
 from nodemanager.ensemble.deeds import Call, Noted
+from nodemanager.ensemble.engine import Engine
 from nodemanager.ensemble.inputs import Begun, JobEvent, Tick, read_inputs
+from nodemanager.simulation.flux.ensemble_port import SimulatedEnsemblePort
 from tests.ensemble.runs import DATA, SimulatedRun
 
 T1_TIMES = {"work": 0.5, "bad": 1.0, "big": 1.0, "huge": 0.1}
@@ -161,34 +165,42 @@ rules:
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_kills_at_any_step_change_nothing(first: int) -> None:
     """200 seeds: each step may kill the process. The rules are checked after every step."""
-    for seed in range(first, first + 20):
-        run = SimulatedRun(
-            WORKLOAD,
-            seed=seed,
-            run_s={"a": 0.5, "b": 1.0, "c": 0.4},
-            functions={"pick": lambda _: {"name": "submit", "label": "c"}},
-        )
-        chance = Random(seed)
-        kills = 0
-        while not run.outcome:
-            assert run.world.now_s < 300, f"seed {seed}: it goes on: {run.session.summary()}"
-            run.advance(chance.choice((0.001, 0.01, 0.1)))
-            if kills < 40 and not run.outcome and chance.random() < 0.15:
-                run.kill()
-                run.advance(chance.choice((0.0, 0.005, 0.05, 1.5)))
-                run.start()
-                kills += 1
-            check(run, seed)
-        assert run.outcome == "nothing more can happen", seed
-        assert kills, seed
-        keys = run.keys()
-        assert sorted(keys) == sorted(set(keys)), f"seed {seed}: a job was submitted twice"
-        # 4 of a; b twice, each member twice; d; c, which the function asked for; never, after the first of c.
-        groups = run.submitted()
-        expected = {"a": 4, "b": 12, "c": 2, "d": 1, "never": 1}
-        assert {group: groups.count(group) for group in expected} == expected, seed
-        assert run.counts("b") == {"finished": 6, "failed": 6, "retried": 6}, seed
-        assert run.counts("never") == {"refused": 1}, seed
+    run_all_with_kills(range(first, first + 20))
+
+
+def run_all_with_kills(seeds: range) -> None:
+    for seed in seeds:
+        run_with_kills(seed)
+
+
+def run_with_kills(seed: int) -> None:
+    run = SimulatedRun(
+        WORKLOAD,
+        seed=seed,
+        run_s={"a": 0.5, "b": 1.0, "c": 0.4},
+        functions={"pick": lambda _: {"name": "submit", "label": "c"}},
+    )
+    chance = Random(seed)
+    kills = 0
+    while not run.outcome:
+        assert run.world.now_s < 300, f"seed {seed}: it goes on: {run.session.summary()}"
+        run.advance(chance.choice((0.001, 0.01, 0.1)))
+        if kills < 40 and not run.outcome and chance.random() < 0.15:
+            run.kill()
+            run.advance(chance.choice((0.0, 0.005, 0.05, 1.5)))
+            run.start()
+            kills += 1
+        check(run, seed)
+    assert run.outcome == "nothing more can happen", seed
+    assert kills, seed
+    keys = run.keys()
+    assert sorted(keys) == sorted(set(keys)), f"seed {seed}: a job was submitted twice"
+    # 4 of a; b twice, each member twice; d; c, which the function asked for; never, after the first of c.
+    groups = run.submitted()
+    expected = {"a": 4, "b": 12, "c": 2, "d": 1, "never": 1}
+    assert {group: groups.count(group) for group in expected} == expected, seed
+    assert run.counts("b") == {"finished": 6, "failed": 6, "retried": 6}, seed
+    assert run.counts("never") == {"refused": 1}, seed
 
 
 def check(run: SimulatedRun, seed: int) -> None:
@@ -211,3 +223,29 @@ def check(run: SimulatedRun, seed: int) -> None:
 
 
 ENDS = ("success", "failed", "cancelled", "refused", "retried")
+
+
+# --- mutations: each breaks one rule of the design, and some seed must notice it ---------------------------
+
+
+def forget_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Engine, "taken", lambda *_: (0, 0.0))
+
+
+def repeat_submissions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "IN_DOUBT_S", 0.0)
+
+
+def let_the_dead_write_into_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedEnsemblePort, "owns_log", True)
+
+
+@pytest.mark.parametrize(
+    "mutation", [forget_what_was_taken, repeat_submissions_at_once, let_the_dead_write_into_the_log]
+)
+def test_a_broken_rule_is_noticed(
+    mutation: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(AssertionError, match="seed"):
+        run_all_with_kills(range(20))

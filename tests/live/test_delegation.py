@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -146,6 +147,23 @@ def test_its_other_dependencies_come_first(site: Delegating) -> None:
     assert site.ends(job) == ("CD", "0")
     ended, began = site.field(first, "t_inactive"), site.field(job, "t_run")
     assert float(began) > float(ended)
+
+
+def test_the_verbs_know_it(site: Delegating) -> None:
+    job = site.submit("sleep", "60")
+    site.until(job, "R")
+    decimal = site.flux("job", "id", "--to=dec", job)
+    eventually("it is explained", lambda: "runs at b as" in site.elastic.verb("explain", "job", decimal))
+    assert "flux job kill" in site.elastic.verb("explain", "job", decimal)
+    peers = json.loads(site.elastic.verb("peers", "--json"))
+    peer = peers["peers"][0]
+    assert (peer["name"], peer["reachable"], peer["jobs"] > 0) == ("b", True, True)
+    assert peer["load"]["scheduler"] == "sched-simple"
+    assert "sched-simple" in site.elastic.verb("peers")
+    assert "peer_connected" in site.elastic.verb("events")
+    assert "good" in site.elastic.verb("check")
+    site.flux("cancel", job)
+    assert site.ends(job)[0] == "CA"
 
 
 def test_output_is_cut_at_the_limit() -> None:

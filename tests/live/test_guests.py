@@ -60,6 +60,7 @@ absences = 2
 idle_timeout = {idle_timeout}
 stop_lead = 1s
 foreign_drain_after = 1s
+{budget}
 [Node cloud]
 cores = 2
 memory = 1GiB
@@ -124,20 +125,20 @@ def as_user(name: str, command: Sequence[str], *, reads_all: bool = False) -> li
 class MultiUserSite:
     """A site whose instance is owned by "flux", with two guests, rank 0 and a manager."""
 
-    def __init__(self, folder: Path, *, by_tickets: bool, idle_timeout: str) -> None:
+    def __init__(self, folder: Path, *, by_tickets: bool, idle_timeout: str, budget: str) -> None:
         self.folder = folder
         join = JOIN.format(port=free_port()) if by_tickets else ""
-        text = SITE.format(folder=folder, port=free_port(), join=join, idle_timeout=idle_timeout)
+        text = SITE.format(folder=folder, port=free_port(), join=join, idle_timeout=idle_timeout, budget=budget)
         (folder / "site.ini").write_text(text, encoding="utf-8")
         (folder / "initrc.lua").write_text(ENDS_BEFORE_THE_BARRIER, encoding="utf-8")
         self._own()
         self._started: list[psutil.Popen] = []
-        self.said_by_init = self._verb("init", "--output", str(folder / "state" / "flux"))
+        self.said_by_init = self.verb("init", "--output", str(folder / "state" / "flux"))
         guests = folder / "state" / "flux" / "conf.d" / "guests.toml"
         guests.write_text(INSTANCE.format(imp=find_imp()), encoding="utf-8")
         self._own()
         (folder / "state").chmod(0o700)
-        self.warnings = self._verb("check")
+        self.warnings = self.verb("check")
         (folder / "state").chmod(0o711)
         self.site = load_site(folder / "site.ini")
         self.uri = self.site.flux.uri
@@ -147,7 +148,7 @@ class MultiUserSite:
         for path in self.folder.rglob("*"):
             shutil.chown(path, OWNER)
 
-    def _verb(self, *arguments: str) -> str:
+    def verb(self, *arguments: str) -> str:
         command = [sys.executable, "-m", "nodemanager", *arguments, "--config", str(self.folder / "site.ini")]
         ran = subprocess.run(
             as_user(OWNER, command, reads_all=True),
@@ -196,11 +197,19 @@ class MultiUserSite:
         lines = self.flux(OWNER, "resource", "drain", "-no", "{nodelist}\t{reason}").splitlines()
         return {slot: reason for slot, _, reason in (line.partition("\t") for line in lines)}
 
+    def drains_by_flux_because_of(self, job: str) -> bool:
+        """Whether a node that Flux drained on account of a job is retired."""
+        ordered = self.manager.said("decided", because="drained_by_flux", order="DrainNode")
+        return any(job in it["because"] for it in ordered)
+
+    def held_on_record(self) -> list[str]:
+        return self.flux(OWNER, "kvs", "ls", "-1", "node-manager.held-jobs", check=False).split()
+
     def online(self) -> list[str]:
         return self.flux(OWNER, "resource", "list", "-no", "{nodelist}", "--states=free,allocated").split()
 
     def status(self) -> dict[str, object]:
-        nodes: dict[str, object] = json.loads(self._verb("status", "--json"))["nodes"]
+        nodes: dict[str, object] = json.loads(self.verb("status", "--json"))["nodes"]
         return nodes
 
     def eventually(self, what: str, holds: object) -> None:
@@ -253,7 +262,7 @@ def guests() -> Iterator[dict[str, int]]:
 @pytest.fixture
 def site(request: pytest.FixtureRequest, guests: dict[str, int]) -> Iterator[MultiUserSite]:
     del guests
-    options = {"by_tickets": False, "idle_timeout": "1s", **getattr(request, "param", {})}
+    options = {"by_tickets": False, "idle_timeout": "1s", "budget": "", **getattr(request, "param", {})}
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)
         multi_user = MultiUserSite(Path(directory), **options)
@@ -304,3 +313,39 @@ def test_a_node_that_a_person_drained_stays_and_is_counted(site: MultiUserSite, 
         uid
     )  # meanwhile another type serves
     assert site.drains() == {"cloud1": "broken fan"}
+
+
+@pytest.mark.parametrize("site", [{"budget": "[Budget]\nuser_per_day = 0.5"}], indirect=True)
+def test_a_guest_s_job_beyond_the_guest_s_budget_is_held_and_the_other_guest_is_served(
+    site: MultiUserSite, guests: dict[str, int]
+) -> None:
+    ((first, _), (second, uid)) = guests.items()
+    job = site.flux(first, "submit", "-N1", "-t", "10h", "true")  # a dollar
+    assert site.flux(second, "run", "-N1", "-t", "1m", "id", "-u") == str(uid)
+
+    def seen(what: str) -> str:
+        return site.flux(OWNER, "jobs", "-no", what, job)
+
+    site.eventually("it is held", lambda: seen("{urgency}") == "0")
+    site.eventually("its memo says why", lambda: "held (urgency 0) until then" in seen("{user.nodes}"))
+    assert f"user {first}" in seen("{user.nodes}")
+    text = (site.folder / "site.ini").read_text(encoding="utf-8").replace("user_per_day = 0.5", "user_per_day = 5")
+    (site.folder / "site.ini").write_text(text, encoding="utf-8")
+    site.verb("reload")
+    site.eventually("it is released and runs", lambda: seen("{result}") == "COMPLETED")
+    keys = site.flux(OWNER, "kvs", "dir", "node-manager", check=False)
+    site.eventually("nothing is recorded", lambda: "held-jobs" not in keys or not site.held_on_record())
+
+
+def test_after_three_of_a_guest_s_jobs_have_drained_a_node_the_next_is_held_and_the_other_guest_is_served(
+    site: MultiUserSite, guests: dict[str, int]
+) -> None:
+    ((first, _), (second, uid)) = guests.items()
+    for _ in range(3):
+        bad = site.flux(first, "submit", "-N2", f"--setopt=initrc={site.folder}/initrc.lua", "true")
+        site.eventually(f"{bad} has drained a node", lambda bad=bad: site.drains_by_flux_because_of(bad))
+        site.eventually("the nodes leave", lambda: site.online() == [])
+    job = site.flux(first, "submit", "-N1", "true")
+    assert site.flux(second, "run", "-N1", "id", "-u").split() == [str(uid)]
+    site.eventually("it is held", lambda: site.flux(OWNER, "jobs", "-no", "{urgency}", job) == "0")
+    assert "made Flux drain nodes" in site.flux(OWNER, "jobs", "-no", "{user.nodes}", job)

@@ -95,9 +95,10 @@ def test_facts_taken_in_together_make_what_one_after_the_other_makes(
 def test_the_roll_that_is_kept_is_the_one_that_would_be_read(case: tuple[Snapshot, Policy, list[Fact]]) -> None:
     snapshot, policy, facts = case
     after = observe_all(replace(snapshot, node_index=node_index_of(snapshot)), facts, policy)
-    kept, read = node_index_of(after), node_index_of(replace(after, node_index=NodeIndex()))
-    assert (kept.to_check, kept.with_call, kept.launch_of_rank, kept.launch_of_slot) == (
-        read.to_check,
+    kept = node_index_of(after)
+    read = node_index_of(replace(after, node_index=NodeIndex(confirmations=kept.confirmations)))
+    assert (kept.to_check, kept.at_rest, kept.resting) == (read.to_check, read.at_rest, read.resting)
+    assert (kept.with_call, kept.launch_of_rank, kept.launch_of_slot) == (
         read.with_call,
         read.launch_of_rank,
         read.launch_of_slot,

@@ -47,8 +47,10 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     StopBroker,
     UndrainNode,
 )
@@ -200,7 +202,7 @@ class Loop(RuleBasedStateMachine):
                 lapsed = OrderLapsed(type(action).__name__, (launch.id,), None, "late")
             case DestroyNode(launch=owner, provider_id=provider_id):
                 lapsed = OrderLapsed("DestroyNode", (owner,) if owner is not None else (), provider_id, "late")
-            case ChangeSlots() | RefuseSlots():
+            case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
                 lapsed = OrderLapsed(type(action).__name__, (), None, "late")
             case _:
                 lapsed = OrderLapsed(type(action).__name__, (action.launch,), None, "late")
@@ -384,6 +386,8 @@ def _subjects(action: Action) -> list[str]:
             return list(moves)
         case RefuseSlots(wish=wish):
             return [wish.id]
+        case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
+            return [str(job) for job in jobs]
         case _:
             return [str(action.launch)]
 

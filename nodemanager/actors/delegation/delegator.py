@@ -94,7 +94,7 @@ from nodemanager.delegation.ports import (
 )
 from nodemanager.delegation.relay import OutputRelay
 from nodemanager.delegation.steps import Relay, Sides, next_step
-from nodemanager.delegation.view import DelegatedJob, DelegationView, PeerStatus
+from nodemanager.delegation.view import DelegatedJob, DelegationEvent, DelegationView, PeerStatus
 
 CHOOSE_AGAIN_S = 1.0
 PUBLISH_EVERY_S = 0.5
@@ -138,6 +138,7 @@ class Delegator(CrashOnlyActor):
         self._home_started_at = 0.0
         self._home_fault = "not connected yet"
         self._ended = 0
+        self._events: list[DelegationEvent] = []
         self._changed = True
         self._publish_by_s = 0.0
 
@@ -306,6 +307,7 @@ class Delegator(CrashOnlyActor):
 
     def _peer_synced(self, state: PeerState) -> None:
         self._log.info("peer_connected", peer=state.peer.name, uri=state.peer.uri)
+        self._note(f"peer {state.peer.name}", "peer_connected", state.peer.uri)
         state.synced, state.why = True, ""
         self._find_orphans(state)
         self._step_all()
@@ -313,6 +315,7 @@ class Delegator(CrashOnlyActor):
     def _peer_lost(self, state: PeerState, why: str) -> None:
         if state.synced or why != state.why:
             self._log.warning("peer_lost", peer=state.peer.name, why=why)
+            self._note(f"peer {state.peer.name}", "peer_lost", why)
         state.lose(why)
         for tracked in self._jobs.values():
             if tracked.asked == state.peer.name:
@@ -410,6 +413,7 @@ class Delegator(CrashOnlyActor):
                 self._ask_peer(tracked, peer, Cancel(remote, note))
             case steps.RecordRefusal(peer=peer, why=why):
                 self._log.info("delegation_refused", job=format_job_id(job), peer=peer, why=why)
+                self._note(str(int(job)), "delegation_refused", f"{peer}: {why}")
                 tracked.chosen = tracked.choice = None
                 self._ask_home(tracked, PostEvent(job, JobEvent(REFUSED, now_at, {"peer": peer, "why": why})))
             case steps.RecordStart(at=at):
@@ -528,13 +532,14 @@ class Delegator(CrashOnlyActor):
         self._answered_and_step(request.job)
 
     def _home_refused(self, request: HomeRequest, why: str) -> None:
+        name = type(request).__name__
         if isinstance(request, AppendOutput):
+            self._log.warning("output_not_copied", job=format_job_id(request.job), why=why)
             self._appended(request.job)
             return
         tracked = self._jobs.get(request.job)
         if tracked is None or tracked.in_flight != request:
             return
-        name = type(request).__name__
         self._log.warning("delegation_call_failed", job=format_job_id(request.job), call=name, why=why)
         tracked.reason = because(Code.DELEGATION_CALL_FAILED, detail=f"{name}: {why}")
         tracked.put_off(self._clock.monotonic_s())
@@ -579,6 +584,7 @@ class Delegator(CrashOnlyActor):
         remote = format_job_id(placed.remote)
         text = f"{placed.peer} {remote}" + (f": {to_sentence(why.code, why.figures)}" if why else "")
         self._log.info("delegated", job=format_job_id(tracked.proxy.id), peer=placed.peer, remote=remote)
+        self._note(str(int(tracked.proxy.id)), "delegated", text)
         self._home.send(ShowMemo(tracked.proxy.id, text))
 
     # --- output ---
@@ -658,8 +664,19 @@ class Delegator(CrashOnlyActor):
             for name, state in self._peers.items()
         )
         return DelegationView(
-            {job: self._shown(tracked) for job, tracked in self._jobs.items()}, peers, self._home_fault, self._ended
+            {job: self._shown(tracked) for job, tracked in self._jobs.items()},
+            peers,
+            self._home_fault,
+            self._ended,
+            self._take_events(),
         )
+
+    def _note(self, subject: str, what: str, detail: str = "") -> None:
+        self._events.append(DelegationEvent(self._clock.wall_at(), subject, what, detail))
+
+    def _take_events(self) -> tuple[DelegationEvent, ...]:
+        events, self._events = tuple(self._events), []
+        return events
 
     def _shown(self, tracked: TrackedJob) -> DelegatedJob:
         proxy, placed = tracked.proxy, tracked.proxy.placed

@@ -20,7 +20,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from nodemanager.core.jobs import PackingPolicy, QueuePolicy
+from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, SlotName
 
@@ -500,6 +500,7 @@ class PolicySettings(SectionSettings):
     idle_confirmations: _Positive = 2  # a node may be retired once so many looks in a row show it idle
     idle_timeout_s: _Duration = Field(default=300.0, validation_alias="idle_timeout")
     queue_policy: Annotated[QueuePolicy, _one_of(QueuePolicy)] = QueuePolicy.FIFO
+    unserved: Annotated[Unserved, _one_of(Unserved)] = Unserved.HOLD_USERS
     stop_lead_s: _Duration = Field(default=60.0, validation_alias="stop_lead")  # before a billing window ends
     patience_s: _Duration = Field(default=0.0, validation_alias="patience")
     packing: Annotated[PackingPolicy, _one_of(PackingPolicy)] = PackingPolicy.SPREAD

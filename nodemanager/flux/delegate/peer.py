@@ -55,6 +55,7 @@ from nodemanager.flux.submit import submit_later
 
 LOAD_EVERY_S = 5.0
 DURATION = "attributes.system.duration"
+_OUTPUT_AGAIN_S = 0.05
 _OPENED_DIRECTLY = ("local", "ssh")
 
 Listener = Callable[[PeerFact], None]
@@ -111,6 +112,7 @@ class _PeerSession(Session[PeerRequest]):
         self._copies: set[int] = set()
         self._expected_at: dict[int, float] = {}  # of every waiting job, as the scheduler's annotations say
         self._streams: dict[int, list[Callable[[], None]]] = {}
+        self._unwritten: list[Callable[[], None]] = []
         self._load = _LoadRound(0.0)
 
     def _connected(self, uri: str) -> Reactor:
@@ -119,6 +121,7 @@ class _PeerSession(Session[PeerRequest]):
     def begin(self) -> None:
         self._ensure_owner()
         self._reactor.every(LOAD_EVERY_S, self._look_at_load).start()
+        self._output_again = self._reactor.every(_OUTPUT_AGAIN_S, self._follow_unwritten)
         self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
 
     def _ensure_owner(self) -> None:
@@ -243,27 +246,39 @@ class _PeerSession(Session[PeerRequest]):
     def _follow_output(self, request: FollowOutput) -> None:
         remote, stream = request.remote, request.stream
         flowing = {EXEC, OUTPUT}
+        stops = self._streams[remote] = []
 
         def take(key: str, response: Mapping[str, Any]) -> None:
             events = [json.loads(line) for line in response["event"].splitlines() if line]
             self._tell(CopyOutput(self._name, remote, stream, key, events))
 
-        def end(key: str, _failure: CallFailed) -> None:
-            # ENODATA, or ENOENT if the job never wrote any. If the connection is lost, that shows elsewhere.
+        def end(key: str, failure: CallFailed) -> None:
+            # A job that has just started has written nothing yet. Flux can wait for that, but then it may miss the
+            # end of a short job. If the connection is lost, that shows elsewhere.
+            if failure.errno == errno.ENOENT and remote in self._copies:
+                self._unwritten.append(partial(follow, key))
+                self._output_again.start()
+                return
             flowing.discard(key)
             if not flowing:
-                self._streams.pop(remote, None)
+                if self._streams.get(remote) is stops:
+                    del self._streams[remote]
                 self._tell(CopyOutputEnded(self._name, remote, stream))
 
-        self._streams[remote] = [
-            self._reactor.subscribe(
-                "job-info.eventlog-watch",
-                {"id": remote, "path": f"guest.{key}", "flags": 0},
-                partial(take, key),
-                partial(end, key),
-            )
-            for key in (EXEC, OUTPUT)
-        ]
+        def follow(key: str) -> None:
+            if self._streams.get(remote) is stops:
+                watch = {"id": remote, "path": f"guest.{key}", "flags": 0}
+                on_end = partial(end, key)
+                stops.append(self._reactor.subscribe("job-info.eventlog-watch", watch, partial(take, key), on_end))
+
+        for key in (EXEC, OUTPUT):
+            follow(key)
+
+    def _follow_unwritten(self) -> None:
+        self._output_again.stop()
+        again, self._unwritten = self._unwritten, []
+        for follow in again:
+            follow()
 
     # --- how busy it is ---
 

@@ -238,8 +238,16 @@ def apply_spend_written(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> S
 # --- what the budget allows -------------------------------------------------------------------------------
 
 
-# By batch: how many of its first jobs are within the budgets of their accounts, and why the next one is not.
-Cuts = Mapping[BatchKey, tuple[int, Reason]]
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How many of a batch's first jobs are within the budgets of their accounts, and why the next one is not."""
+
+    count: int
+    why: Reason
+    of_user: bool  # the budget is a user's, not a queue's
+
+
+Cuts = Mapping[BatchKey, Cut]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from nodemanager.core.facts import (
     HoldPlaced,
     HousekeepingKilled,
     JobRequeued,
+    JobsHeld,
+    JobsReleased,
     LaunchesRecorded,
     LeaseEnded,
     LeftoversRemoved,
@@ -55,7 +57,7 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import CallKind, FailureKind, JoinPhase, Launch, LaunchId, NodeState
 from nodemanager.planner.cost import budget
 from nodemanager.planner.cost.budget import accrue
-from nodemanager.planner.observe import backoff, drain_breaker, hardware, operator, rank_facts
+from nodemanager.planner.observe import backoff, drain_breaker, hardware, held_jobs, operator, rank_facts
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
@@ -83,16 +85,21 @@ def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Sn
 def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline count as failed."""
     snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
-    for source in (snapshot.claim, snapshot.steering_write, snapshot.spending.write, snapshot.flux, snapshot.cloud):
+    for source in _sources(snapshot):
         if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
             snapshot = _expire_calls(snapshot)
             break
-    if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
+    if snapshot.slots.wish_due_s is not None and snapshot.slots.wish_due_s <= tick.now_s:
         snapshot = _distrust_slots(snapshot, "the change of slot types was not answered in time")
     # This runs with every fact and every plan, so it checks only the few nodes with a call.
     waiting = node_index_of(snapshot).with_call.values()
     late = [node.id for node in waiting if node.call is not None and node.call.deadline_s <= tick.now_s]
     return _change_nodes(snapshot, late, lambda node: rank_facts.fail_call(node, tick.now_s)) if late else snapshot
+
+
+def _sources(snapshot: Snapshot) -> tuple[Source, ...]:
+    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
+    return (snapshot.claim, *writes, snapshot.flux, snapshot.cloud)
 
 
 def _expire_calls(snapshot: Snapshot) -> Snapshot:
@@ -101,6 +108,7 @@ def _expire_calls(snapshot: Snapshot) -> Snapshot:
         snapshot,
         claim=_expired(snapshot.claim, now_s),
         steering_write=_expired(snapshot.steering_write, now_s),
+        hold_write=_expired(snapshot.hold_write, now_s),
         flux=_expired(snapshot.flux, now_s),
         cloud=_expired(snapshot.cloud, now_s),
         spending=replace(snapshot.spending, write=_expired(snapshot.spending.write, now_s)),
@@ -212,7 +220,7 @@ def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
     unreadable = {} if fact.complete else dict(snapshot.unreadable)
     for job in fact.jobs:
-        jobs[job.id] = job
+        jobs[job.id] = held_jobs.as_waiting(job, snapshot) if snapshot.held_jobs else job
         unreadable.pop(job.id, None)
     for job_id in fact.ended:
         jobs.pop(job_id, None)
@@ -307,7 +315,8 @@ def _apply_claim(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     claim = _answered_source(snapshot.claim, fact.started_s)
     # A look is due, and before it nothing is bought.
     snapshot = budget.apply_spend_record(_require_look(with_nodes(snapshot, nodes, gone)), fact.spend)
-    return operator.apply_steering_record(replace(snapshot, claimed=True, claim=claim), fact.steering)
+    snapshot = replace(snapshot, claimed=True, claim=claim, held_jobs=fact.held_jobs)
+    return operator.apply_steering_record(held_jobs.with_held_jobs(snapshot, fact.held_jobs), fact.steering)
 
 
 def _apply_refused_claim(snapshot: Snapshot, fact: ClaimRefused) -> Snapshot:
@@ -342,6 +351,8 @@ def _apply_lapsed_order(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
     """Give up the claim. It must be renewed, and the record read, before anything else is ordered."""
     if fact.order in SLOTS_ORDERS:
         return _distrust_slots(snapshot, fact.why)
+    if fact.order in HOLD_ORDERS:
+        snapshot = held_jobs.apply_hold_failed(snapshot, fact.why)
     if fact.job is not None:
         snapshot = replace(
             snapshot, requeued=snapshot.requeued - {fact.job}
@@ -368,6 +379,7 @@ def adopt(launch: Launch, snapshot: Snapshot) -> Node:
 
 KILL_AGAIN_S = 15.0
 SLOTS_ORDERS = frozenset({"ChangeSlots", "RefuseSlots"})
+HOLD_ORDERS = frozenset({"HoldJobs", "ReleaseJobs"})
 CALL_OF_ORDER: Mapping[str, CallKind] = {
     "RecordLaunches": CallKind.RECORD,
     "DrainNode": CallKind.DRAIN,
@@ -381,25 +393,34 @@ CALL_OF_ORDER: Mapping[str, CallKind] = {
 
 def _apply_slots_change(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
     """The slot types changed. Earlier looks are void; the look that came with the answer replaces them."""
-    changed = hardware.apply_kept_promise(replace(snapshot, wish_due_s=None), fact.wish_id)
+    changed = hardware.apply_kept_promise(
+        replace(snapshot, slots=replace(snapshot.slots, wish_due_s=None)), fact.wish_id
+    )
     changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
     return rank_facts.apply_ranks(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 
 def _apply_slots_refusal(snapshot: Snapshot, fact: SlotsRefused) -> Snapshot:
-    return hardware.drop_promise(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
+    return hardware.drop_promise(
+        replace(snapshot, slots=replace(snapshot.slots, wish=None, wish_due_s=None)), fact.wish_id
+    )
 
 
 def _distrust_slots(snapshot: Snapshot, why: str) -> Snapshot:
     """A change of slot types may be half done. Renew the claim, which repairs it, and look at the ranks again."""
     claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
     flux = replace(snapshot.flux, seen_s=None, answer_due_s=None)
-    return replace(snapshot, claimed=False, claim=claim, flux=flux, wish=None, wish_due_s=None)
+    return replace(
+        snapshot, claimed=False, claim=claim, flux=flux, slots=replace(snapshot.slots, wish=None, wish_due_s=None)
+    )
 
 
 def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:
     if fact.order in SLOTS_ORDERS:
         return _distrust_slots(snapshot, fact.why)
+    if fact.order in HOLD_ORDERS:
+        # It may have been done in part. Read the record again before relying on it.
+        return replace(held_jobs.apply_hold_failed(snapshot, fact.why), claimed=False)
     if fact.job is not None:
         # The copy may have been submitted all the same: the queue will show it.
         return replace(snapshot, requeued=snapshot.requeued - {fact.job}, requeue_failed_s=snapshot.now_s)
@@ -499,6 +520,8 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     HousekeepingKilled: to_nodes(_count_housekeeping_kill),
     LeaseEnded: _end_leases,
     JobRequeued: _nothing_follows,  # the queue shows the new job
+    JobsHeld: whatever_the_policy(held_jobs.apply_held),
+    JobsReleased: whatever_the_policy(held_jobs.apply_held),
     FluxCallFailed: whatever_the_policy(_apply_failed_flux_call),
     OrderLapsed: whatever_the_policy(_apply_lapsed_order),
     # the cloud

@@ -35,7 +35,7 @@ from nodemanager.planner.observe.operator import held_by_operator, retired_by_op
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
-from nodemanager.planner.state.node_index import node_index_of, with_nodes
+from nodemanager.planner.state.node_index import node_index_of, with_confirmations, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.rank_index import rank_index_of, updated_rank_index
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
@@ -106,6 +106,7 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
     """The snapshot after a look at the ranks. Looks that are older than what we know are ignored."""
     if _is_old(snapshot.flux, fact.started_s):
         return snapshot
+    snapshot = with_confirmations(snapshot, policy.rules.idle_confirmations)
     changes = _compare_ranks(snapshot, fact)
     if not changes.same_hosts:
         snapshot = _update_launch_ranks(snapshot, changes.ranks.values())
@@ -141,18 +142,21 @@ def _note_look(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy
     return replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        slot_types=snapshot.slot_types if changes.same_slot_types else _slot_types_seen(changes.ranks, snapshot),
-        wish=fact.wish,
         look_due_since_s=None if due_s is not None and due_s <= fact.started_s else due_s,
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
+        slots=replace(
+            snapshot.slots,
+            types=snapshot.slots.types if changes.same_slot_types else _slot_types_seen(changes.ranks, snapshot),
+            wish=fact.wish,
+        ),
     )
 
 
 def _with_changed_ranks(snapshot: Snapshot, changes: RankChanges, policy: Policy) -> Snapshot:
     ranks = changes.ranks
     known = rank_index_of(snapshot.ranks, snapshot.rank_index, policy)
-    mismatch = snapshot.site_mismatch
+    mismatch = snapshot.slots.mismatch
     if not changes.same_resources:
         mismatch = instance_check.find_mismatch(tuple(ranks.values()), policy)
     return replace(
@@ -160,9 +164,9 @@ def _with_changed_ranks(snapshot: Snapshot, changes: RankChanges, policy: Policy
         ranks=ranks,
         rank_of_slot=snapshot.rank_of_slot if changes.same_hosts else {it.host: it.rank for it in ranks.values()},
         rank_index=updated_rank_index(known, ranks, changes.pairs, policy),
-        site_mismatch=mismatch,
         changed_s=snapshot.now_s,
         unsettled_s=unsettled_since_s(snapshot),
+        slots=replace(snapshot.slots, mismatch=mismatch),
     )
 
 
@@ -202,7 +206,7 @@ def _nodes_after_look(
     started_s: float,
     policy: Policy,
 ) -> dict[LaunchId, Node]:
-    """The nodes that the look changes: checked are those whose rank changed, and those not simply busy."""
+    """The nodes that the look changes. Of those simply busy or at rest, only a changed rank changes the node."""
     node_index = node_index_of(snapshot)
     touched = dict(node_index.to_check)
     for _, rank in changes:
@@ -249,7 +253,7 @@ def _same_resources(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> b
 def _slot_types_seen(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
     """The types of the slots, in the order of the ranks. If nothing changed, the snapshot's own object."""
     seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
-    return snapshot.slot_types if seen == snapshot.slot_types else seen
+    return snapshot.slots.types if seen == snapshot.slots.types else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:

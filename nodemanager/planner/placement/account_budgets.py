@@ -19,7 +19,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
-from nodemanager.planner.cost.budget import Cuts, Period, accounts_of, job_cost_within, periods
+from nodemanager.planner.cost.budget import Cut, Cuts, Period, accounts_of, job_cost_within, periods
 from nodemanager.planner.placement.flux_scheduler import cores_of_piece, pieces_of
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.supply import is_slot_specific
@@ -94,7 +94,7 @@ class AccountBudgets:
         """
         for budget in self._all_budgets():
             budget.reserved = budget.committed
-        cuts: dict[BatchKey, tuple[int, Reason]] = {}
+        cuts: dict[BatchKey, Cut] = {}
         passed = dict.fromkeys(self.watched, 0)
         for key, id_ in _in_order(self.watched):
             if key in cuts:
@@ -106,7 +106,9 @@ class AccountBudgets:
                 passed[key] += 1
                 continue
             account, why = refused
-            cuts.update((it, (passed[it], why)) for it in passed if it not in cuts and account in _accounts(it))
+            of_user = account == _accounts(key)[0]
+            beyond = [it for it in passed if it not in cuts and account in _accounts(it)]
+            cuts.update((it, Cut(passed[it], why, of_user)) for it in beyond)
             if len(cuts) == len(passed):
                 break
         return cuts

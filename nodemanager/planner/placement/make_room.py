@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from decimal import Decimal
+from itertools import chain
 
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import LEAVING, LaunchId, NodeState
@@ -36,12 +37,14 @@ def make_room(
         return None
     job, shape, _ = placement.stuck
     kept = {*needed, *(bin_.slot for bin_, _ in placement.seating.seats.get(job, ()))}
-    idle = [node for node in node_index_of(snapshot).to_check.values() if _may_retire(node, snapshot, policy, kept)]
+    node_index = node_index_of(snapshot)
+    known = chain(node_index.to_check.values(), node_index.at_rest.values())
+    idle = [node for node in known if _may_retire(node, snapshot, policy, kept)]
     lacks = _shortfall(job, shape, policy, placement) if idle else None
     if lacks is None:
         return None
     nodes, price = lacks
-    for node in node_index_of(snapshot).to_check.values():
+    for node in node_index.to_check.values():
         leaves = node.state in LEAVING and node.launch.id not in snapshot.steering.holds
         if leaves or node.id in ended:
             nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)

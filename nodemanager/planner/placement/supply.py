@@ -11,7 +11,7 @@ from itertools import chain
 from math import inf
 
 from nodemanager.core.drains import drain_text, is_our_drain
-from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not
+from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, NodeLoad, Not
 from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
@@ -20,33 +20,47 @@ from nodemanager.planner.cost.budget import BudgetLimits, closed_types
 from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
 from nodemanager.planner.observe.zones import blocked_types, open_zones
-from nodemanager.planner.placement.flux_scheduler import Availability, Bin
+from nodemanager.planner.placement.flux_scheduler import Availability, Bin, pieces_of, slots_per_piece
 from nodemanager.planner.state.constraints import Matches, alike
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import QueueIndex
+from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
 from nodemanager.planner.state.snapshot import Node, Snapshot, Stray
 
 SlotAndRank = tuple[SlotName, Rank]
 
+# If jobs need more than this part of the nodes with room, each gets a bin, whether a job could get it or not.
+REACHABLE_PART = 0.25
+
 
 # --- existing nodes ---------------------------------------------------------------------------------------
 
 
-def free_bins(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> list[Bin]:
+def free_bins(
+    snapshot: Snapshot,
+    policy: Policy,
+    *,
+    all_go: bool = False,
+    batches: Mapping[BatchKey, Sequence[JobId]] | None = None,
+) -> list[Bin]:
     """A bin for every node that takes jobs now, and for every draining node that could be kept.
 
-    ``all_go``: the budget is spent, so no node is kept and none takes another job.
+    ``all_go``: the budget is spent, so no node is kept and none takes another job. ``batches``: the jobs to seat;
+    nodes that are up and that none of these can get are left out.
     """
     node_index = node_index_of(snapshot)
     bins: list[Bin] = []
-    for rank in rank_index_of(snapshot.ranks, snapshot.rank_index, policy).with_room.values():
+
+    def bin_of(rank: FluxRank) -> Bin | None:
         owner = node_index.launch_of_rank.get(rank.rank)
         node = snapshot.nodes[owner] if owner is not None else None
-        if node is None or _takes_jobs(node, snapshot, policy, all_go):
-            bins.append(_bin_of_rank(rank, policy, node))
+        takes_jobs = node is None or _takes_jobs(node, snapshot, policy, all_go)
+        return _bin_of_rank(rank, policy, node) if takes_jobs else None
+
+    rank_index = rank_index_of(snapshot.ranks, snapshot.rank_index, policy)
+    bins += _reachable_bins(rank_index, batches, bin_of)
     for node in node_index.to_check.values() if not all_go else ():
         if not (_may_be_kept(node) or _will_be_undrained(node)):
             continue
@@ -55,6 +69,44 @@ def free_bins(snapshot: Snapshot, policy: Policy, *, all_go: bool = False) -> li
             continue
         bins.append(_empty_bin(node_type, node.launch, Availability.KEPT))
     return bins
+
+
+def _reachable_bins(
+    index: RankIndex,
+    batches: Mapping[BatchKey, Sequence[JobId]] | None,
+    bin_of: Callable[[FluxRank], Bin | None],
+) -> list[Bin]:
+    """The bins of nodes that are up and that these jobs may get; None stands for any jobs.
+
+    By worst fit, each piece of a job gets the bin with the most room of those that suit it. Before the n-th piece
+    is seated, at most n - 1 bins have changed, and these only moved back in the order. So one of the first n bins
+    that suit a shape is chosen for it, and for n pieces in all, no shape gets any other.
+    """
+    pieces, shapes = 0, dict.fromkeys(key.shape for key in batches or ())
+    for key, ids in (batches or {}).items():
+        pieces += pieces_of(key.shape) * len(ids)
+    few = pieces * len(shapes) <= len(index.by_room) * REACHABLE_PART
+    if batches is None or not few or any(shape.one_zone for shape in shapes):
+        return [it for it in map(bin_of, index.with_room.values()) if it is not None]
+    made: dict[Rank, Bin | None] = {}
+    found: dict[Rank, Bin] = {}
+    for shape in shapes:
+        suited = -1 if shape.constraint is ANYWHERE else index.matches.of(shape.constraint)
+        least, left = 1 if shape.exclusive else shape.cores_per_slot * slots_per_piece(shape), pieces
+        for _, _, rank in index.by_room:
+            if rank not in made:
+                made[rank] = bin_of(index.with_room[rank])
+            bin_ = made[rank]
+            if bin_ is None or (suited >= 0 and not suited >> index.matches.index(rank) & 1):
+                continue
+            if bin_.cores < least:
+                break  # the others have even fewer
+            if bin_.slots_that_fit(shape) >= slots_per_piece(shape):
+                found[rank] = bin_
+                left -= 1
+                if left == 0:
+                    break
+    return list(found.values())
 
 
 def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) -> bool:
@@ -175,6 +227,7 @@ class Offer:
     zones: tuple[str, ...]  # where they are, or where they may be created, in the order of the tries
     matches: Matches  # which ranks satisfy which constraints
     ordered_s: float | None = None  # when they were ordered; None if they are on sale
+    load: NodeLoad = ()  # what each was bought for
 
     @property
     def is_ordered(self) -> bool:
@@ -198,11 +251,11 @@ def coming_offers(
         and not snapshot.steered(node)
     ]
     kinds = _kinds([node.launch.rank for node in booting], constraints, matches)
-    found: dict[tuple[float, TypeName, tuple[int, ...], str], list[SlotAndRank]] = {}
+    found: dict[tuple[float, TypeName, tuple[int, ...], str, NodeLoad], list[SlotAndRank]] = {}
     for node in booting:
         launch = node.launch
         kind = kinds.get(launch.rank, ())
-        found.setdefault((node.requested_s, launch.type_name, kind, launch.zone), []).append(
+        found.setdefault((node.requested_s, launch.type_name, kind, launch.zone, node.load), []).append(
             (launch.slot, launch.rank)
         )
     return [
@@ -215,8 +268,11 @@ def coming_offers(
             (zone,),
             matches,
             since_s,
+            load,
         )
-        for (since_s, name, _, zone), places in sorted(found.items(), key=lambda entry: entry[0])
+        for (since_s, name, _, zone, load), places in sorted(
+            found.items(), key=lambda entry: (*entry[0][:4], min(entry[1]))
+        )
     ]
 
 

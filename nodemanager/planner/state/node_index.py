@@ -1,7 +1,7 @@
-"""An index of the nodes: those that may need a decision, and counts of all.
+"""An index of the nodes: those that may need a decision, those at rest by time, and counts of all.
 
-In a working fleet most nodes are busy and need no decision, so a plan checks only the others. Change nodes only
-through :func:`with_nodes`, which updates the index with them.
+Most nodes are busy and need no decision, or idle and need none until their time comes. A plan checks only the
+others. Change nodes only through :func:`with_nodes`, which updates the index with them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from nodemanager.core.drains import is_our_drain
 from nodemanager.core.nodes import CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.resting import Resting
 from nodemanager.planner.state.snapshot import Node, NodeIndex, Snapshot
 
 
@@ -19,7 +20,18 @@ def node_index_of(snapshot: Snapshot) -> NodeIndex:
     """The index of the snapshot's nodes: the stored one if it was built from them, else a new one."""
     if snapshot.node_index.nodes is snapshot.nodes:
         return snapshot.node_index
-    return _updated(NodeIndex(), snapshot.nodes, (), snapshot.nodes.values())
+    return _new_index(snapshot, snapshot.node_index.confirmations)
+
+
+def with_confirmations(snapshot: Snapshot, confirmations: int) -> Snapshot:
+    """The snapshot with an index in which a node is at rest after so many looks that found it idle."""
+    if snapshot.node_index.confirmations == confirmations:
+        return snapshot
+    return replace(snapshot, node_index=_new_index(snapshot, confirmations))
+
+
+def _new_index(snapshot: Snapshot, confirmations: int) -> NodeIndex:
+    return _updated(NodeIndex(confirmations=confirmations), snapshot.nodes, (), snapshot.nodes.values())
 
 
 def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Sequence[LaunchId] = ()) -> Snapshot:
@@ -58,6 +70,26 @@ def is_simply_busy(node: Node) -> bool:
     )
 
 
+def is_at_rest(node: Node, confirmations: int) -> bool:
+    """Whether the node is confirmed idle and has no trouble: only time or demand changes what is done with it."""
+    rank = node.rank
+    return (
+        node.state is NodeState.IDLE
+        and node.idle_looks >= confirmations
+        and node.idle_since_s is not None
+        and node.call is None
+        and node.retry_s == 0.0
+        and node.absences == 0
+        and node.retiring is None
+        and node.is_sound
+        and rank is not None
+        and rank.idle
+        and rank.schedulable
+        and rank.drain_reason is None
+        and not rank.excluded
+    )
+
+
 def _has_trouble_now(node: Node) -> bool:
     return (
         (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
@@ -69,24 +101,31 @@ def _has_trouble_now(node: Node) -> bool:
     )
 
 
-def _updated(
+def _updated(  # noqa: C901 - one branch a use of the nodes
     index: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]
 ) -> NodeIndex:
     """The index of ``nodes``. ``before`` and ``after``: the changed nodes as they were and as they are."""
     to_check: dict[LaunchId, Node] = dict(index.to_check)
     with_call: dict[LaunchId, Node] = dict(index.with_call)
     old_nodes: dict[LaunchId, Node] = {}
+    woken: list[Node] = []
+    rested: list[Node] = []
     for node in before:
         id_ = node.launch.id
-        to_check.pop(id_, None)
-        with_call.pop(id_, None)
+        if id_ in index.at_rest:
+            woken.append(node)
+        else:
+            to_check.pop(id_, None)
+            with_call.pop(id_, None)
         old_nodes[id_] = node
     # Only nodes that are counted differently than before.
     uncounted: list[Node] = []
     counted: list[Node] = []
     for node in after:
         id_ = node.launch.id
-        if not is_simply_busy(node):
+        if is_at_rest(node, index.confirmations):
+            rested.append(node)
+        elif not is_simply_busy(node):
             to_check[id_] = node
         if node.call is not None:
             with_call[id_] = node
@@ -95,9 +134,9 @@ def _updated(
             counted.append(node)
             uncounted += [was] if was is not None else []
     uncounted += old_nodes.values()
+    at_rest, resting = _rest(index, woken, rested)
     if not uncounted and not counted:
-        counts = index.count_by_state, index.count_by_type
-        return NodeIndex(nodes, to_check, with_call, *counts, index.launch_of_slot, index.launch_of_rank)
+        return replace(index, nodes=nodes, to_check=to_check, with_call=with_call, at_rest=at_rest, resting=resting)
     by_state: dict[NodeState, int] = dict(index.count_by_state)
     by_type: dict[TypeName, int] = dict(index.count_by_type)
     for changed, more in ((uncounted, -1), (counted, 1)):
@@ -106,7 +145,39 @@ def _updated(
             if node.may_be_billed:
                 by_type[node.launch.type_name] = by_type.get(node.launch.type_name, 0) + more
     of_slot, of_rank = _slots_and_ranks(uncounted, counted, index)
-    return NodeIndex(nodes, to_check, with_call, by_state, by_type, of_slot, of_rank)
+    return NodeIndex(
+        nodes, to_check, at_rest, resting, index.confirmations, with_call, by_state, by_type, of_slot, of_rank
+    )
+
+
+def _rest(
+    index: NodeIndex, woken: Sequence[Node], rested: Sequence[Node]
+) -> tuple[Mapping[LaunchId, Node], Mapping[TypeName, Resting]]:
+    """The nodes at rest, after ``woken`` ones were removed and ``rested`` ones added."""
+    if not woken and not rested:
+        return index.at_rest, index.resting
+    at_rest = dict(index.at_rest)
+    changes: dict[TypeName, tuple[list[_Times], list[_Times]]] = {}
+    for node in woken:
+        del at_rest[node.launch.id]
+        changes.setdefault(node.launch.type_name, ([], []))[0].append(_times_of(node))
+    for node in rested:
+        at_rest[node.launch.id] = node
+        changes.setdefault(node.launch.type_name, ([], []))[1].append(_times_of(node))
+    resting = dict(index.resting)
+    for name, (left, joined) in changes.items():
+        resting[name] = resting.get(name, Resting()).changed(left, joined)
+        if not resting[name].idle_since:
+            del resting[name]
+    return at_rest, resting
+
+
+_Times = tuple[float, float, LaunchId]
+
+
+def _times_of(node: Node) -> _Times:
+    idle_since_s = node.idle_since_s if node.idle_since_s is not None else 0.0  # is never None at rest
+    return idle_since_s, node.billed_from_s if node.billed_from_s is not None else node.requested_s, node.launch.id
 
 
 def _slots_and_ranks(

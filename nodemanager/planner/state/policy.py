@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import cached_property
 from types import MappingProxyType
 
-from nodemanager.core.jobs import PackingPolicy, QueuePolicy
+from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.slots import ForeignDrain, Misfit, NodeType, SlotName, TypeName
 
@@ -65,6 +65,7 @@ class Rules:
     patience_s: float = 0.0  # how much longer than a boot to wait for room on busy nodes
     packing: PackingPolicy = PackingPolicy.SPREAD
     queue_policy: QueuePolicy = QueuePolicy.FIFO
+    unserved: Unserved = Unserved.HOLD_USERS
     misfit: Misfit = Misfit.DRAIN
     foreign_drain: ForeignDrain = ForeignDrain.RETIRE
     foreign_drain_after_s: float = 300.0  # how long a node that Flux itself drained is kept
@@ -115,6 +116,23 @@ class Policy:
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
+
+    def passes_over(self, *, of_user: bool) -> bool:
+        """Whether nodes are bought for jobs behind one that is unserved for long.
+
+        ``of_user``: limits of its user keep it from being served, so only jobs of that user are concerned.
+        """
+        if self.rules.queue_policy is not QueuePolicy.FIFO or self.rules.unserved in (Unserved.HOLD, Unserved.SKIP):
+            return True
+        return of_user and self.rules.unserved is Unserved.HOLD_USERS
+
+    def holds(self, *, of_user: bool) -> bool:
+        """Whether a job that is unserved for long is held in Flux. Without queue order only if the site says so."""
+        if self.rules.unserved is Unserved.HOLD:
+            return True
+        return (
+            of_user and self.rules.unserved is Unserved.HOLD_USERS and self.rules.queue_policy is QueuePolicy.FIFO
+        )
 
     @cached_property
     def acting_everywhere(self) -> Policy:

@@ -73,13 +73,13 @@ def updated_queue_index(
         changes.note(job, present=True)
     batches = dict(index.batches)
     for key in {**changes.left, **changes.joined}:
-        ids = _with_changes(batches.get(key, ()), changes.left.get(key, []), changes.joined.get(key, []))
+        ids = with_changes(batches.get(key, ()), changes.left.get(key, []), changes.joined.get(key, []))
         if ids:
             batches[key] = ids
         else:
             batches.pop(key, None)
     ends = (
-        _with_changes(index.job_ends, changes.ended, changes.begun)
+        with_changes(index.job_ends, changes.ended, changes.begun)
         if changes.ended or changes.begun
         else index.job_ends
     )
@@ -146,7 +146,7 @@ class _Changes:
             self.unheeded[job.id] = job.unheeded if present else ()
 
 
-def _with_changes(ids: Sequence, left: list, joined: list) -> list:  # type: ignore[type-arg] # of ids, or of ends
+def with_changes(ids: Sequence, left: list, joined: list) -> list:  # type: ignore[type-arg] # of ids, or of ends
     """The sorted list without ``left`` and with ``joined``."""
     made = list(ids)
     if len(left) + len(joined) > INSERTED_SINGLY_MAX:

@@ -18,6 +18,7 @@ from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.state.constraints import Matches, Place
 from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.queue_index import with_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class RankIndex:
     )  # what the index was built from
     node_types: Sequence[NodeType] = ()
     with_room: Mapping[Rank, FluxRank] = field(default_factory=lambda: MappingProxyType({}))
+    by_room: Sequence[tuple[int, int, Rank]] = ()  # those: -cores_free, -gpus_free and rank, ascending
     vacant: Mapping[TypeName, Sequence[int]] = field(default_factory=lambda: MappingProxyType({}))
     slots: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))  # how many Flux knows
     feasibility: FeasibilityCache | None = field(default=None, compare=False, repr=False)
@@ -57,7 +59,7 @@ def rank_index_of(ranks: Mapping[Rank, FluxRank], known: RankIndex, policy: Poli
     )
 
 
-def updated_rank_index(
+def updated_rank_index(  # noqa: C901 - one branch a use of the ranks
     index: RankIndex,
     ranks: Mapping[Rank, FluxRank],
     changes: Iterable[tuple[FluxRank | None, FluxRank | None]],
@@ -65,17 +67,21 @@ def updated_rank_index(
 ) -> RankIndex:
     """An index of ``ranks``. ``changes``: each changed rank as it was and as it is; None if it does not exist."""
     with_room: dict[Rank, FluxRank] = dict(index.with_room)
+    filled: list[tuple[int, int, Rank]] = []
+    freed: list[tuple[int, int, Rank]] = []
     vacated: dict[TypeName, set[int]] = {}
     taken: dict[TypeName, set[int]] = {}
     slots, feasibility, matches = index.slots, index.feasibility, index.matches
     moved: list[tuple[FluxRank | None, FluxRank | None]] = []
     for before, after in changes:
         if before is not None:
-            with_room.pop(before.rank, None)
+            if with_room.pop(before.rank, None) is not None:
+                filled.append((-before.cores_free, -before.gpus_free, before.rank))
             _note_vacancy(before, policy, taken)
         if after is not None:
             if after.online and after.schedulable and after.cores_free > 0:
                 with_room[after.rank] = after
+                freed.append((-after.cores_free, -after.gpus_free, after.rank))
             _note_vacancy(after, policy, vacated)
         if before is None or after is None or before.host != after.host:
             moved.append((before, after))
@@ -92,7 +98,8 @@ def updated_rank_index(
             vacant[name] = _with_changes(vacant.get(name, ()), went - came, came - went)
     if feasibility is None or feasibility.policy is not policy:
         feasibility = FeasibilityCache(policy)
-    return RankIndex(ranks, policy.node_types, with_room, vacant, slots, feasibility, matches)
+    by_room = with_changes(index.by_room, filled, freed) if filled or freed else index.by_room
+    return RankIndex(ranks, policy.node_types, with_room, by_room, vacant, slots, feasibility, matches)
 
 
 def _places(ranks: Mapping[Rank, FluxRank], policy: Policy) -> Iterator[Place]:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, NodeLoad, UnreadableJob
 from nodemanager.core.nodes import (
     Call,
     CloudNode,
@@ -25,11 +25,12 @@ from nodemanager.core.nodes import (
     ProviderId,
 )
 from nodemanager.core.reasons import Reason
-from nodemanager.core.records import UNSTEERED, Spend, Steering
+from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, Market, Promise, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.queue_index import QueueIndex
 from nodemanager.planner.state.rank_index import RankIndex
+from nodemanager.planner.state.resting import Resting
 
 
 def _empty() -> Mapping[Any, Any]:
@@ -49,6 +50,7 @@ class Node:
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: this process has certainly sent no create
     create_failure: str = ""  # the provider's words; the node may exist all the same
+    load: NodeLoad = ()  # what it was bought for; empty after a restart
     image: str | None = None  # of its create; None if this process sent none
     cloud: CloudNode | None = None
     billed_from_s: float | None = None
@@ -109,12 +111,16 @@ class Node:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NodeIndex:
     """The nodes by use, with counts. Maintained by ``state.node_index``; ``nodes`` is what it was built from."""
 
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
-    to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)  # all except those that are simply busy
+    # All except those that are simply busy or at rest: whose next step may change at any time.
+    to_check: Mapping[LaunchId, Node] = field(default_factory=_empty)
+    at_rest: Mapping[LaunchId, Node] = field(default_factory=_empty)  # idle, confirmed, and with no trouble
+    resting: Mapping[TypeName, Resting] = field(default_factory=_empty)  # the same, by type and time
+    confirmations: int = 2  # the looks that must find a node idle before it counts as at rest
     with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # those with a call in flight
     count_by_state: Mapping[NodeState, int] = field(default_factory=_empty)
     count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # only nodes that may be billed
@@ -227,6 +233,22 @@ class Spending:
 
 
 @dataclass(frozen=True)
+class SlotSettings:
+    """What the instance declares of its slots, and how that is to change.
+
+    If nodes have less than their type declares: ``to_promise`` is what the type must declare as soon as possible,
+    ``promised`` what types were made to declare since this process began.
+    """
+
+    types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # as the instance reports them
+    mismatch: Reason | None = None  # how the instance differs from the site's description
+    wish: SlotsWish | None = None  # an unanswered wish for other slot types
+    wish_due_s: float | None = None  # deadline of the answer to the wish; until then nothing is decided
+    to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
+    promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All that is known at one moment. Mappings are never changed in place."""
 
@@ -251,6 +273,9 @@ class Snapshot:
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
     look_due_since_s: float | None = None  # since when a look at the ranks is due
 
+    held_jobs: Mapping[JobId, HeldJob] = field(default_factory=_empty)  # on record: we hold them by urgency 0
+    hold_write: Source = Source()  # the call that holds or releases jobs
+
     jobs_ended: int = 0  # of all users, as far as Flux remembers
 
     steering: Steering = UNSTEERED  # what operators have set
@@ -258,14 +283,7 @@ class Snapshot:
     steering_write: Source = Source()  # the call that writes it to the record
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
-    slot_types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # as the instance reports them
-    site_mismatch: Reason | None = None  # how the instance differs from the site's description
-    wish: SlotsWish | None = None  # an unanswered wish for other slot types
-    # If nodes have less than their type declares: what the type must declare as soon as possible (``to_promise``),
-    # and what types were made to declare since this process began (``promised``).
-    to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
-    promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
-    wish_due_s: float | None = None  # deadline of the answer to the wish; until then nothing is decided
+    slots: SlotSettings = SlotSettings()
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)

@@ -71,9 +71,14 @@ class SimulatedEnsemblePort:
         self._host.owners[self._run] = self
         return self._host.logs.get(self._run, "")
 
+    @property
+    def owns_log(self) -> bool:
+        """Whether no later process has taken over the log."""
+        return self._host.owners.get(self._run) is self
+
     def append(self, lines: str, then: Callable[[], None]) -> None:
         def store() -> None:
-            if self._host.owners.get(self._run) is self:
+            if self.owns_log:
                 self._host.logs[self._run] = self._host.logs.get(self._run, "") + lines
                 self._reply(then)
 

@@ -8,13 +8,14 @@ node manager uses it only by ``port`` and ``watch``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from nodemanager.core.jobs import JobId, JobState, Shape
 from nodemanager.core.nodes import CloudNode, Launch
 from nodemanager.core.ports import FluxError, SlotsUnchanged
-from nodemanager.core.records import Spend, Steering
+from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import NodeType, Promise, Rank, Slot, SlotName, SlotsWish, TypeName
 from nodemanager.simulation.flux.brokers import Brokers, ResourceEvent
 from nodemanager.simulation.flux.faults import FluxFaults
@@ -53,6 +54,7 @@ class SimulatedFlux:
         self.faults = FluxFaults()
         self.leases: dict[SlotName, Launch] = {}
         self.steering = Steering()
+        self.held_jobs: dict[JobId, HeldJob] = {}
         self.spend = Spend()
         self.shown_on_jobs: dict[JobId, str] = {}  # the annotation ``user.nodes`` of active jobs
         self.claimed_by: str | None = None
@@ -127,6 +129,22 @@ class SimulatedFlux:
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
         with self.world.lock:
             self._jobs.set_urgency(job_id, urgency)
+
+    def hold_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        """Record the jobs, then hold those that are still pending."""
+        self.held_jobs |= jobs
+        self._set_urgencies(dict.fromkeys(jobs, 0))
+
+    def release_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        """Give the jobs that are still pending their urgency again, then forget them."""
+        self._set_urgencies({id_: held.urgency for id_, held in jobs.items()})
+        for id_ in jobs:
+            self.held_jobs.pop(id_, None)
+
+    def _set_urgencies(self, urgencies: Mapping[JobId, int]) -> None:
+        for id_, urgency in urgencies.items():
+            with suppress(ValueError, KeyError):  # it has started, or ended
+                self.set_urgency(id_, urgency)
 
     def cancel(self, job_id: JobId) -> None:
         with self.world.lock:

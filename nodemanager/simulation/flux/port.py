@@ -10,7 +10,7 @@ from nodemanager.core.drains import is_drain_by_flux, is_our_drain
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
-from nodemanager.core.records import Spend, Steering
+from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux.parse.resources import read_ranks
 from nodemanager.simulation.flux.instance import SimulatedFlux
@@ -115,6 +115,17 @@ class SimulatedFluxPort:
 
     def show_on_jobs(self, texts: Mapping[JobId, str | None]) -> None:
         self._change(lambda: self._flux.show_on_jobs(texts))
+
+    # --- jobs that the manager holds ---
+
+    def held_jobs(self) -> Mapping[JobId, HeldJob]:
+        return self._call(lambda: dict(self._flux.held_jobs))
+
+    def hold_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        self._change(lambda: self._flux.hold_jobs(jobs))
+
+    def release_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
+        self._change(lambda: self._flux.release_jobs(jobs))
 
     # --- ranks ---
 

@@ -154,7 +154,7 @@ class ReplayEngine:
     def _is_over(self) -> bool:
         """Whether the run is over, given that no more jobs will be submitted."""
         scheduler = self.scheduler
-        if scheduler.queue or scheduler.running:
+        if scheduler.queue or scheduler.held or scheduler.running:
             stuck = not scheduler.running and self.now_s - self._last_progress_s > STUCK_S
             return stuck or not self._has_events()
         if self._done_s is None:
@@ -169,7 +169,7 @@ class ReplayEngine:
         """Start the jobs that can start, and note the totals of this moment."""
         for job in self.scheduler.start_ready(self.now_s):
             self._on_job_started(job)
-        waiting = len(self.scheduler.queue)
+        waiting = len(self.scheduler.queue) + len(self.scheduler.held)
         self.totals.note_state(
             self.now_s,
             waiting,
@@ -389,8 +389,9 @@ class ReplayEngine:
             until_s = max(self._last_progress_s, machine.created_s)
             self.totals.note_gone(machine, until_s)
             self._event_log.write_gone(until_s, machine.provider_id, machine.died_because)
-        whys = decider.why_waiting(self.scheduler.queue) if self.scheduler.queue else {}
-        for job in self.scheduler.queue:
+        waiting = [*self.scheduler.queue, *self.scheduler.held.values()]
+        whys = decider.why_waiting(waiting) if waiting else {}
+        for job in waiting:
             why = whys.get(job.id, "waits")
             self.totals.note_unserved(job.name, why)
             self._event_log.write_unserved(self.now_s, job.name, why)

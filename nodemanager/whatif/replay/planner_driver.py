@@ -8,7 +8,7 @@ up. Calls take a fixed time, and fail only for lack of capacity or quota.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import assert_never
 
 from nodemanager.core.drains import drain_text
@@ -18,6 +18,8 @@ from nodemanager.core.facts import (
     CloudCallFailed,
     CloudListed,
     Fact,
+    JobsHeld,
+    JobsReleased,
     LaunchesRecorded,
     LeaseEnded,
     NodeCordoned,
@@ -40,10 +42,12 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     KeepSpend,
     KillHousekeeping,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     StopBroker,
     UndrainNode,
@@ -209,8 +213,11 @@ class PlannerDriver:
     def _job(self, job: QueuedJob) -> Job:
         start_at = self._engine.setup.start_at
         began_at = start_at + job.started_s if job.started_s is not None else None
+        held = job.id in self._engine.scheduler.held
         return Job(
             id=job.id,
+            urgency=0 if held else 16,
+            priority=0 if held else 16,
             state=JobState.SCHED if job.started_s is None else JobState.RUN,
             shape=job.shape,
             submitted_at=start_at + job.submitted_s,
@@ -220,6 +227,12 @@ class PlannerDriver:
             ends_at=began_at + job.limit_s if began_at is not None and job.limit_s else None,
             began_at=began_at,
         )
+
+    def _jobs_seen(self, ids: Sequence[JobId]) -> QueueSeen:
+        """What the queue says of waiting jobs after their urgency was changed."""
+        scheduler = self._engine.scheduler
+        waiting = {job.id: job for job in (*scheduler.queue, *scheduler.held.values())}
+        return QueueSeen(self._engine.now_s, tuple(self._job(waiting[id_]) for id_ in ids if id_ in waiting))
 
     def _rank(self, rank: int) -> FluxRank:
         capacity, machine = self._engine.scheduler.ranks[rank], self._engine.machines.get(rank)
@@ -323,6 +336,14 @@ class PlannerDriver:
                     self._log_decision(action, launch_id, str(action.reason))
                     self._engine.drain(rank, text)
                     self._answer(FLUX_CALL_S, lambda order=action: self._cordoned(order))  # type: ignore[misc]
+                case HoldJobs(jobs=jobs):
+                    self._engine.scheduler.hold(jobs)
+                    self._answer(FLUX_CALL_S, _constant(JobsHeld(jobs)))
+                    self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._jobs_seen(ids))  # type: ignore[misc]
+                case ReleaseJobs(jobs=jobs):
+                    self._engine.scheduler.release(jobs)
+                    self._answer(FLUX_CALL_S, _constant(JobsReleased(frozenset(jobs))))
+                    self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._jobs_seen(ids))  # type: ignore[misc]
                 case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob():
                     raise ValueError(f"a replay has no wishes for slots, no housekeeping and no requeues: {action}")
                 case _:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,6 +88,7 @@ class Scheduler:
     ranks: dict[int, RankCapacity]
     queue_policy: QueuePolicy
     queue: deque[QueuedJob] = field(default_factory=deque)
+    held: dict[JobId, QueuedJob] = field(default_factory=dict)  # by urgency 0
     running: dict[JobId, QueuedJob] = field(default_factory=dict)
     free: FreeRanks = field(default_factory=dict)  # of the ranks that are up
     _generation: int = 0  # grows whenever a job that could not start before may be able to now
@@ -131,6 +132,22 @@ class Scheduler:
             self._blocked = None
         else:
             self.queue.append(job)
+
+    def hold(self, ids: Container[JobId]) -> None:
+        """Take waiting jobs out of the queue until they are released."""
+        self.held.update((job.id, job) for job in self.queue if job.id in ids)
+        self.queue = deque(job for job in self.queue if job.id not in self.held)
+        self._forget_tries()
+
+    def release(self, ids: Iterable[JobId]) -> None:
+        """Put held jobs back into the queue, in order of submission."""
+        back = [self.held.pop(id_) for id_ in ids if id_ in self.held]
+        self.queue = deque(sorted([*self.queue, *back], key=lambda job: job.id))
+        self._forget_tries()
+
+    def _forget_tries(self) -> None:
+        self._blocked = None
+        self._tried = None, 0
 
     def why_infeasible(self, shape: Shape) -> str:
         """Explain why the site's ranks, up or not, can never serve the shape; "" if they can."""

@@ -31,10 +31,12 @@ from nodemanager.core.orders import (
     DestroyNode,
     DrainNode,
     EndLease,
+    HoldJobs,
     KillHousekeeping,
     ListCloud,
     RecordLaunches,
     RefuseSlots,
+    ReleaseJobs,
     RequeueJob,
     StopBroker,
     UndrainNode,
@@ -159,6 +161,8 @@ class Loop:
             case StopBroker(launch=launch_id):
                 self.tell(BrokerStopped(launch_id))
             case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping() | RequeueJob():
+                raise AssertionError(action)
+            case HoldJobs() | ReleaseJobs():
                 raise AssertionError(action)
             case _:
                 assert_never(action)

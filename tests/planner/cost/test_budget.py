@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import ClaimHeld, HoldPlaced, NodeCordoned, QueueSeen, SpendKept, SpendNotKept
-from nodemanager.core.jobs import Job, JobState, QueuePolicy, RankAllocation
+from nodemanager.core.jobs import Job, JobState, QueuePolicy, RankAllocation, Unserved
 from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.orders import BootNode, KeepSpend
 from nodemanager.core.records import Mark, Spend
@@ -38,6 +38,7 @@ from tests.builders import (
     drained,
     orders,
     tasks,
+    with_settings,
 )
 
 DAY = ("", "day")
@@ -396,7 +397,10 @@ def test_a_user_whose_budget_is_used_up_gets_no_more_nodes_and_others_do(userid:
 
 
 def test_what_is_up_is_theirs_all_the_same() -> None:
+    """Unless the site holds such jobs, which is the default for budgets of users."""
     fleet = spent("5", {("user", "day"): "5"}, "user 1000").idle_node("cloud1").job(tasks(1), userid=1000)
+    assert fleet.why_job(1).code == "budget_of_account"
+    fleet.policy = with_settings(fleet.policy, unserved=Unserved.BLOCK)
     assert fleet.why_job(1).code == "fits_on_a_node_that_is_up"
 
 

@@ -1,0 +1,56 @@
+"""Jobs that the manager holds by urgency 0, because limits or a budget keep them from being served for long.
+
+In the snapshot such a job has the urgency and priority that it had before, and ``held_by_us``. So the planner
+treats it as a waiting job, and finds out when it can be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from nodemanager.core.facts import JobsHeld, JobsReleased
+from nodemanager.core.jobs import Job, JobId
+from nodemanager.planner.state.queue_index import queue_index_of, updated_queue_index
+from nodemanager.planner.state.snapshot import Snapshot, Source
+
+HOLD_AGAIN_S = 5.0
+
+
+def as_waiting(job: Job, snapshot: Snapshot) -> Job:
+    """The job as the planner sees it: with its former urgency if we hold it."""
+    held = snapshot.held_jobs.get(job.id) if job.urgency == 0 else None
+    if held is None:
+        return job
+    return replace(job, urgency=held.urgency, priority=held.priority, held_by_us=True)
+
+
+def apply_held(snapshot: Snapshot, fact: JobsHeld | JobsReleased) -> Snapshot:
+    """The snapshot after jobs were held or released."""
+    if isinstance(fact, JobsHeld):
+        held = {**snapshot.held_jobs, **fact.jobs}
+    else:
+        held = {id_: it for id_, it in snapshot.held_jobs.items() if id_ not in fact.jobs}
+    return with_held_jobs(replace(snapshot, held_jobs=held, hold_write=Source()), fact.jobs)
+
+
+def with_held_jobs(snapshot: Snapshot, ids: Iterable[JobId]) -> Snapshot:
+    """The snapshot with these jobs seen as waiting if they are held on record."""
+    known = snapshot.jobs
+    seen = {id_: as_waiting(known[id_], snapshot) for id_ in ids if id_ in known}
+    come = [job for id_, job in seen.items() if job is not known[id_]]
+    if not come:
+        return snapshot
+    jobs = {**known, **{job.id: job for job in come}}
+    gone = [known[job.id] for job in come]
+    return replace(
+        snapshot,
+        jobs=jobs,
+        queue_index=updated_queue_index(queue_index_of(known, snapshot.queue_index), jobs, gone, come),
+    )
+
+
+def apply_hold_failed(snapshot: Snapshot, why: str) -> Snapshot:
+    """The snapshot after a hold or release failed: it is tried again soon."""
+    failed = replace(snapshot.hold_write, answer_due_s=None, failure=why, retry_s=snapshot.now_s + HOLD_AGAIN_S)
+    return replace(snapshot, hold_write=failed)
