@@ -334,7 +334,7 @@ def test_the_user_data_is_clean_shell(folder: Path, site: Site) -> None:
 
 
 def test_the_user_data_starts_the_broker_again_whenever_it_ends(folder: Path, site: Site) -> None:
-    node = _boot(folder, site, f'echo "$@" >> {shlex.quote(str(folder / "starts"))}')
+    node = _boot(folder, site, f'[ "$1" = version ] || echo "$@" >> {shlex.quote(str(folder / "starts"))}')
     starts = folder / "starts"
     eventually("two starts", lambda: starts.exists() and starts.read_text().count("\n") >= 2)
     node.terminate()
