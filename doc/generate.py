@@ -23,6 +23,7 @@ from nodemanager.cli import main
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
+    EnsembleSettings,
     FluxSettings,
     JoinSettings,
     JournalSettings,
@@ -58,6 +59,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Simulation": SimulationSettings,
     "Node NAME": NodeSettings,
     "Peer NAME": PeerSettings,
+    "Ensemble NAME": EnsembleSettings,
 }
 
 PROVIDER_ONLY = "The local and the simulated cloud ignore this key."
@@ -297,6 +299,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "security_groups": FROM_CLOUD,
         "key_name": FROM_CLOUD,
         "instance_profile": FROM_CLOUD,
+    },
+    "Ensemble NAME": {
+        "file": "An `ensemble.yaml` that the service runs on its instance, once ([ensembles.md](ensembles.md)). "
+        "Relative to the site file's folder.",
+        "weight": "If several ensembles ask for more nodes than `nodes_max` of `[Limits]` allows, each gets a "
+        "share by its weight. An ensemble that somebody runs beside the service has the weight 1.",
+        "nodes_min": "As many of the nodes that it asks for come before the shares of others.",
+        "nodes_max": "The largest number of nodes that it may ask for. Default: no limit of its own.",
+        "allow_custom": "Whether the custom functions of the file may run. They run as the service's user.",
     },
     "Peer NAME": {
         "uri": "The address of a Flux instance in which jobs of this one may run: `ssh://HOST/PATH`, "

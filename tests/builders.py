@@ -10,10 +10,10 @@ functions make single values and fill in what a test does not care about.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from decimal import Decimal
 from itertools import takewhile
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import (
@@ -62,8 +62,11 @@ from nodemanager.core.records import NOTHING_SPENT
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
+from nodemanager.planner.state.snapshot import Learned, Node, Snapshot, Source, Spending
+
+GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, Spending)
+_Value = TypeVar("_Value", Policy, Snapshot)
 
 NOW_S = 100_000.0
 WALL_AT = 1_800_000_000.0
@@ -105,14 +108,27 @@ GPU = a_type("gpu", slots=2, cores=8, gpus=2, price="3.00", properties=["gpu"])
 
 def a_policy(*node_types: NodeType, **changes: Any) -> Policy:
     """Four cloud slots (ranks 1 to 4) and two GPU slots (5 and 6), unless other types are given."""
-    settings: dict[str, Any] = {
-        "cluster": CLUSTER,
-        "cluster_uuid": CLUSTER_UUID,
-        "node_types": node_types or (CLOUD, GPU),
-        "nodes_max": 6,
-        "price_per_hour_max": Decimal(100),
-    }
-    return Policy(**(settings | changes))
+    limits = Limits(nodes_max=6, price_per_hour_max=Decimal(100))
+    return with_settings(Policy(CLUSTER, CLUSTER_UUID, node_types or (CLOUD, GPU), limits), **changes)
+
+
+def with_settings(policy: Policy, **changes: Any) -> Policy:
+    """The policy with other settings, each named as in its group."""
+    return changed(policy, **changes)
+
+
+def changed(value: _Value, **changes: Any) -> _Value:
+    """A copy of a grouped value with other fields, each named as in the value or in one of its groups."""
+    for it in fields(value):
+        group = getattr(value, it.name)
+        own = {name: changes.pop(name) for name in _names(group) & changes.keys()} if type(group) in GROUPS else {}
+        if own:
+            changes[it.name] = replace(changes.get(it.name, group), **own)
+    return replace(value, **changes)
+
+
+def _names(group: Any) -> set[str]:
+    return {it.name for it in fields(group)}
 
 
 def rank_of(policy: Policy, slot: str) -> Rank:
@@ -272,7 +288,7 @@ def a_snapshot(
     by_slot |= {node.launch.slot: node.rank for node in nodes if node.rank is not None}
     by_slot |= {rank.host: rank for rank in ranks}
     fresh = Source(seen_s=NOW_S - 1)
-    fields: dict[str, Any] = {
+    known: dict[str, Any] = {
         "now_s": NOW_S,
         "wall_at": WALL_AT,
         "claim": fresh,
@@ -286,9 +302,9 @@ def a_snapshot(
         "ranks": {rank.rank: rank for rank in by_slot.values()},
         "rank_of_slot": {rank.host: rank.rank for rank in by_slot.values()},
         "nodes": {node.id: node for node in nodes},
-        "spend_on_record": NOTHING_SPENT,
+        "on_record": NOTHING_SPENT,
     }
-    return Snapshot(**(fields | changes))
+    return changed(Snapshot(), **(known | changes))
 
 
 class World:
@@ -362,7 +378,7 @@ class World:
         return self
 
     def but(self, **changes: Any) -> World:
-        self.snapshot = replace(self.snapshot, **changes)
+        self.snapshot = changed(self.snapshot, **changes)
         return self
 
     # -- what happens next

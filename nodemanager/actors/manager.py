@@ -176,7 +176,7 @@ class Manager(CrashOnlyActor):
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._brain.policy)))
 
     def _send_orders(self, decision: Decision, addresses: Begin) -> None:
-        start_before_s = decision.snapshot.now_s + decision.policy.order_good_s
+        start_before_s = decision.snapshot.now_s + decision.policy.fixed.order_good_s
         leases: list[Launch] = []
         for order in decision.orders:
             match order:

@@ -391,7 +391,8 @@ class JoinScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.policy = replace(self.policy, misfit=list(Misfit)[self.script.seed % len(Misfit)])
+        rules = replace(self.policy.rules, misfit=list(Misfit)[self.script.seed % len(Misfit)])
+        self.policy = replace(self.policy, rules=rules)
         self.invariants.policy = self.policy
         self.joins = SimulatedJoinService(self.world, self.flux, self.provider)
         self.provider.on_boot = self.joins.on_node_booted

@@ -303,7 +303,7 @@ class Scenario:
         recorded = self.flux.spend.amounts.get((month.name, month.begins_at, budget.WHOLE_SITE), Decimal(0))
         now_s = self.world.now_s
         # A list shows the nodes at some moment of the call, and counts from the start of the call.
-        asked_s = -self.policy.call_timeout_s
+        asked_s = -self.policy.calls.call_timeout_s
         least = self.invariants.true_cost(
             now_s, lambda line: line.launch not in self.invariants.unseen_launches, end_shift_s=asked_s
         )

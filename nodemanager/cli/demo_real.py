@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,8 +21,10 @@ from nodemanager.core.nodes import CloudState
 from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap
 from nodemanager.service.service import SitePorts, make_ports, with_cluster_uuid
 
-LOCAL = Path(__file__).parents[2] / "config" / "local.ini"
+CONFIG = Path(__file__).parents[2] / "config"
+LOCAL = CONFIG / "local.ini"
 HEAD_UP_S = 20.0
+ENSEMBLE_LOG = "surrogate.log"
 
 # (seconds after the start, arguments of flux submit)
 SUBMISSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
@@ -33,15 +36,18 @@ SUBMISSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
     (13.0, ("--cc=1-6", "-n1", "sleep", "1")),
 )
 LOSE_A_NODE_AT_S = 9.0
+ENSEMBLE_AT_S = 2.0  # the example of doc/ensembles.md
 
 
 @dataclass
 class RealSetup:
-    """A real Flux. ``step`` submits jobs by ``flux submit``, and kills one node once."""
+    """A real Flux. ``step`` submits jobs by ``flux submit``, runs an ensemble, and kills one node once."""
 
     site: Site
     ports: SitePorts
     flux: str
+    folder: Path
+    ensemble: subprocess.Popen[bytes] | None = None
     held: int = 1
     began_s: float = field(default_factory=time.monotonic)
     submitted: int = 0
@@ -52,6 +58,8 @@ class RealSetup:
         while self.submitted < len(SUBMISSIONS) and SUBMISSIONS[self.submitted][0] <= age_s:
             self._submit(SUBMISSIONS[self.submitted][1])
             self.submitted += 1
+        if self.ensemble is None and age_s >= ENSEMBLE_AT_S:
+            self.ensemble = self._run_ensemble()
         if not self.lost and age_s >= LOSE_A_NODE_AT_S:
             self.lost = True
             running = [node for node in self.ports.cloud().list_nodes() if node.state is CloudState.RUNNING]
@@ -60,7 +68,24 @@ class RealSetup:
                 self.ports.cloud().destroy(running[0].provider_id)
 
     def has_submitted_all(self) -> bool:
-        return self.submitted == len(SUBMISSIONS)
+        ran = self.ensemble is not None and self.ensemble.poll() is not None
+        return ran and self.submitted == len(SUBMISSIONS)
+
+    def _run_ensemble(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "nodemanager", "ensemble", "run", str(CONFIG / "surrogate.yaml")]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        with (self.folder / ENSEMBLE_LOG).open("wb") as log:
+            return subprocess.Popen(  # noqa: S603 - our own list of arguments
+                [*command, "--uri", self.site.flux.uri], cwd=self.folder, stdout=log, stderr=log, env=environment
+            )
+
+    def close(self) -> None:
+        """Show what the ensemble printed, and end it if it still runs."""
+        if self.ensemble is not None:
+            self.ensemble.terminate()
+            self.ensemble.wait()
+            print("What ensemble run of config/surrogate.yaml printed:")
+            print((self.folder / ENSEMBLE_LOG).read_text(), end="")
 
     def _submit(self, arguments: tuple[str, ...]) -> None:
         subprocess.run(  # noqa: S603 - our own list of arguments
@@ -85,7 +110,11 @@ def real_setup() -> Iterator[RealSetup]:
         try:
             _wait_for(flux, bootstrap.uri)
             ports = make_ports(site)
-            yield RealSetup(site, ports, flux)
+            setup = RealSetup(site, ports, flux, Path(folder))
+            try:
+                yield setup
+            finally:
+                setup.close()
             for node in ports.cloud().list_nodes():
                 ports.cloud().destroy(node.provider_id)
         finally:

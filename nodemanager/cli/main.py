@@ -26,6 +26,9 @@ from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, loa
 
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison, PriceTable
+    from nodemanager.service.ensembles import Ensembles
+    from nodemanager.service.floors import Floors
+    from nodemanager.service.outputs import Outputs
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -94,7 +97,6 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
-    from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
     del chosen
@@ -104,7 +106,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         site = service.with_cluster_uuid(site)
         service.record_cluster_name(site)
         outputs = Outputs(site)
-        floors = Floors(time.monotonic, site.limits.nodes_max)
+        floors, ensembles = _ensembles(site, outputs)
         ports = service.make_ports(site, outputs.info, floors.answer)
     except service.NotInitialised as error:
         print(error, file=sys.stderr)
@@ -115,12 +117,26 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return service.serve(site, ports, outputs, floors)
+    return service.serve(site, ports, outputs, floors, ensembles)
+
+
+def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, Ensembles | None]:
+    """Return what keeps nodes for ensembles, and what runs those of the site; None if there are none to run."""
+    from nodemanager.service.floors import Floors
+
+    if not site.ensembles:
+        return Floors(time.monotonic, site.limits.nodes_max), None
+    # Only sites with ensembles pay for these modules.
+    from nodemanager.service.ensembles import Ensembles, terms_of
+
+    floors = Floors(time.monotonic, site.limits.nodes_max, terms_of(site))
+    return floors, Ensembles(site, outputs.board.show_ensemble) if site.acts and not site.flux.simulated else None
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
     from nodemanager.flux.setup.bootstrap import FluxTooOld, gpu_warning
+    from nodemanager.flux.setup.existing import delegation_faults
     from nodemanager.join.checks import POWEROFF_EFFECTS
 
     del chosen
@@ -140,8 +156,26 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
             f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
             f" {site.limits.nodes_max} nodes can never run"
         )
+    undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
+    if faults := (*_ensemble_faults(site), *undelegated):
+        print(*faults, sep="\n", file=sys.stderr)
+        return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
     return EXIT_OK
+
+
+def _ensemble_faults(site: Site) -> list[str]:
+    if not site.ensembles:
+        return []
+    from nodemanager.service.ensembles import EnsembleFileError, read_assignment
+
+    faults = []
+    for name, settings in site.ensembles.items():
+        try:
+            read_assignment(name, settings)
+        except EnsembleFileError as error:
+            faults.append(str(error))
+    return faults
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
@@ -467,6 +501,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "status": service_verbs.with_exit_status(service_verbs.status),
     "nodes": service_verbs.with_exit_status(service_verbs.nodes),
     "jobs": service_verbs.with_exit_status(service_verbs.jobs),
+    "peers": service_verbs.with_exit_status(service_verbs.peers),
     "explain": service_verbs.with_exit_status(service_verbs.explain),
     "plan": service_verbs.with_exit_status(plan),
     "events": service_verbs.with_exit_status(service_verbs.events),

@@ -127,6 +127,12 @@ def jobs(client: Client, site: Site, chosen: Namespace, console: Console) -> Non
     _show(client.get("/jobs"), chosen, console, tables.jobs)
 
 
+def peers(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """List the instances in which jobs of this one may run: free cores, backlog, wait, price, our jobs there."""
+    del site
+    _show(client.get("/peers"), chosen, console, tables.peers)
+
+
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Explain a job, a node or a node type: explain job ID | node NAME | type NAME; for a past time, --at TIME."""
     del site
@@ -146,7 +152,8 @@ def plan(
 ) -> None:
     """Show what would be ordered now with the site that --config names. Nothing is ordered."""
     policy = policy_of(site)
-    body = TypeAdapter(Policy).dump_json(replace(policy, block_s=dict(policy.block_s)))
+    fixed = replace(policy.fixed, block_s=dict(policy.fixed.block_s))
+    body = TypeAdapter(Policy).dump_json(replace(policy, fixed=fixed))
     _show(client.post("/plan", body), chosen, console, tables.plan)
 
 

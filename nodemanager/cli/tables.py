@@ -204,6 +204,52 @@ def jobs(document: Mapping[str, Any]) -> RenderableType:
     return Group(table, Text(f"and {left_out} more", style="dim")) if left_out > 0 else table
 
 
+def peers(document: Mapping[str, Any]) -> RenderableType:
+    """Format the list of peers."""
+    if not document["delegates"]:
+        return Text("The site has no [Peer NAME]: no job runs in another instance")
+    columns = ("peer", "state", "scheduler", "nodes free", "cores free", "waiting", "wait", "price", "our jobs")
+    table = _table(*columns, right=columns[3:])
+    for peer in document["peers"]:
+        load = peer["load"] or {}
+        table.add_row(
+            peer["name"],
+            Text("up" if peer["reachable"] else f"away: {peer['why']}", style="" if peer["reachable"] else "red"),
+            load.get("scheduler", "-"),
+            f"{load['nodes_free']} of {load['nodes']}" if load else "-",
+            f"{load['cores_free']} of {load['cores']}" if load else "-",
+            str(load["waiting"]) if load else "-",
+            span(load.get("wait_s")),
+            money(peer["price_per_core_hour"]),
+            f"{peer['jobs']} of {peer['jobs_max']}",
+        )
+    notes = [
+        Text(
+            f"{peer['name']}: {', '.join(peer['orphans'])} may run there, and no job here knows of it", style="red"
+        )
+        for peer in document["peers"]
+        if peer["orphans"]
+    ]
+    fault = [Text(f"No job is delegated now: {document['fault']}", style="red")] if document["fault"] else []
+    return Group(*fault, table, *notes)
+
+
+def _delegated_pairs(delegated: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]]:
+    if not delegated:
+        return []
+    rows: list[tuple[str, RenderableType]] = [("runs in", f"delegate:{delegated['target']}")]
+    if delegated["remote"] is not None:
+        uri, remote = delegated["uri"], delegated["remote"]
+        rows += [
+            ("peer", f"{delegated['peer']}, as {remote}"),
+            ("its output there", f"flux proxy {uri} flux job attach {remote}"),
+            ("a signal", f"flux proxy {uri} flux job kill {remote}"),
+        ]
+    if delegated["chosen"] is not None:
+        rows.append(("chosen", why(delegated["chosen"])))
+    return rows
+
+
 def _wants(job: Mapping[str, Any]) -> str:
     each = _count(job["cores_per_slot"], "core")
     if job["gpus_per_slot"]:
@@ -279,6 +325,7 @@ def _job_pairs(job: Mapping[str, Any] | None) -> list[tuple[str, RenderableType]
         ("queue", job["queue"] or "(the only one)"),
         ("wants", _wants(job)),
         ("waits", span(job["waits_s"])),
+        *_delegated_pairs(job.get("delegated")),
     ]
 
 

@@ -43,6 +43,8 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
         return
     if name == "nodes" and isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _node_restart_keys(old, new)
+    elif name == "ensembles":
+        yield "[Ensemble NAME]"
     elif name == "peers":
         yield "the [Peer NAME] sections"
     elif isinstance(old, BaseModel) and isinstance(new, BaseModel):

@@ -27,6 +27,8 @@ from nodemanager.config.text.flux_toml import (
 )
 from nodemanager.config.text.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.config.text.settings import (
+    ENSEMBLE_NAME,
+    ENSEMBLE_NAME_ALLOWED,
     HOST_NAME,
     HOST_NAME_ALLOWED,
     NAME,
@@ -35,6 +37,7 @@ from nodemanager.config.text.settings import (
     Burst,
     CloudSettings,
     DelegateTo,
+    EnsembleSettings,
     FluxSettings,
     JoinMethod,
     JoinSettings,
@@ -70,6 +73,7 @@ __all__ = [
 
 _NODE = "Node "
 _PEER = "Peer "
+_ENSEMBLE = "Ensemble "
 ANY_PEER = "any"  # --dependency=delegate:any
 _LOCAL = "local://"  # followed by a socket's path, which may be relative to the site's folder
 _SECTIONS = (
@@ -132,6 +136,7 @@ class Site:
     networks: Mapping[TypeName, str]  # of each type; "" leaves the choice to the provider
     nodes: Mapping[TypeName, NodeSettings]  # as written, for what a provider needs in addition to a NodeType
     peers: Mapping[str, PeerSettings]  # other instances that jobs may run in
+    ensembles: Mapping[str, EnsembleSettings]  # that the service runs
 
     @property
     def slots(self) -> tuple[SlotName, ...]:
@@ -221,6 +226,7 @@ class _SiteLoader:
         simulation = self._section("Simulation", SimulationSettings)
         nodes = self._nodes()
         peers = self._peers()
+        ensembles = self._ensembles()
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
         self._faults += secret_faults
         state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
@@ -272,6 +278,7 @@ class _SiteLoader:
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
             nodes=MappingProxyType(nodes),
             peers=MappingProxyType(peers),
+            ensembles=MappingProxyType(ensembles),
         )
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
@@ -316,6 +323,18 @@ class _SiteLoader:
                     self._fault(_PEER + name, "uri", f"[Peer {other}] has the same uri: one instance is one peer")
             found[name] = self._with_absolute_uri(peer)
         return found
+
+    def _ensembles(self) -> dict[str, EnsembleSettings]:
+        names = [name for name in self._document.sections if name.startswith(_ENSEMBLE)]
+        read = {name.removeprefix(_ENSEMBLE): self._section(name, EnsembleSettings) for name in names}
+        found = {name: ensemble for name, ensemble in read.items() if ensemble is not None}
+        for name, ensemble in found.items():
+            if ensemble.nodes_max is not None and ensemble.nodes_min > ensemble.nodes_max:
+                self._fault(_ENSEMBLE + name, "nodes_min", f"must not be above nodes_max = {ensemble.nodes_max}")
+        return {
+            name: ensemble.model_copy(update={"file": _absolute(self._folder / ensemble.file)})
+            for name, ensemble in found.items()
+        }
 
     def _with_absolute_uri(self, peer: PeerSettings) -> PeerSettings:
         if not peer.uri.startswith(_LOCAL):
@@ -460,10 +479,14 @@ def _unknown_sections(document: Document) -> Iterator[Fault]:
         elif name.startswith(_PEER):
             if not HOST_NAME.fullmatch(name.removeprefix(_PEER)):
                 yield document.fault(name, "", f"[Peer NAME] needs a name: {HOST_NAME_ALLOWED}")
+        elif name.startswith(_ENSEMBLE):
+            if not ENSEMBLE_NAME.fullmatch(name.removeprefix(_ENSEMBLE)):
+                yield document.fault(name, "", f"[Ensemble NAME] needs a name: {ENSEMBLE_NAME_ALLOWED}")
         elif name not in _SECTIONS:
             _, _, rest = name.partition(" ")
-            nearest = nearest_name(name, (*_SECTIONS, _NODE + (rest or "NAME"), _PEER + (rest or "NAME")))
-            known = ", ".join((*_SECTIONS, "Node NAME", "Peer NAME"))
+            named = [kind + (rest or "NAME") for kind in (_NODE, _PEER, _ENSEMBLE)]
+            nearest = nearest_name(name, (*_SECTIONS, *named))
+            known = ", ".join((*_SECTIONS, "Node NAME", "Peer NAME", "Ensemble NAME"))
             problem = "no such section" + ("" if nearest else f"; the sections are {known}")
             yield document.fault(name, "", problem, nearest)
 

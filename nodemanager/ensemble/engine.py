@@ -10,7 +10,7 @@ each in the order of the file. Metric rules are also checked at every heartbeat.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nodemanager.ensemble.deeds import Call, Cancel, Deed, Fired, Noted, Notify, Order, Resize, Submit, Terminate
@@ -288,14 +288,15 @@ class Engine:
         beats = self.ensemble.heartbeat_s > 0
         return not (beats and any(state.lives and self._holds(state) for state in self._metric_rules))
 
-    def jobs_of(self, group: str) -> Mapping[str, int]:
-        """Count a group's active jobs: ``pending``, ``running``, and ``submitting`` until Flux shows them."""
-        shown = {"submitting": 0, "pending": 0, "running": 0}
+    def active_jobs(self) -> dict[str, dict[str, int]]:
+        """Count each group's active jobs: ``pending``, ``running``, and ``submitting`` until Flux shows them."""
+        shown = {group: {"submitting": 0, "pending": 0, "running": 0} for group in self.ensemble.groups}
         for order in self.outstanding.values():
-            shown["submitting"] += isinstance(order, Submit) and order.jobs.group == group
+            if isinstance(order, Submit):
+                shown[order.jobs.group]["submitting"] += 1
         for member in self._members.values():
-            if member.group == group and not member.ended:
-                shown["pending" if member.started_at is None else "running"] += 1
+            if not member.ended:
+                shown[member.group]["pending" if member.started_at is None else "running"] += 1
         return shown
 
 

@@ -258,10 +258,9 @@ class Session:
     def summary(self) -> dict[str, Any]:
         """Return the state of the run as plain data, for people and programs."""
         engine = self.engine
+        active = engine.active_jobs()
         return {
-            "groups": {
-                group: {**engine.metrics.counts(group), **engine.jobs_of(group)} for group in engine.ensemble.groups
-            },
+            "groups": {group: {**engine.metrics.counts(group), **active[group]} for group in active},
             "metrics": engine.metrics.models(),
             "rules": [
                 {

@@ -285,8 +285,8 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
     for intruder in now.snapshot.intruders:
         if intruder not in known:
             yield HistoryEvent(clock.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
-    blocks = last.snapshot.blocks if last is not None else {}
-    for scope, block in now.snapshot.blocks.items():
+    blocks = last.snapshot.learned.blocks if last is not None else {}
+    for scope, block in now.snapshot.learned.blocks.items():
         if blocks.get(scope) != block:
             refusal = refusal_reason(block)
             figures = {**clock.figures(refusal), "until_at": clock.to_wall(block.until_s)}

@@ -177,7 +177,7 @@ def _is_observed(name: TypeName, published: Publication) -> bool:
 
 
 def _boot_s(name: TypeName, published: Publication) -> float:
-    return timings.boot_s(published.snapshot, name) or published.policy.boot_timeout_s
+    return timings.boot_s(published.snapshot, name) or published.policy.timing.boot_timeout_s
 
 
 def _nodes_on(ranks: Collection[Rank], launches: Collection[LaunchId], snapshot: Snapshot) -> list[Node]:

@@ -32,7 +32,7 @@ def sweeps_now(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
 
 def next_ask_s(snapshot: Snapshot, policy: Policy) -> float:
     """When the next ask is due, or the deadline of one passes; infinity if neither is known."""
-    writes = snapshot.steering_write, snapshot.spend_write, snapshot.hold_write
+    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
     answers = (snapshot.claim, snapshot.flux, snapshot.cloud, *writes)
     moments = [due_s for _, due_s in _due_times(snapshot, policy)]
     moments += [source.answer_due_s for source in answers if source.answer_due_s is not None]
@@ -44,7 +44,7 @@ def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]
     """Everything that is to be asked, and when."""
     if not snapshot.claimed:
         yield ClaimInstance(), _not_before(-inf, snapshot.claim)
-    look_s = -inf if snapshot.look_due_since_s is not None else _stale_at_s(snapshot.flux, policy.probe_s)
+    look_s = -inf if snapshot.look_due_since_s is not None else _stale_at_s(snapshot.flux, policy.timing.probe_s)
     yield LookAtRanks(), _not_before(look_s, snapshot.flux)
     list_every_s = _list_every_s(snapshot, policy)
     yield ListCloud(), _not_before(_stale_at_s(snapshot.cloud, list_every_s), snapshot.cloud)
@@ -52,11 +52,11 @@ def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]
         yield KeepSteering(snapshot.steering), _not_before(-inf, snapshot.steering_write)
     spend_s = budget.write_spend_at_s(snapshot, policy)
     if spend_s is not None:
-        yield KeepSpend(budget.current_spend(snapshot)), _not_before(spend_s, snapshot.spend_write)
+        yield KeepSpend(budget.current_spend(snapshot)), _not_before(spend_s, snapshot.spending.write)
 
 
 def _sweep_due_s(snapshot: Snapshot, policy: Policy) -> float:
-    return -inf if snapshot.swept_s is None else snapshot.swept_s + policy.sweep_s
+    return -inf if snapshot.swept_s is None else snapshot.swept_s + policy.timing.sweep_s
 
 
 def _not_before(due_s: float, source: Source) -> float:
@@ -77,4 +77,4 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
         or snapshot.doubted_lists
         or any(node.absences for node in node_index.to_check.values())
     )
-    return policy.probe_s if moving else policy.relist_s
+    return policy.timing.probe_s if moving else policy.timing.relist_s

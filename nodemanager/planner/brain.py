@@ -159,7 +159,7 @@ def _settles_s(known: Snapshot, made: Plan, policy: Policy) -> float:
     """When the queue will have settled, if the plan bought nothing because it had not."""
     if made.settled or made.stands_still is not None:
         return inf
-    latest_s = inf if known.unsettled_s is None else known.unsettled_s + policy.settle_max_s
+    latest_s = inf if known.unsettled_s is None else known.unsettled_s + policy.timing.settle_max_s
     moments = (settles_at_s(known, policy), latest_s)
     return min((at_s for at_s in moments if at_s > known.now_s), default=inf)
 
@@ -167,5 +167,5 @@ def _settles_s(known: Snapshot, made: Plan, policy: Policy) -> float:
 def _stale_times_s(known: Snapshot, policy: Policy) -> list[float]:
     """When each source will be too old to decide on."""
     seen = (source.seen_s for source in (known.queue, known.flux, known.cloud))
-    stale = (at_s + policy.stale_after_s for at_s in seen if at_s is not None)
+    stale = (at_s + policy.timing.stale_after_s for at_s in seen if at_s is not None)
     return [at_s for at_s in stale if at_s >= known.now_s]

@@ -58,7 +58,7 @@ CALL_AND_MOVE: Mapping[type[NodeOrder], tuple[CallKind, Event | None]] = {
 
 def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     """The snapshot after the plan's asks were sent. Call it for every plan, also in observe mode."""
-    due_s = snapshot.now_s + policy.call_timeout_s
+    due_s = snapshot.now_s + policy.calls.call_timeout_s
     if plan.settled:
         snapshot = replace(snapshot, unsettled_s=None)
     if plan.stands_still is not None:
@@ -76,7 +76,10 @@ def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
             case KeepSteering():
                 snapshot = replace(snapshot, steering_write=_await_answer(snapshot.steering_write, due_s))
             case KeepSpend():
-                snapshot = replace(snapshot, spend_write=_await_answer(snapshot.spend_write, due_s))
+                snapshot = replace(
+                    snapshot,
+                    spending=replace(snapshot.spending, write=_await_answer(snapshot.spending.write, due_s)),
+                )
             case _:
                 assert_never(ask)
     return snapshot
@@ -111,10 +114,10 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 sent = {"create_sent_s": snapshot.now_s, "image": node_type.image}
                 changed[launch.id] = _with_call(node, CallKind.CREATE, snapshot, policy, **sent)
             case DestroyNode(launch=None, provider_id=provider_id):
-                again_s = snapshot.now_s + policy.relist_s
+                again_s = snapshot.now_s + policy.timing.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
             case CordonNode(launch=id_) if id_ not in snapshot.nodes:
-                looked_s = snapshot.now_s + policy.probe_s
+                looked_s = snapshot.now_s + policy.timing.probe_s
                 for provider_id, stray in snapshot.strays.items():
                     if stray.node.identity is not None and stray.node.identity.launch == id_:
                         strays[provider_id] = replace(stray, destroy_after_s=looked_s)
@@ -131,10 +134,10 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
             case RequeueJob(job=job):
                 snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
             case HoldJobs() | ReleaseJobs():
-                due_s = snapshot.now_s + policy.call_timeout_s
+                due_s = snapshot.now_s + policy.calls.call_timeout_s
                 snapshot = replace(snapshot, hold_write=_await_answer(snapshot.hold_write, due_s))
             case ChangeSlots() | RefuseSlots():
-                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.call_timeout_s)
+                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
             case _:
                 assert_never(action)
     return replace(
@@ -159,7 +162,7 @@ def _with_call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy, *
 
 
 def _new_call(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:
-    return Call(kind, snapshot.now_s, snapshot.now_s + policy.call_timeout_s)
+    return Call(kind, snapshot.now_s, snapshot.now_s + policy.calls.call_timeout_s)
 
 
 def _after_order(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:

@@ -93,7 +93,7 @@ class StepContext:
     @property
     def all_blocked(self) -> bool:
         """Whether all types are blocked now."""
-        block = self.snapshot.blocks.get(EVERYTHING)
+        block = self.snapshot.learned.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
 
     def stop_times(self, name: TypeName) -> StopTimes:
@@ -181,7 +181,7 @@ def _step_blocked(node: Node, block: Block, context: StepContext) -> Step:
 
 def _wait_for_turn(context: StepContext) -> Step:
     """Wait for the rate limiter. Creates that become due within a second are sent together."""
-    rate = context.policy.creates_per_s
+    rate = context.policy.calls.creates_per_s
     wait_s = max(CREATES_EVERY_S, (1.0 - context.create_credit) / rate)
     return Step(because(Code.CREATE_PACED, creates_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
 
@@ -198,10 +198,11 @@ def _step_booting(node: Node, context: StepContext) -> Step:
         because(
             Code.QUEUED_OUTSIDE if queued else Code.BOOTING,
             waited_s=waited_s,
-            boot_timeout_s=context.policy.boot_timeout_s,
+            boot_timeout_s=context.policy.timing.boot_timeout_s,
         ),
         again_at_s=max(
-            node.requested_s + context.policy.boot_timeout_s, node.since_s + context.policy.rejoin_timeout_s
+            node.requested_s + context.policy.timing.boot_timeout_s,
+            node.since_s + context.policy.timing.rejoin_timeout_s,
         ),
     )
 
@@ -210,7 +211,7 @@ def _step_lost(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None and not (node.rank is not None and node.rank.allocated):
         return _drain(node, given_up.reason)
-    again_at_s = node.since_s + context.policy.rejoin_timeout_s if given_up is None else inf
+    again_at_s = node.since_s + context.policy.timing.rejoin_timeout_s if given_up is None else inf
     return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s), again_at_s=again_at_s)
 
 
@@ -224,12 +225,14 @@ def _step_idle(node: Node, context: StepContext) -> Step:
         return Step(because(Code.WANTED, jobs=job_names(wanted)))
     counts = takes_jobs(node, context.snapshot, policy)
     # A node that takes no jobs does not count towards nodes_min.
-    surplus = context.count_usable - policy.nodes_min if counts else 1
+    surplus = context.count_usable - policy.limits.nodes_min if counts else 1
     if context.overspent is not None and not _is_drained(node):  # at once, so that no job starts there
         return _retire(node, context.overspent, context)
-    if context.count_live > policy.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
+    if context.count_live > policy.limits.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
         return _retire(
-            node, because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.nodes_max), context
+            node,
+            because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.limits.nodes_max),
+            context,
         )
     job, retiring = context.makes_room if context.makes_room is not None else (None, ())
     if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
@@ -269,18 +272,18 @@ def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
     """Retire an idle node that Flux itself drained, after a while; None if a person drained it or it is held."""
     since_s, policy = node.drained_by_flux_s, context.policy
     drain_reason = node.rank.drain_reason if node.rank is not None else None
-    if since_s is None or drain_reason is None or policy.foreign_drain is ForeignDrain.HOLD:
+    if since_s is None or drain_reason is None or policy.rules.foreign_drain is ForeignDrain.HOLD:
         return None
     lasts_s = context.now_s - since_s
     reason = because(
         Code.DRAINED_BY_FLUX,
         drain_reason=drain_reason,
         lasts_s=lasts_s,
-        foreign_drain_after_s=policy.foreign_drain_after_s,
+        foreign_drain_after_s=policy.rules.foreign_drain_after_s,
     )
-    if lasts_s < policy.foreign_drain_after_s:
-        return Step(reason, again_at_s=since_s + policy.foreign_drain_after_s)
-    if node.idle_looks < policy.idle_confirmations:
+    if lasts_s < policy.rules.foreign_drain_after_s:
+        return Step(reason, again_at_s=since_s + policy.rules.foreign_drain_after_s)
+    if node.idle_looks < policy.rules.idle_confirmations:
         return Step(reason)
     step = _retire(node, reason, context)
     drain = DrainNode(node.id, node.launch.rank, reason, note=drain_reason, replaces=drain_reason)
@@ -297,7 +300,7 @@ def _has_drain_of_previous_node(node: Node) -> bool:
 
 
 def _is_confirmed_idle(node: Node, policy: Policy) -> bool:
-    return node.idle_looks >= policy.idle_confirmations and not _is_drained(node)
+    return node.idle_looks >= policy.rules.idle_confirmations and not _is_drained(node)
 
 
 def _is_drained(node: Node) -> bool:
@@ -326,7 +329,9 @@ def _wait_for_jobs(node: Node, why: Reason, context: StepContext) -> Step:
     lasts_s = overdue_housekeeping_s(node, context.policy, context.now_s)
     if not runs or lasts_s is None or survives_kills(node):
         return Step(why)
-    stuck = because(Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=context.policy.housekeeping_max_s)
+    stuck = because(
+        Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=context.policy.timing.housekeeping_max_s
+    )
     return Step(stuck, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, stuck))
 
 
@@ -373,10 +378,10 @@ def _stop(node: Node, context: StepContext) -> Step:
         if node.broker_told_s is None:
             return Step(reason, StopBroker(node.id, node.launch.rank))
         told_s = context.now_s - node.broker_told_s
-        if told_s < context.policy.broker_stop_s:
+        if told_s < context.policy.fixed.broker_stop_s:
             return Step(
-                because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.broker_stop_s),
-                again_at_s=node.broker_told_s + context.policy.broker_stop_s,
+                because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.fixed.broker_stop_s),
+                again_at_s=node.broker_told_s + context.policy.fixed.broker_stop_s,
             )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
@@ -388,7 +393,7 @@ def _stop(node: Node, context: StepContext) -> Step:
 
 def _wait_for_answer(context: StepContext) -> Step:
     return Step(
-        because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls_in_flight_max), held=True
+        because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls.calls_in_flight_max), held=True
     )
 
 

@@ -46,7 +46,7 @@ from nodemanager.planner.observe.operator import count_held, steered_nodes
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
-from nodemanager.planner.placement.holds import hold_orders
+from nodemanager.planner.placement.holds import hold_orders, may_hold
 from nodemanager.planner.placement.make_room import make_room
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.within_budget import place_within_budget
@@ -55,21 +55,43 @@ from nodemanager.planner.spares import count_ready, count_usable, spare_purchase
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import queue_index_of
+from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Node, Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
 
 Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Basis:
-    """What a plan was made from: kept to explain the plan later."""
+    """What a plan is made from, kept to explain it later. The jobs are placed on first use.
+
+    While no job waits, a plan needs no placement, unless spares or ``nodes_min`` have to be bought.
+    """
 
     snapshot: Snapshot
     policy: Policy
-    placement: Placement
-    needs: FleetNeeds
+    price_per_hour: Decimal
+
+    @lazy_property
+    def placement(self) -> Placement:
+        """Where each job runs."""
+        return place_within_budget(self.snapshot, self.policy, self.price_per_hour)
+
+    @lazy_property
+    def needs(self) -> FleetNeeds:
+        """The nodes that waiting jobs need, and those to buy for them."""
+        return fleet_needs(self.snapshot.jobs, self.placement) if self.queue.batches else FleetNeeds()
+
+    @lazy_property
+    def queue(self) -> QueueIndex:
+        """The waiting jobs."""
+        return queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
+
+    @property
+    def overspent(self) -> Reason | None:
+        """Why all nodes leave: the budget is spent."""
+        return self.placement.overspent if self.policy.budgets else None
 
 
 @dataclass(frozen=True)
@@ -162,13 +184,11 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
-    placement = place_within_budget(snapshot, policy, price)
-    needs = fleet_needs(snapshot.jobs, placement)
+    basis = Basis(snapshot, policy, price)
     quiet = is_settled(snapshot, policy)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
-    unsent = unsent_leases.review(snapshot, policy, price, placement, needs, settling)
-    steps = _step_nodes(snapshot, policy, placement, needs, unsent)
-    boots = _boot_orders(snapshot, policy, placement, needs) if quiet else ()
+    steps = _step_nodes(basis, settling)
+    boots = _boot_orders(basis) if quiet else ()
     reasons = {node.id: step.reason for node, step in steps} | {boot.launch.id: boot.reason for boot in boots}
     orders = [step.action for _, step in steps if step.action is not None]
     return Plan(
@@ -177,20 +197,20 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
-            *hold_orders(snapshot, policy, placement),
+            *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
             *boots,
         ),
-        jobs=JobReasons(snapshot.jobs, placement, settling, boot_delays(node_index_of(snapshot).to_check.values())),
+        jobs=_job_reasons(basis, settling),
         nodes=NodeReasons(snapshot.nodes, reasons, rest=BUSY),
         settled=quiet,
         price_per_hour=price,
         again_at_s=min(
             min((step.again_at_s for _, step in steps), default=inf),
             _strays_change_s(snapshot, policy),
-            _purchases_change_s(snapshot, policy),
+            _purchases_change_s(basis),
         ),
         calls_held=any(step.held for _, step in steps),
-        basis=Basis(snapshot, policy, placement, needs),
+        basis=basis,
     )
 
 
@@ -203,7 +223,7 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
     if snapshot.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
-    limit_s = policy.stale_after_s
+    limit_s = policy.timing.stale_after_s
     for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
         if source.seen_s is None:
             return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
@@ -225,11 +245,11 @@ def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
     one (``quiet_s``) follows any change. It keeps a job from being counted as both waiting and running: its start
     is reported by the ranks and by the queue, a moment apart. Neither wait exceeds ``settle_max_s``.
     """
-    quiet_s = snapshot.changed_s + policy.quiet_s
+    quiet_s = snapshot.changed_s + policy.fixed.quiet_s
     if snapshot.newest_job_s is not None:
-        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.settle_s)
+        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.timing.settle_s)
     if snapshot.unsettled_s is not None:
-        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.settle_max_s)
+        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.timing.settle_max_s)
     return quiet_s
 
 
@@ -241,7 +261,9 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
     """
     if snapshot.unreachable_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.unreachable_s:
         return False
-    overdue = snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.settle_max_s
+    overdue = (
+        snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.timing.settle_max_s
+    )
     looked = snapshot.look_due_since_s is None or overdue
     return looked and snapshot.now_s >= settles_at_s(snapshot, policy)
 
@@ -249,14 +271,10 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 # --- deciding ---------------------------------------------------------------------------------------------
 
 
-def _step_nodes(
-    snapshot: Snapshot,
-    policy: Policy,
-    placement: Placement,
-    needs: FleetNeeds,
-    unsent: Mapping[LaunchId, unsent_leases.LeaseReview],
-) -> list[tuple[Node, Step]]:
+def _step_nodes(basis: Basis, settling: Reason | None) -> list[tuple[Node, Step]]:
     """Give each node that needs a decision its next step."""
+    snapshot, policy, needed = basis.snapshot, basis.policy, basis.needs.needed
+    unsent = _review_unsent(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
     leaving -= count_held(snapshot, NodeState.DRAINING)
@@ -265,22 +283,42 @@ def _step_nodes(
     context = StepContext(
         snapshot=snapshot,
         policy=policy,
-        needed=needs.needed,
-        makes_room=make_room(snapshot, policy, placement, needs.needed, ended),
+        needed=needed,
+        makes_room=make_room(snapshot, policy, basis.placement, needed, ended) if basis.queue.batches else None,
         unsent=unsent,
         count_live=sum(node_index.count_by_type.values()) - leaving - len(ended),
         count_usable=count_usable(snapshot, policy),
-        count_ready=count_ready(snapshot, policy, needs.needed, ended),
-        overspent=placement.overspent,
+        count_ready=count_ready(snapshot, policy, needed, ended),
+        overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         create_credit=supply.create_credit(snapshot, policy),
-        cloud_calls_left=policy.calls_in_flight_max - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        cloud_calls_left=policy.calls.calls_in_flight_max
+        - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
     )
     # Once the budget is spent, busy nodes need a decision too.
-    to_check = node_index.to_check if placement.overspent is None else snapshot.nodes
+    to_check = node_index.to_check if basis.overspent is None else snapshot.nodes
     to_decide = {**to_check, **steered_nodes(snapshot)}
     in_order = sorted(to_decide.values(), key=lambda node: _step_order(node, policy))
     return [(node, next_step(node, context)) for node in in_order]
+
+
+def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
+    """The leases for which no create is sent now."""
+    leases = unsent_leases.leases_without_create(basis.snapshot)
+    if not leases:
+        return {}
+    return unsent_leases.review(
+        leases, basis.snapshot, basis.policy, basis.price_per_hour, basis.placement, basis.needs, settling
+    )
+
+
+def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason]:
+    """Why each waiting job waits."""
+    snapshot = basis.snapshot
+    if not (basis.queue.batches or basis.queue.withheld or snapshot.unreadable):
+        return {}
+    delays = boot_delays(node_index_of(snapshot).to_check.values())
+    return JobReasons(snapshot.jobs, basis.placement, settling, delays)
 
 
 def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
@@ -290,10 +328,10 @@ def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
     return STATE_RANKING[node.state], -price, node.launch.id
 
 
-def _boot_orders(
-    snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds
-) -> tuple[BootNode, ...]:
-    spares = spare_purchases(snapshot, policy, placement, needs)
+def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
+    snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
+    extra = policy.has_spares or policy.limits.nodes_min > 0
+    spares = spare_purchases(snapshot, policy, basis.placement, needs) if extra else []
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     return tuple(
@@ -307,11 +345,11 @@ def _demand(purchase: Purchase) -> Reason:
     return because(Code.DEMAND, node_type=purchase.node_type.name, job_count=purchase.job_count)
 
 
-def _purchases_change_s(snapshot: Snapshot, policy: Policy) -> float:
+def _purchases_change_s(basis: Basis) -> float:
     """When time alone may change what is bought, or what is drained because the budget is spent."""
-    queue_index = queue_index_of(snapshot.jobs, snapshot.queue_index)
-    jobs_wait = bool(queue_index.batches)
-    room_s = supply.room_changes_s(snapshot, policy, queue_index) if jobs_wait else inf
+    snapshot, policy = basis.snapshot, basis.policy
+    jobs_wait = bool(basis.queue.batches)
+    room_s = supply.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
     return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
 
 
@@ -337,7 +375,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
             leased.add(launch.slot)
             actions.append(RecordLaunches((launch,)))
         elif _may_destroy(stray, leased, snapshot, policy):
-            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.orphan_grace_s)
+            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.timing.orphan_grace_s)
             identity, rank = _online_rank(stray, snapshot) or (None, None)
             if identity is not None and rank is not None and rank.schedulable and identity.slot not in leased:
                 actions.append(CordonNode(identity.launch, rank.rank, drain_text(identity.launch), reason))
@@ -349,7 +387,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
 def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
     """When time alone may change what is done with a node that no launch owns."""
     waits_s = (
-        max(stray.since_s + policy.orphan_grace_s, stray.destroy_after_s)
+        max(stray.since_s + policy.timing.orphan_grace_s, stray.destroy_after_s)
         for stray in supply.ownerless_strays(snapshot)
     )
     return min((at_s for at_s in waits_s if at_s > snapshot.now_s), default=inf)
@@ -375,11 +413,11 @@ def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot,
     if (online := _online_rank(stray, snapshot)) is not None:
         known, rank = online
         ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
-        retired = policy.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
+        retired = policy.rules.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
         if rank.allocated or not (ours or retired):
             return False
     waited_s = snapshot.now_s - stray.since_s
-    return waited_s >= policy.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
+    return waited_s >= policy.timing.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 
 
 def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:

@@ -46,19 +46,21 @@ def should_retire(
     """
     if node.rank is not None and node.rank.drain_reason is not None:
         return Verdict(because(Code.HELD_BY_DRAIN, drain_reason=node.rank.drain_reason))
-    times = stop_times if stop_times is not None else StopTimes(policy.stop_lead_s)
-    if node.idle_looks < policy.idle_confirmations:
-        why = because(Code.IDLE_UNCONFIRMED, looks=node.idle_looks, needs=policy.idle_confirmations)
-        return Verdict(why, again_at_s=_goes_at_s(node, node_type, policy, now_s + policy.probe_s, now_s, times))
+    times = stop_times if stop_times is not None else StopTimes(policy.rules.stop_lead_s)
+    if node.idle_looks < policy.rules.idle_confirmations:
+        why = because(Code.IDLE_UNCONFIRMED, looks=node.idle_looks, needs=policy.rules.idle_confirmations)
+        return Verdict(
+            why, again_at_s=_goes_at_s(node, node_type, policy, now_s + policy.timing.probe_s, now_s, times)
+        )
     if surplus <= 0:
-        return Verdict(because(Code.NODES_MIN, nodes_min=policy.nodes_min))
+        return Verdict(because(Code.NODES_MIN, nodes_min=policy.limits.nodes_min))
     if spare and node_type is not None:
         return Verdict(because(Code.SPARE, node_type=node_type.name, spares=node_type.spares))
     if node_type is None:
         return Verdict(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name), retires=True)
     idle_s = _idle_s(node, now_s)
-    if node_type.billing.window_s <= policy.idle_timeout_s and idle_s < policy.idle_timeout_s:
-        why = because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=policy.idle_timeout_s)
+    if node_type.billing.window_s <= policy.rules.idle_timeout_s and idle_s < policy.rules.idle_timeout_s:
+        why = because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=policy.rules.idle_timeout_s)
         return Verdict(why, again_at_s=_goes_at_s(node, node_type, policy, now_s, now_s, times))
     return _judge_paid_time(node, node_type, policy, now_s, times)
 
@@ -75,10 +77,10 @@ def _judge_paid_time(node: Node, node_type: NodeType, policy: Policy, now_s: flo
     figures: Figures = {"idle_s": _idle_s(node, now_s), "window_left_s": left_s, "stop_lead_s": times.lead_s}
     if left_s > times.lead_s:
         return Verdict(because(Code.PAID_TIME_LEFT, **figures), again_at_s=now_s + left_s - times.lead_s)
-    if times.quickest_s is not None and rule.window_s > policy.idle_timeout_s:
+    if times.quickest_s is not None and rule.window_s > policy.rules.idle_timeout_s:
         # Measured stops may be one interval too long, because only the next list shows a stop. Decisions may be
         # late too.
-        too_late_s = min(times.quickest_s, times.lead_s) - policy.probe_s
+        too_late_s = min(times.quickest_s, times.lead_s) - policy.timing.probe_s
         if left_s < too_late_s:
             goes_in_s = left_s + max(0.0, rule.window_s - times.lead_s)
             why = because(Code.NEXT_WINDOW_BEGINS, **figures)
@@ -98,9 +100,9 @@ def _goes_at_s(
     if node_type is None:
         return at_s
     rule = node_type.billing
-    if rule.window_s <= policy.idle_timeout_s:
+    if rule.window_s <= policy.rules.idle_timeout_s:
         idle_since_s = node.idle_since_s if node.idle_since_s is not None else now_s
-        at_s = max(at_s, idle_since_s + policy.idle_timeout_s)
+        at_s = max(at_s, idle_since_s + policy.rules.idle_timeout_s)
     left_s = billing.window_left_s(rule, billing.age_s(node, at_s))
     return at_s + max(0.0, left_s - times.lead_s)
 

@@ -26,7 +26,7 @@ def spare_purchases(
 ) -> list[tuple[Purchase, Reason]]:
     """The purchases beyond what jobs need, each with its reason."""
     bought: list[tuple[Purchase, Reason]] = []
-    if not policy.has_spares and policy.nodes_min <= 0:
+    if not policy.has_spares and policy.limits.nodes_min <= 0:
         return bought
     purchaser = _Purchaser(placement.supply, placement, needs)
     have = count_ready(snapshot, policy, needs.needed)
@@ -40,7 +40,7 @@ def spare_purchases(
         for node_type in sorted(policy.node_types, key=by_price):
             purchase = purchaser.buy(node_type)
             if purchase is not None:
-                why = because(Code.NODES_MIN, node_type=node_type.name, nodes_min=policy.nodes_min)
+                why = because(Code.NODES_MIN, node_type=node_type.name, nodes_min=policy.limits.nodes_min)
                 bought.append((purchase, why))
                 break
             if purchaser.frees_soon(node_type):
@@ -50,7 +50,7 @@ def spare_purchases(
 
 def count_usable(snapshot: Snapshot, policy: Policy) -> int:
     """How many nodes are up and take jobs. Without ``nodes_min`` every node that is up counts."""
-    if policy.nodes_min <= 0:
+    if policy.limits.nodes_min <= 0:
         return sum(node_index_of(snapshot).count_by_state.get(state, 0) for state in USABLE)
     return sum(node.state in USABLE and takes_jobs(node, snapshot, policy) for node in snapshot.nodes.values())
 
@@ -59,7 +59,7 @@ def count_beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[
     """How many nodes that take jobs, now or soon, exceed ``nodes_min``. Nodes in ``ended`` are not counted."""
     counted = (*USABLE, *COMING)
     nodes = [node for node in snapshot.nodes.values() if node.state in counted and node.id not in ended]
-    return sum(takes_jobs(node, snapshot, policy) for node in nodes) - policy.nodes_min
+    return sum(takes_jobs(node, snapshot, policy) for node in nodes) - policy.limits.nodes_min
 
 
 def count_ready(
@@ -93,7 +93,7 @@ def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     if rank.excluded or drained_by_others(rank):
         return False
     unschedulable = node.state in USABLE and not (rank.schedulable or rank.drain_reason)
-    return not unschedulable or snapshot.now_s - node.rank_seen_s < policy.rejoin_timeout_s
+    return not unschedulable or snapshot.now_s - node.rank_seen_s < policy.timing.rejoin_timeout_s
 
 
 def _is_lease_ending(node: Node) -> bool:

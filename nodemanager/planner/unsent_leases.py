@@ -6,7 +6,7 @@ cancelled or start elsewhere, and limits may be lowered.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -34,7 +34,13 @@ class LeaseReview(NamedTuple):
     ends: bool = True
 
 
+def leases_without_create(snapshot: Snapshot) -> list[Node]:
+    """The nodes that are nothing but a lease on record: their create was not sent."""
+    return [node for node in node_index_of(snapshot).to_check.values() if may_end(node)]
+
+
 def review(
+    unsent: Sequence[Node],
     snapshot: Snapshot,
     policy: Policy,
     price_per_hour: Decimal,
@@ -42,14 +48,11 @@ def review(
     needs: FleetNeeds,
     settling: Reason | None,
 ) -> Mapping[LaunchId, LeaseReview]:
-    """The leases for which no create is sent now.
+    """Which of these leases get no create now, and why.
 
     ``settling``: why no node is bought yet; None if nodes may be bought. Unwanted leases end only then: if they
     ended earlier, the next plan could lease slots again for the same jobs.
     """
-    unsent = [node for node in node_index_of(snapshot).to_check.values() if may_end(node)]
-    if not unsent:
-        return {}
     reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
     rest = [node for node in unsent if node.id not in reviewed]
     reviewed |= _above_limits(rest, snapshot, policy, price_per_hour, needs, reviewed)
@@ -118,18 +121,18 @@ def _above_limits(
     nodes = sum(node_index.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(ending)
     price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in ending), Decimal(0))
     reviewed: dict[LaunchId, LeaseReview] = {}
-    if nodes <= policy.nodes_max and price <= policy.price_per_hour_max:
+    if nodes <= policy.limits.nodes_max and price <= policy.limits.price_per_hour_max:
         return reviewed
     reason = because(
         Code.LEASE_ABOVE_LIMITS,
         node_count=nodes,
-        nodes_max=policy.nodes_max,
+        nodes_max=policy.limits.nodes_max,
         price_per_hour=price,
-        price_per_hour_max=policy.price_per_hour_max,
+        price_per_hour_max=policy.limits.price_per_hour_max,
     )
     for node in sorted(leases, key=lambda node: _order_of_worth(node, snapshot, needs)):
         its_price = billing.price_per_hour(node.launch, policy)
-        if nodes > policy.nodes_max or (price > policy.price_per_hour_max and its_price > 0):
+        if nodes > policy.limits.nodes_max or (price > policy.limits.price_per_hour_max and its_price > 0):
             reviewed[node.id] = LeaseReview(reason)
             nodes, price = nodes - 1, price - its_price
     return reviewed
@@ -160,7 +163,7 @@ def _unwanted(
     reviewed: dict[LaunchId, LeaseReview] = {}
     if not leases:
         return reviewed
-    beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.nodes_min > 0 else len(leases)
+    beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.limits.nodes_min > 0 else len(leases)
     ready = count_ready(snapshot, policy, needs.needed, ended)
     for node in sorted(
         leases, key=lambda node: (-billing.price_per_hour(node.launch, policy), -node.requested_s, node.id)

@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pykka
@@ -32,6 +32,7 @@ from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import ConfigError, DelegateTo, JoinMethod, Site, load_site, name_file, uuid_file
+from nodemanager.config.text.settings import SectionSettings
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, Info, JoinPort
@@ -39,13 +40,14 @@ from nodemanager.core.slots import Misfit
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.ports import HomePort, Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
     from nodemanager.flux.instance import RealFlux
+    from nodemanager.service.ensembles import Ensembles
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
@@ -56,6 +58,7 @@ SIGNALS_EVERY_S = 1.0
 STOP_S = 1.0  # how long actors may take to end their calls before the process exits without them
 
 A = TypeVar("A", bound=CrashOnlyActor)
+_Group = TypeVar("_Group", Limits, Timing, Rules, Calls)
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ def wire(
             lister=spawn(CloudWatcher, ports.cloud(), ports.clock, manager, fate),
             cloud=[
                 spawn(CloudWorker, ports.cloud(), ports.flux(), ports.clock, manager, fate)
-                for _ in range(policy.calls_in_flight_max)
+                for _ in range(policy.calls.calls_in_flight_max)
             ],
             join=spawn(JoinClerk, ports.join(), manager, fate) if ports.join is not None else None,
         )
@@ -137,50 +140,24 @@ def wire(
 
 
 def policy_of(site: Site) -> Policy:
-    """Take from the site what the planner needs."""
+    """Take from the site what the planner needs. A manager that never acts reports all types alike."""
     return Policy(
         cluster=site.cluster,
         cluster_uuid=site.cluster_uuid,
         node_types=site.node_types,
-        nodes_max=site.limits.nodes_max,
-        nodes_min=site.limits.nodes_min,
-        price_per_hour_max=site.limits.price_per_hour_max,
-        settle_s=site.timing.settle_s,
-        settle_max_s=site.timing.settle_max_s,
-        boot_timeout_s=site.timing.boot_timeout_s,
-        rejoin_timeout_s=site.timing.rejoin_timeout_s,
-        create_grace_s=site.timing.create_grace_s,
-        orphan_grace_s=site.timing.orphan_grace_s,
-        stale_after_s=site.timing.stale_after_s,
-        probe_s=site.timing.probe_s,
-        relist_s=site.timing.relist_s,
-        sweep_s=site.timing.sweep_s,
-        absences=site.timing.absences,
-        call_timeout_s=site.cloud.call_timeout_s,
-        idle_confirmations=site.policy.idle_confirmations,
-        idle_timeout_s=site.policy.idle_timeout_s,
-        stop_lead_s=site.policy.stop_lead_s,
-        queue_policy=site.policy.queue_policy,
-        unserved=site.policy.unserved,
-        observed=site.observed_types
-        if site.acts
-        else frozenset(),  # a manager that never acts says it of all alike
-        patience_s=site.policy.patience_s,
-        packing=site.policy.packing,
-        misfit=site.policy.misfit,
-        foreign_drain=site.policy.foreign_drain,
-        foreign_drain_after_s=site.policy.foreign_drain_after_s,
+        limits=_settings(Limits, site.limits),
+        timing=_settings(Timing, site.timing),
+        rules=_settings(Rules, site.policy),
+        calls=_settings(Calls, site.cloud),
         budgets=site.budget.limits,
-        boot_failures_max=site.policy.boot_failures_max,
-        boot_retry_s=site.timing.boot_retry_s,
-        unready_max=site.policy.unready_max,
-        safe_mode_max_s=site.timing.safe_mode_max_s,
-        housekeeping_max_s=site.timing.housekeeping_max_s,
-        calls_in_flight_max=site.cloud.calls_in_flight_max,
-        creates_per_s=site.cloud.creates_per_s,
-        creates_burst=site.cloud.creates_burst,
+        observed=site.observed_types if site.acts else frozenset(),
         destroy_on_replay=site.join.destroy_on_replay,
     )
+
+
+def _settings(group: type[_Group], section: SectionSettings) -> _Group:
+    """The group's settings, which have the same names in the section of the site."""
+    return group(**{it.name: getattr(section, it.name) for it in fields(group)})
 
 
 class NotInitialised(Exception):
@@ -438,13 +415,20 @@ class Service:
 
     def _use_policy(self) -> None:
         policy = policy_of(self._site)
-        self._manager.tell(UsePolicy(replace(policy, nodes_min=max(policy.nodes_min, self._floor))))
+        limits = replace(policy.limits, nodes_min=max(policy.limits.nodes_min, self._floor))
+        self._manager.tell(UsePolicy(replace(policy, limits=limits)))
 
     def _report_flux_lost(self, why: str) -> None:
         self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))
 
 
-def serve(site: Site, ports: SitePorts, outputs: Outputs, floors: Floors | None = None) -> int:
+def serve(
+    site: Site,
+    ports: SitePorts,
+    outputs: Outputs,
+    floors: Floors | None = None,
+    ensembles: Ensembles | None = None,
+) -> int:
     """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status."""
     log: Any = structlog.get_logger()
     systemd = Notifier()
@@ -463,17 +447,22 @@ def serve(site: Site, ports: SitePorts, outputs: Outputs, floors: Floors | None 
     outputs.start(service)
     freeze_startup_objects()
     service.start()
+    if ensembles is not None:
+        ensembles.start()
     # The kernel may deliver a signal to another thread. Python then handles it only after this wait has ended.
     while not service.fate.ended.wait(SIGNALS_EVERY_S):
         if floors is not None:
             floors.nodes_max = service.site.limits.nodes_max
             floors.lapse()
+            outputs.board.nodes_kept = floors.shares()
             service.keep_nodes(floors.total)
     systemd.notify_stopping()
+    if ensembles is not None:
+        ensembles.stop()
     service.stop()
     outputs.stop(STOP_S)
     if service.fate.crashed is not None:
-        log.critical("crashed", error=repr(service.fate.crashed))
+        log.critical("crashed", error=repr(service.fate.crashed), exc_info=service.fate.crashed)
         return EXIT_CRASHED
     log.info("stopped")
     return EXIT_OK

@@ -50,7 +50,7 @@ def test_a_reload_leaves_the_slots_divided_as_the_instance_says() -> None:
     manager.on_receive(RanksSeen(1.0, ranks))
     manager.on_receive(UsePolicy(a_policy(nodes_max=2)))
     manager.on_receive(Tick(2.0, 1001.0))
-    assert seen[-1].policy.nodes_max == 2
+    assert seen[-1].policy.limits.nodes_max == 2
     assert seen[-1].policy.index_of_slot[SlotName("cloud1")][0] == "gpu"
 
 

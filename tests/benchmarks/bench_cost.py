@@ -43,7 +43,7 @@ from nodemanager.flux.parse.job_journal import JobQueue
 from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Limits, Policy, Rules
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob, Workload, shape_for
@@ -73,7 +73,7 @@ def half_idle(nodes: int) -> tuple[Snapshot, Policy]:
     """What a manager knows of a fleet whose even ranks are idle, after enough looks to confirm it."""
     slots = tuple(SlotName(f"n{number}") for number in range(1, nodes + 1001))
     of = NodeType(TypeName("n"), "n", 8, 0, 2**35, Decimal("0.4"), Billing(1.0, 60.0), slots)
-    policy = Policy("bench", "uuid", (of,), nodes_max=nodes, price_per_hour_max=Decimal(10**6), idle_timeout_s=1e5)
+    policy = Policy("bench", "uuid", (of,), limits=Limits(nodes, Decimal(10**6)), rules=Rules(idle_timeout_s=1e5))
     launches = [
         Launch(LaunchId(f"{slot}-1"), slot, Rank(number), of.name, "token", WALL_AT - 3600)
         for number, slot in enumerate(slots[:nodes], 1)
@@ -250,7 +250,7 @@ def measure_pending() -> Figures:
         for name, context in (("validate", {}), ("depend", {}), ("priority", {"priority": 16})):
             queue.apply(of, name, WALL_AT, context)
     watch_mb = settled_mb()
-    policy = Policy("bench", "uuid", (), nodes_max=1, price_per_hour_max=Decimal(1))
+    policy = Policy("bench", "uuid", (), limits=Limits(1, Decimal(1)))
     known = observe(advance_to(Snapshot(), Tick(NOW_S, WALL_AT)), queue.complete(NOW_S - 1), policy)
     after_mb = settled_mb()
     assert len(known.jobs) == PENDING

@@ -30,7 +30,7 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.flux.parse.job_journal import JobQueue
 from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Limits, Policy, Rules
 from nodemanager.planner.state.snapshot import Snapshot
 from tests.paths import ROOT
 
@@ -117,7 +117,7 @@ def measure(name: str) -> dict[str, Any]:
         tuple(SlotName(f"n{number}") for number in range(1, slots + 1)),
     )  # fmt: skip
     policy = Policy(
-        "bench", "uuid", (of_type,), nodes_max=nodes_max, price_per_hour_max=Decimal(10**6), queue_policy=order
+        "bench", "uuid", (of_type,), limits=Limits(nodes_max, Decimal(10**6)), rules=Rules(queue_policy=order)
     )
     ranks = tuple(FluxRank(Rank(n), slot, online=False, cores=4) for n, slot in enumerate(of_type.slots, 1))
     base_mb, cpu = peak_mb(), time.process_time()

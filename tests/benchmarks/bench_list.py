@@ -39,7 +39,7 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Limits, Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 from tests.contract.cloud_subjects import SystemClock
 from tests.paths import DATA
@@ -89,7 +89,7 @@ def a_fleet(nodes: int) -> tuple[Snapshot, Policy]:
     """So many nodes that were up for long, a half of them at work; what the provider shows is to be read anew."""
     slots = tuple(SlotName(f"node{number}") for number in range(nodes))
     small = NodeType(TypeName("small"), "c7i.xlarge", 4, 0, 2**33, Decimal("0.1"), Billing(3600.0), slots)
-    policy = Policy(CLUSTER, CLUSTER_UUID, (small,), nodes_max=nodes, price_per_hour_max=Decimal(nodes))
+    policy = Policy(CLUSTER, CLUSTER_UUID, (small,), limits=Limits(nodes, Decimal(nodes)))
     known = [_node(number, slot) for number, slot in enumerate(slots)]
     fresh = Source(seen_s=NOW_S - 1)
     ranks = {node.rank.rank: node.rank for node in known if node.rank is not None}

@@ -35,7 +35,7 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Limits, Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from tests.paths import ROOT
 
@@ -106,7 +106,7 @@ def snapshot_of(case: Case) -> tuple[Snapshot, Policy, float]:
         )
         for name, cores, gpus, memory in sizes(types)
     )  # fmt: skip
-    policy = Policy("bench", "uuid", node_types, nodes_max=10**6, price_per_hour_max=Decimal(10**8))
+    policy = Policy("bench", "uuid", node_types, limits=Limits(10**6, Decimal(10**8)))
     ranks = tuple(ranks_of(node_types, up, state))
     each = [Shape(1, cores, nodes=gang or None, memory_bytes_per_slot=memory) for cores, memory in kinds]
     queue = tuple(
@@ -168,7 +168,7 @@ def measure_ticks(nodes: int, jobs: int, changes: int, ticks: int) -> dict[str, 
         TypeName("n"), "n", 8, 0, 32 * GIB, Decimal("0.4"), Billing(1.0, 60.0),
         tuple(SlotName(f"n{number}") for number in range(1, nodes + 1001)),
     )  # fmt: skip
-    policy = Policy("bench", "uuid", (of,), nodes_max=nodes, price_per_hour_max=Decimal(10**6))
+    policy = Policy("bench", "uuid", (of,), limits=Limits(nodes, Decimal(10**6)))
     launches = [
         Launch(LaunchId(f"{slot}-1"), slot, Rank(number), of.name, "token", WALL_AT - 3600)
         for number, slot in enumerate(of.slots[:nodes], 1)

@@ -19,6 +19,7 @@ from nodemanager.core.facts import RetirementRequested
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Billing, NodeType
 from nodemanager.planner.cost.budget import periods
+from tests.builders import with_settings
 
 SEEDS = range(2)
 MINIMUM_H = 6
@@ -41,7 +42,7 @@ class SpendScenario(Scenario):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.policy = replace(
+        self.policy = with_settings(
             self.policy,
             node_types=tuple(map(_flat, self.policy.node_types)),
             budgets={("", "month"): self.budget},

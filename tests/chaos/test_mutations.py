@@ -13,7 +13,7 @@ import pytest
 from nodemanager.chaos.command import run_seed, silence_logs
 from nodemanager.chaos.run import site
 from nodemanager.core.drains import drain_text
-from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDrained
+from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDrained, QueueSeen
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
@@ -24,6 +24,7 @@ from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Node, Snapshot
+from tests.builders import with_settings
 
 SEEDS_MAX = 200
 
@@ -45,12 +46,12 @@ def believing_the_first_look(patch: Patch) -> None:
             was = replace(was, allocated=False, schedulable=False, drain_reason=reason)
         return replace(node, call=None, drained_s=fact.started_s, rank=was)
 
-    patch.setitem(cast("dict[Any, Any]", observe.NODE_FACTS), NodeDrained, as_it_was)
+    patch.setitem(cast("dict[Any, Any]", observe.HANDLERS), NodeDrained, observe.to_nodes(as_it_was))
 
 
 def believing_one_list(patch: Patch) -> None:
     def hasty(**settings: Any) -> Policy:
-        return Policy(**{**settings, "absences": 1, "create_grace_s": 0.0})
+        return with_settings(Policy(**settings), absences=1, create_grace_s=0.0)
 
     def never_too_many(snapshot: Snapshot, lacking: list[Node]) -> bool:
         return False
@@ -86,7 +87,7 @@ def taking_accepted_for_gone(patch: Patch) -> None:
     def gone_at_once(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
         return replace(destroyed(node, fact, snapshot, policy), state=NodeState.GONE, retry_s=0.0)
 
-    patch.setitem(cast("dict[Any, Any]", observe.NODE_FACTS), NodeDestroyed, gone_at_once)
+    patch.setitem(cast("dict[Any, Any]", observe.HANDLERS), NodeDestroyed, observe.to_nodes(gone_at_once))
 
 
 def taking_strangers_for_ours(patch: Patch) -> None:
@@ -122,7 +123,7 @@ def deciding_on_old_news(patch: Patch) -> None:
     standstill = plan._why_standstill
 
     def carefree(snapshot: Snapshot, policy: Policy) -> Reason | None:
-        return standstill(snapshot, replace(policy, stale_after_s=1e9))
+        return standstill(snapshot, with_settings(policy, stale_after_s=1e9))
 
     patch.setattr(plan, "_why_standstill", carefree)
 
@@ -156,7 +157,7 @@ def buying_for_jobs_that_are_held(patch: Patch) -> None:
         )
         return queue_seen(snapshot, replace(fact, jobs=jobs))
 
-    patch.setattr(observe, "_apply_queue", all_wait)
+    patch.setitem(cast("dict[Any, Any]", observe.HANDLERS), QueueSeen, observe.whatever_the_policy(all_wait))
 
 
 def killing_housekeeping_for_ever(patch: Patch) -> None:

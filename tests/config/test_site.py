@@ -27,6 +27,7 @@ from nodemanager.config.site import (
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
+    EnsembleSettings,
     FluxSettings,
     JoinSettings,
     JournalSettings,
@@ -154,6 +155,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         ),
         networks={TypeName("cpu"): ""},
         peers={},
+        ensembles={},
         nodes={
             TypeName("cpu"): NodeSettings(
                 cores=4,
@@ -820,3 +822,27 @@ def test_the_size_of_the_journal_is_limited(tmp_path: Path, written: str, size: 
 @pytest.mark.parametrize("written", ["0", "1023KiB", "many"])
 def test_a_journal_s_size_below_a_mebibyte_is_refused(tmp_path: Path, written: str) -> None:
     assert the_fault(tmp_path, ("Journal", "size_max", written)).key == "size_max"
+
+
+# --- ensembles --------------------------------------------------------------------------------------------
+
+
+def test_an_ensemble_of_the_site_has_its_file_and_its_share(tmp_path: Path) -> None:
+    text = text_of() + "[Ensemble work]\nfile = work.yaml\nweight = 2.5\nnodes_max = 3\n"
+    (tmp_path / "site.ini").write_text(text, encoding="utf-8")
+    (ensemble,) = load_site(tmp_path / "site.ini", {}).ensembles.values()
+    assert ensemble == EnsembleSettings(file=tmp_path / "work.yaml", weight=2.5, nodes_max=3)
+    assert not ensemble.allow_custom
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ("[Ensemble a.b]\nfile = x\n", "[Ensemble NAME] needs a name"),
+        ("[Ensemble a]\n", "must be given"),
+        ("[Ensemble a]\nfile = x\nnodes_min = 3\nnodes_max = 2\n", "must not be above nodes_max = 2"),
+        ("[Ensembel a]\nfile = x\n", "no such section"),
+    ],
+)
+def test_a_wrong_ensemble_is_a_fault(tmp_path: Path, section: str, expected: str) -> None:
+    assert any(expected in str(fault) for fault in faults_of(tmp_path, text_of() + section))

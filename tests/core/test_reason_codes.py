@@ -122,3 +122,59 @@ because(TABLE[kind], detail=detail)
     assert [fault.partition(":")[0] for fault in wrong_calls(source)] == ["line 3", "line 4", "line 5"]
     with pytest.raises(AssertionError, match="line 1"):
         list(wrong_calls("because('paused')"))
+
+
+# --- nothing steers by a reason ---------------------------------------------------------------------------
+
+DECIDES = ("planner", "delegation", "ensemble", "actors", "whatif", "chaos")
+SHOWS = (
+    "actors/decision_log.py",
+    "actors/delegation/delegator.py",  # the memo of a delegated job, and why it is lost
+    "actors/job_memos.py",
+    "planner/observe/hardware.py",  # the text of a drain
+    "whatif/cloud/parameters.py",  # figures of a report, not of a reason
+)
+
+
+def test_nothing_is_decided_by_the_code_or_a_figure_of_a_reason() -> None:
+    paths = [path for package in DECIDES for path in (PACKAGE / package).rglob("*.py")]
+    found = {
+        str(path.relative_to(PACKAGE)): [*readings(path.read_text(encoding="utf-8"))]
+        for path in paths
+        if str(path.relative_to(PACKAGE)) not in SHOWS
+    }
+    assert not {path: lines for path, lines in found.items() if lines}
+
+
+def readings(source: str) -> Iterator[str]:
+    """Where a code is compared, taken apart or matched, and where figures are read."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Compare(left=left, comparators=others):
+                read = any(is_code(side) for side in (left, *others))
+            case ast.Match(subject=subject):
+                read = any(is_code(part) for part in ast.walk(subject))
+            case ast.Attribute(value=value, attr=attr):
+                read = attr == "figures" or is_code(value)
+            case _:
+                continue
+        if read:
+            yield f"line {node.lineno}: {ast.unparse(node).splitlines()[0]}"
+
+
+def is_code(part: ast.AST) -> bool:
+    return isinstance(part, ast.Attribute) and part.attr == "code"
+
+
+def test_readings_are_found_however_they_are_written() -> None:
+    source = """
+if reason.code == "busy": pass
+if "busy" != reason.code: pass
+if reason.code in KNOWN: pass
+if reason.code.startswith("blocked_"): pass
+at_s = reason.figures["until_s"]
+match reason.code, 1:
+    case _: pass
+counts[reason.code] += 1
+"""
+    assert sorted(fault.partition(":")[0] for fault in readings(source)) == [f"line {line}" for line in range(2, 8)]

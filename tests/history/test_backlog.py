@@ -66,7 +66,7 @@ def test_a_job_that_began_before_the_newest_where_a_node_would_be_gone_is_charge
     began = [a_moment(after_s, nodes=[a_node_that_works()], jobs=[a_job_there()], acts=False) for after_s in (1, 2)]
     begun = followed(a_moment(0, nodes=[a_node_that_may_go()], acts=False), [condense(began[0]), began[1]])
     assert begun.savings is not None
-    assert begun.savings.waits[JobId(7)].advised_s == 1.0 + a_policy().boot_timeout_s
+    assert begun.savings.waits[JobId(7)].advised_s == 1.0 + a_policy().timing.boot_timeout_s
 
 
 def test_only_the_newest_keeps_what_was_known_of_jobs() -> None:

@@ -64,7 +64,7 @@ def test_a_job_that_begins_where_a_node_would_be_gone_is_charged_a_boot() -> Non
     at_work = a_node("cloud1", NodeState.BUSY)
     (told_,) = advised(a_look(0, [idle()]), a_look(30, [at_work], [runs_on(at_work, WALL_AT + 25)]))
     wait = told_.waits[JobId(7)]
-    assert (wait.actual_s, wait.advised_s) == (1.0, 1.0 + a_policy().boot_timeout_s)
+    assert (wait.actual_s, wait.advised_s) == (1.0, 1.0 + a_policy().timing.boot_timeout_s)
 
 
 def test_a_job_begins_sooner_where_its_node_would_have_been_ordered_sooner() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nodemanager.flux import bindings
+from tests.live import over_ssh
 from tests.live.elastic import Elastic, Offer
 from tests.live.instance import eventually, why_no_flux
 from tests.live.manager_process import ManagerProcess
 from tests.live.pair import SoloInstance
-from tests.live.processes import run_flux
+from tests.live.processes import run_flux, without_flux
 
 OFFERS = (Offer("cpu", "1", "cpu[1-2]"),)
 ENDED = {"CD", "F", "CA", "TO"}
@@ -22,11 +27,18 @@ ENDED = {"CD", "F", "CA", "TO"}
 class Delegating:
     """Home with one manager, and peers b, c..., all running."""
 
-    def __init__(self, folder: Path, peers: tuple[str, ...], policy: str = "", peer_lines: str = "") -> None:
+    def __init__(
+        self, folder: Path, peers: tuple[str, ...], policy: str = "", peer_lines: str = "", scheme: str = "local://"
+    ) -> None:
         self.folder = folder
+        self._over_ssh = scheme.startswith("ssh")
         self.peers = {name: SoloInstance(folder, name) for name in peers}
-        sections = "".join(f"\n[Peer {name}]\nuri = {it.uri}\n{peer_lines}\n" for name, it in self.peers.items())
+        sections = "".join(
+            f"\n[Peer {name}]\nuri = {scheme}{it.path}\n{peer_lines}\n" for name, it in self.peers.items()
+        )
         self.elastic = Elastic(folder, OFFERS, policy=policy + sections)
+        config = self.elastic.site.flux.bootstrap_dir / "conf.d" / "flux.toml"
+        config.write_text(config.read_text().replace('checkpoint-period = "10s"', 'checkpoint-period = "1s"'))
         # Else rank 0 would cancel running jobs when it ends in good order.
         self.elastic._command = ("env", "FLUX_DISABLE_JOB_CLEANUP=1", *self.elastic._command)
         self.manager: ManagerProcess
@@ -38,6 +50,11 @@ class Delegating:
         self.start_manager()
 
     def start_manager(self, *options: str, module: str = "nodemanager") -> ManagerProcess:
+        if self._over_ssh:
+            script = self.folder / "ssh"
+            script.write_text(over_ssh.SCRIPT)
+            script.chmod(0o700)
+            options, module = (f"--ssh={script}", *options), over_ssh.__name__
         self.manager = self.elastic.start_manager(*options, module=module)
         self.manager.until_said("delegation_ready")
         for name in self.peers:
@@ -52,6 +69,20 @@ class Delegating:
     @property
     def b(self) -> SoloInstance:
         return self.peers["b"]
+
+    def until_checkpoint(self) -> None:
+        """Wait until a kill of rank 0 at home loses nothing that has happened so far."""
+        began_at = time.time()
+        self.flux("kvs", "put", "test.changed=1")  # without a change there is no checkpoint
+        with bindings.connection(self.elastic.site.flux.uri) as handle:
+            question = {"key": "kvs-primary"}
+            eventually(
+                "a checkpoint",
+                lambda: (
+                    _checkpointed_at(bindings.ask(handle, "content.checkpoint-get", question, timeout_s=10.0))
+                    > began_at
+                ),
+            )
 
     # --- jobs at home ---
 
@@ -81,7 +112,14 @@ class Delegating:
         return self.state(job), self.field(job, "returncode")
 
     def output(self, job: str) -> str:
-        return run_flux(self.elastic.site.flux.uri, "job", "attach", job, check=False)
+        ran = subprocess.run(
+            ["flux", "job", "attach", job],
+            check=False,
+            capture_output=True,
+            text=True,
+            env=without_flux() | {"FLUX_URI": self.elastic.site.flux.uri},
+        )
+        return ran.stdout + ran.stderr
 
     def copies(self, peer: str = "b") -> list[list[str]]:
         """Every job of a peer: its id, state and urgency."""
@@ -98,13 +136,21 @@ class Delegating:
         return "sh", "-c", f"echo ran >>{self.folder / name}; {then}"
 
 
+def _checkpointed_at(answer: Any) -> float:
+    values = answer["value"]
+    latest = values[0] if isinstance(values, list) else values
+    return float(latest["timestamp"])
+
+
 @contextmanager
-def delegating(peers: tuple[str, ...] = ("b",), policy: str = "", peer_lines: str = "") -> Iterator[Delegating]:
+def delegating(
+    peers: tuple[str, ...] = ("b",), policy: str = "", peer_lines: str = "", scheme: str = "local://"
+) -> Iterator[Delegating]:
     """A running site; skips the test where there is no Flux."""
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        site = Delegating(Path(folder), peers, policy, peer_lines)
+        site = Delegating(Path(folder), peers, policy, peer_lines, scheme)
         try:
             site.start()
             yield site

@@ -20,14 +20,15 @@ DATA = ROOT / "tests" / "data" / "ensembles"
 class EnsembleProcess:
     """One process of ``ensemble run --json``, and the events that it has printed into ``folder``."""
 
-    def __init__(self, uri: str, folder: Path, file: Path, *options: str) -> None:
+    def __init__(self, uri: str, folder: Path, file: Path, *options: str, cwd: Path = ROOT) -> None:
         self._output = folder / f"ensemble-{os.urandom(4).hex()}.jsonl"
         self._uri = uri
         self._errors = self._output.with_suffix(".err")
         with self._output.open("wb") as output, self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
                 [*COMMAND, "run", str(file), "--json", "--uri", uri, *options],
-                cwd=ROOT,
+                cwd=cwd,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdout=output,
                 stderr=errors,
             )
@@ -72,8 +73,12 @@ COMMAND = (sys.executable, "-m", "nodemanager", "ensemble")
 
 def ask(instance: LiveInstance, *arguments: str) -> str:
     """Run another verb of ``ensemble``. Returns what it printed."""
+    return ask_at(instance.uri, *arguments)
+
+
+def ask_at(uri: str, *arguments: str) -> str:
     return subprocess.run(
-        [*COMMAND, *arguments, "--uri", instance.uri], cwd=ROOT, check=True, capture_output=True, text=True
+        [*COMMAND, *arguments, "--uri", uri], cwd=ROOT, check=True, capture_output=True, text=True
     ).stdout
 
 

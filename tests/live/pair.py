@@ -26,7 +26,8 @@ class SoloInstance:
     def __init__(self, directory: Path, name: str, cores: int = 4, extra: str = "", **environment: str) -> None:
         self.directory = directory / name
         self.name = name
-        self.uri = f"local://{self.directory}/sock"
+        self.path = self.directory / "sock"
+        self.uri = f"local://{self.path}"
         self._environment = environment
         self._broker: psutil.Popen | None = None
         for folder in ("conf.d", "state"):

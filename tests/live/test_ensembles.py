@@ -15,6 +15,7 @@ import pytest
 
 from tests.live.ensemble_runs import DATA, EnsembleProcess, ask, groups_of_jobs
 from tests.live.instance import LiveInstance, eventually, why_no_flux
+from tests.paths import CONFIG
 
 
 @pytest.fixture
@@ -105,6 +106,17 @@ rules:
         assert why in notes
     assert run.counts("b") == {"finished": 1, "success": 1}, run.errors
     assert "heard" in run.errors
+
+
+def test_the_example_simulates_until_its_estimate_is_precise(instance: LiveInstance, tmp_path: Path) -> None:
+    run = EnsembleProcess(instance.uri, instance.directory, CONFIG / "surrogate.yaml", cwd=tmp_path)
+    assert run.wait(120) == 0, run.errors
+    model = json.loads((tmp_path / "model.json").read_text())
+    assert model["error"] < 0.03
+    assert abs(model["mean"] - 3.14159) < 0.4
+    counts = run.counts("simulate")
+    assert counts["success"] % 4 == 0
+    assert len(list((tmp_path / "results").iterdir())) == counts["success"] >= 4
 
 
 # --- ends -------------------------------------------------------------------------------------------------

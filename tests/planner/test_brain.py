@@ -37,6 +37,7 @@ from tests.builders import (
     drained,
     orders,
     whole_nodes,
+    with_settings,
 )
 from tests.planner.strategies import POLICIES, snapshots
 
@@ -241,7 +242,7 @@ def test_nothing_is_waited_for_where_only_news_can_change_something() -> None:
 @given(data=st.data(), policy=POLICIES, share=st.floats(0.0, 1.0), seconds=st.floats(0.1, 5000.0))
 def test_nothing_is_decided_late(data: st.DataObject, policy: Policy, share: float, seconds: float) -> None:
     """Whoever decides before ``next_at_s`` finds nothing to order and nothing to ask."""
-    brain = Brain(replace(policy, quiet_s=0.0), snapshot=data.draw(snapshots(policy)))
+    brain = Brain(with_settings(policy, quiet_s=0.0), snapshot=data.draw(snapshots(policy)))
     now_s = NOW_S
     for _ in range(3):
         decision = brain.decide()

@@ -88,7 +88,7 @@ def test_each_order_stands_in_the_snapshot_with_its_deadline(
     assert node.state is after
     assert node.call is not None
     assert (node.call.kind, node.call.started_s) == (kind, NOW_S)
-    assert node.call.deadline_s == NOW_S + a_policy().call_timeout_s
+    assert node.call.deadline_s == NOW_S + a_policy().calls.call_timeout_s
 
 
 def test_a_drain_and_an_undrain_make_the_last_second_look_void() -> None:

@@ -24,7 +24,7 @@ def drained_by_flux(world: World, ago_s: float, rank: FluxRank = UP, reason: str
 def test_a_node_that_flux_drained_is_retired_after_a_while_with_the_reason_that_it_replaces() -> None:
     world = drained_by_flux(a_world().idle_node(), 10.0)
     assert (orders(world.plan()), world.why("cloud1")) == ([], "drained_by_flux")
-    world.wait(world.policy.foreign_drain_after_s - 11.0).all_is_fresh()
+    world.wait(world.policy.rules.foreign_drain_after_s - 11.0).all_is_fresh()
     assert orders(world.plan()) == []
     world.wait(2.0).all_is_fresh()
     (action,) = world.plan().actions
@@ -33,7 +33,7 @@ def test_a_node_that_flux_drained_is_retired_after_a_while_with_the_reason_that_
 
 
 def test_how_long_it_has_been_drained_survives_a_restart_of_ours() -> None:
-    world = drained_by_flux(a_world().idle_node(), a_world().policy.foreign_drain_after_s)
+    world = drained_by_flux(a_world().idle_node(), a_world().policy.rules.foreign_drain_after_s)
     assert orders(world.plan()) == ["drain cloud1-1"]
 
 

@@ -14,8 +14,12 @@ from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen
 from nodemanager.core.jobs import HasProperty, JobId, Not
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
+from nodemanager.planner import plan as plan_module
+from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.plan import Plan, is_settled, settles_at_s
-from nodemanager.planner.state.snapshot import Source
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot, Source
 from tests.builders import (
     CLOUD,
     NOW_S,
@@ -77,7 +81,7 @@ def test_the_cloud_is_listed_more_often_while_something_is_on_its_way(
 
 
 def test_leftovers_are_swept_up_rarely_and_only_by_who_acts_on_fresh_news() -> None:
-    every_s = a_policy().sweep_s
+    every_s = a_policy().timing.sweep_s
     world = a_world().but(swept_s=NOW_S)
     assert SweepCloud() not in world.wait(every_s - 0.5).all_is_fresh().plan().asks
     assert SweepCloud() in world.wait(0.5).all_is_fresh().decide().asks
@@ -253,7 +257,8 @@ def test_the_order_in_which_things_became_known_does_not_matter(world: World, dr
         return dict(entries)
 
     known = world.snapshot
-    world.but(**{name: shuffled(getattr(known, name)) for name in ("jobs", "nodes", "ranks", "strays", "blocks")})
+    world.but(**{name: shuffled(getattr(known, name)) for name in ("jobs", "nodes", "ranks", "strays")})
+    world.but(blocks=shuffled(known.learned.blocks))
     assert to_the_byte(world.plan()) == to_the_byte(before)
 
 
@@ -304,3 +309,32 @@ def test_an_answer_that_hides_which_queues_are_stopped_is_none() -> None:
     world = a_world().job(whole_nodes(1)).wait(2).see(FluxUnreachable(NOW_S + 2, "the instance has no scheduler"))
     world.wait(1).see_claim().see_ranks().see(QueueSeen(NOW_S + 3)).wait(2)
     assert boots(world.plan()) == []
+
+
+# --- an empty queue ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("world", "ordered"),
+    [
+        (a_world().idle_node(hour_ends_in_s=30.0), ["drain cloud1-1"]),
+        (a_world().idle_node(hour_ends_in_s=1800.0), []),
+        (a_world().busy_node().booting_node("cloud2"), []),
+    ],
+)
+def test_while_no_job_waits_nothing_is_placed(
+    world: World, ordered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    placed: list[Snapshot] = []
+
+    def watched(snapshot: Snapshot, policy: Policy, price: Decimal) -> Placement:
+        placed.append(snapshot)
+        return place_within_budget(snapshot, policy, price)
+
+    monkeypatch.setattr(plan_module, "place_within_budget", watched)
+    made = world.plan()
+    assert (orders(made), placed, len(made.jobs)) == (ordered, [], 0)
+    assert made.warnings == ()
+    assert len(placed) == 1  # only the explanation needs it
+    world.job(whole_nodes(1)).plan()
+    assert len(placed) == 2

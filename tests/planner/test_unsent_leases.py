@@ -37,6 +37,7 @@ from tests.builders import (
     boots,
     orders,
     whole_nodes,
+    with_settings,
 )
 
 ADA = Mark("ada", WALL_AT)
@@ -58,7 +59,7 @@ def recorded(world: World) -> World:
 
 def at_pace(world: World) -> World:
     """Allow creates from now on."""
-    world.policy = replace(world.policy, creates_burst=9)
+    world.policy = with_settings(world.policy, creates_burst=9)
     return world.but(create_credit=9.0)
 
 
@@ -191,13 +192,13 @@ def test_of_a_type_that_the_site_does_not_name_any_more_none_is_kept() -> None:
 def test_for_nodes_min_as_many_are_kept() -> None:
     world = recorded(a_world(nodes_min=3, **SLOW))
     assert ended(world) == []
-    world.policy = replace(world.policy, nodes_min=1)
+    world.policy = with_settings(world.policy, nodes_min=1)
     assert ended(world) == ["end-lease cloud1", "end-lease cloud2"]
 
 
 def test_of_those_for_nodes_min_the_dearest_are_given_back() -> None:
     world = recorded(a_world(**SLOW).job(whole_nodes(1, where=HasProperty("gpu")), whole_nodes(1, where=ON_CLOUD)))
-    world.policy = replace(world.policy, nodes_min=1)
+    world.policy = with_settings(world.policy, nodes_min=1)
     assert ended(all_cancelled(world).wait(1)) == ["end-lease gpu1"]
 
 
@@ -222,7 +223,7 @@ def test_a_lease_goes_before_a_spare_that_stands() -> None:
 @pytest.mark.parametrize("lowered", [{"nodes_max": 2}, {"price_per_hour_max": Decimal("0.80")}])
 def test_above_a_limit_that_was_lowered_the_last_in_the_queue_lose_theirs(lowered: dict[str, Any]) -> None:
     world = leased(4)
-    world.policy = replace(world.policy, **lowered)
+    world.policy = with_settings(world.policy, **lowered)
     assert ended(world) == ["end-lease cloud3", "end-lease cloud4"]
     assert world.why("cloud3") == "lease_above_limits"
     answered(world)
@@ -232,14 +233,14 @@ def test_above_a_limit_that_was_lowered_the_last_in_the_queue_lose_theirs(lowere
 
 def test_those_that_are_being_ended_are_not_counted_again() -> None:
     world = leased(4)
-    world.policy = replace(world.policy, nodes_max=3)
+    world.policy = with_settings(world.policy, nodes_max=3)
     world.decide()
     assert ended(world) == []
 
 
 def test_no_node_that_stands_goes_where_leases_are_enough() -> None:
     world = leased(2, nodes_max=4).idle_node("gpu1").idle_node("gpu2")
-    world.policy = replace(world.policy, nodes_max=2)
+    world.policy = with_settings(world.policy, nodes_max=2)
     assert orders(world.decide()) == [f"end-lease {world.id('cloud1')}", f"end-lease {world.id('cloud2')}"]
     assert orders(world.plan()) == []
 

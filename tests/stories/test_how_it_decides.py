@@ -100,7 +100,7 @@ def spent() -> World:
     day, _ = periods(WALL_AT)
     world = a_world(SMALL, nodes_max=10, budgets={("", "day"): Decimal(100)})
     world.idle_node("small1").busy_node("small2").booting_node("small3").job(tasks(4))
-    return world.but(spend={("day", day.begins_at, ""): Decimal("99.40")})
+    return world.but(amounts={("day", day.begins_at, ""): Decimal("99.40")})
 
 
 def window() -> World:

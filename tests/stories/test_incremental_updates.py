@@ -30,7 +30,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex
 from nodemanager.planner.state.rank_index import RankIndex
 from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
-from tests.builders import NOW_S, a_cloud_node, a_launch, a_rank, a_world
+from tests.builders import NOW_S, a_cloud_node, a_launch, a_rank, a_world, with_settings
 from tests.planner.strategies import CONDITIONS, POLICIES, a_rank_that_is, ranks, snapshots
 from tests.planner.test_plan import to_the_byte
 
@@ -147,7 +147,7 @@ def test_what_is_kept_for_the_planner_decides_nothing(
     after = observe(snapshot, RanksSeen(NOW_S + later_s, tuple(seen.values())), policy)
     anew = replace(after, queue_index=QueueIndex(), rank_index=RankIndex(), node_index=NodeIndex())
     assert to_the_byte(plan(after, policy)) == to_the_byte(plan(anew, policy))
-    smaller = replace(policy, nodes_max=1)
+    smaller = with_settings(policy, nodes_max=1)
     assert to_the_byte(plan(after, smaller)) == to_the_byte(plan(anew, smaller)), "under another policy, too"
 
 

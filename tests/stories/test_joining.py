@@ -26,7 +26,7 @@ def test_who_has_still_to_join_may_redeem_and_who_is_stopped_may_not_start(state
         return
     (entry,) = entries
     joining = state in (NodeState.REQUESTED, NodeState.BOOTING)
-    until_at = world["cloud1"].launch.requested_at + world.policy.boot_timeout_s
+    until_at = world["cloud1"].launch.requested_at + world.policy.timing.boot_timeout_s
     assert entry.redeemable_until_at == (until_at if joining else 0.0)
     assert entry.may_start is (state is not NodeState.STOPPING)
 

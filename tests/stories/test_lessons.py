@@ -300,7 +300,7 @@ def test_19_a_type_without_capacity_gives_way_to_the_next_and_is_tried_again_lat
     world = _requested(a_world().job(tasks(1)))
     world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.CAPACITY, "none here"))
     assert boots(world.decide()) == ["gpu1"]
-    fresh = a_world().but(blocks=world.snapshot.blocks).job(tasks(1))
+    fresh = a_world().but(blocks=world.snapshot.learned.blocks).job(tasks(1))
     assert boots(fresh.wait(121).all_is_fresh().plan()) == ["cloud1"]
 
 
@@ -490,7 +490,7 @@ def test_a_stray_that_takes_jobs_is_drained_and_looked_at_again_before_it_is_des
     seen = world.snapshot.ranks[Rank(9)]
     begun = replace(drained(seen, "flux-node-manager:old1-1"), allocated=True)
     assert (
-        orders(world.wait(world.policy.probe_s).see_ranks(begun).all_is_fresh().decide()) == []
+        orders(world.wait(world.policy.timing.probe_s).see_ranks(begun).all_is_fresh().decide()) == []
     )  # a job slipped in
     world.wait(1).see_ranks(drained(seen, "flux-node-manager:old1-1"))
     assert orders(world.decide()) == ["destroy i-9"]

@@ -304,9 +304,9 @@ class Loop(RuleBasedStateMachine):
             if id_ not in owned and (owner is None or owner.cloud is not None):
                 types.append(identity.type_name)
         types += [launch.type_name for launch in bought]
-        assert len(types) <= self.policy.nodes_max
+        assert len(types) <= self.policy.limits.nodes_max
         prices = {node_type.name: node_type.price_per_hour for node_type in self.policy.node_types}
-        assert sum((prices[name] for name in types), Decimal(0)) <= self.policy.price_per_hour_max
+        assert sum((prices[name] for name in types), Decimal(0)) <= self.policy.limits.price_per_hour_max
         taken = {node.launch.slot for node in self.snapshot.nodes.values()}
         assert not [launch.slot for launch in bought if launch.slot in taken]
 

@@ -8,7 +8,7 @@ from nodemanager.core.drains import drain_text
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import DrainNode
 from nodemanager.core.slots import Rank, SlotName
-from tests.builders import NOW_S, World, a_launch, a_rank, a_world, drained, orders
+from tests.builders import NOW_S, World, a_launch, a_rank, a_world, drained, orders, with_settings
 
 
 def swapped(world: World, one: str, other: str, *, online: str) -> World:
@@ -32,7 +32,7 @@ def test_a_node_is_where_its_name_came_online() -> None:
 
 def test_it_is_drained_there() -> None:
     world = a_world(nodes_max=2).booting_node("cloud1").booting_node("cloud2", requested_s=NOW_S, since_s=NOW_S)
-    world.policy = replace(world.policy, boot_timeout_s=500.0)
+    world.policy = with_settings(world.policy, boot_timeout_s=500.0)
     swapped(world, "cloud1", "cloud2", online="cloud2")
     (drain,) = [action for action in world.decide().actions if isinstance(action, DrainNode)]
     assert (drain.launch, drain.rank) == (world.id("cloud1"), Rank(2))

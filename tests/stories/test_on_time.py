@@ -111,20 +111,20 @@ def test_a_whole_node_is_waited_for_only_where_all_of_it_will_be_free() -> None:
 def test_a_boot_is_timed_from_the_order_to_the_joining() -> None:
     world = a_world().booting_node("cloud1", requested_s=NOW_S - 80)
     world.see_ranks(a_rank("cloud1", online=True))
-    assert world.snapshot.boots_s == {"cloud": (80.0,)}
+    assert world.snapshot.learned.boots_s == {"cloud": (80.0,)}
 
 
 def test_a_node_that_was_found_booting_teaches_nothing() -> None:
     world = a_world().booting_node("cloud1", requested_s=NOW_S - 80, adopted=True)
     world.see_ranks(a_rank("cloud1", online=True))
-    assert not world.snapshot.boots_s
+    assert not world.snapshot.learned.boots_s
 
 
 def test_only_the_latest_boots_count() -> None:
     world = a_world().but(boots_s={CLOUD_TYPE: tuple(float(n) for n in range(SAMPLES_MAX))})
     world.booting_node("cloud1", requested_s=NOW_S - 80).see_ranks(a_rank("cloud1", online=True))
-    assert world.snapshot.boots_s[CLOUD_TYPE][-2:] == (SAMPLES_MAX - 1.0, 80.0)
-    assert len(world.snapshot.boots_s[CLOUD_TYPE]) == SAMPLES_MAX
+    assert world.snapshot.learned.boots_s[CLOUD_TYPE][-2:] == (SAMPLES_MAX - 1.0, 80.0)
+    assert len(world.snapshot.learned.boots_s[CLOUD_TYPE]) == SAMPLES_MAX
 
 
 def test_a_stop_is_timed_from_the_decision_to_the_list_that_shows_it_gone() -> None:
@@ -135,9 +135,9 @@ def test_a_stop_is_timed_from_the_decision_to_the_list_that_shows_it_gone() -> N
     world.see(BrokerStopped(world.id("cloud1"))).wait(6).all_is_fresh()
     assert orders(world.decide()) == ["destroy i-cloud1-1"]
     world.wait(2).see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
-    assert not world.snapshot.stops_s  # accepting the order does not end the billing
+    assert not world.snapshot.learned.stops_s  # accepting the order does not end the billing
     gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
-    assert world.wait(20).see_cloud(gone).snapshot.stops_s == {"cloud": (31.0,)}
+    assert world.wait(20).see_cloud(gone).snapshot.learned.stops_s == {"cloud": (31.0,)}
 
 
 def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it() -> None:
@@ -145,7 +145,7 @@ def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it(
     world.see_ranks(a_rank("cloud1"))
     for _ in range(3):
         world.wait(10).see_cloud()
-    assert world.snapshot.stops_s == {"cloud": (15.0,)}
+    assert world.snapshot.learned.stops_s == {"cloud": (15.0,)}
 
 
 def leaving(**changes: Any) -> World:
@@ -157,7 +157,7 @@ def leaving(**changes: Any) -> World:
 def stops_after(world: World, seconds: float) -> tuple[float, ...]:
     """The stop times learned when a list shows the node gone after these seconds."""
     gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
-    return world.wait(seconds).see_cloud(gone).snapshot.stops_s.get(CLOUD_TYPE, ())
+    return world.wait(seconds).see_cloud(gone).snapshot.learned.stops_s.get(CLOUD_TYPE, ())
 
 
 def test_a_stop_that_is_only_slow_is_learned() -> None:
@@ -374,7 +374,7 @@ def test_nodes_are_made_in_the_first_zone_and_in_the_next_where_that_has_none() 
     world = a_world(ZONED, GPU).job(tasks(1))
     assert _zone(world) == "a"
     _without_capacity(world.node("cloud1", NodeState.REQUESTED), "a")
-    assert list(world.snapshot.blocks) == [Scope(CLOUD_TYPE, Market.ON_DEMAND, "a")]
+    assert list(world.snapshot.learned.blocks) == [Scope(CLOUD_TYPE, Market.ON_DEMAND, "a")]
     assert _zone(world) == "b"
 
 
@@ -403,5 +403,5 @@ def test_a_node_that_ended_before_it_was_seen_running_does_not_count_as_a_boot()
     world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S - 60)
     launch = world["cloud1"].launch
     world.wait(1).see_cloud(a_cloud_node(launch, state=CloudState.TERMINATED))
-    assert not world.snapshot.boots_s
+    assert not world.snapshot.learned.boots_s
     assert JobId(1) not in world.plan().jobs

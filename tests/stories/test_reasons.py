@@ -160,22 +160,22 @@ def _no_free_slot(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _nodes_max(case: Case, job: Job, figures: Figures) -> None:
-    assert figures["nodes_max"] == case.policy.nodes_max
+    assert figures["nodes_max"] == case.policy.limits.nodes_max
     assert 0 < figures["short"] <= (job.shape.nodes or job.shape.slots)
-    assert case.on_the_bill() + case.wanted_up_to(job) > case.policy.nodes_max
+    assert case.on_the_bill() + case.wanted_up_to(job) > case.policy.limits.nodes_max
 
 
 def _price_per_hour_max(case: Case, job: Job, figures: Figures) -> None:
     price = case.types()[figures["node_type"]].price_per_hour
     assert figures["price_per_hour"] == price
-    assert figures["price_per_hour_max"] == case.policy.price_per_hour_max
+    assert figures["price_per_hour_max"] == case.policy.limits.price_per_hour_max
     assert figures["left"] < price
-    assert figures["left"] <= case.policy.price_per_hour_max - case.made.price_per_hour
+    assert figures["left"] <= case.policy.limits.price_per_hour_max - case.made.price_per_hour
 
 
 def _blocked(case: Case, job: Job, figures: Figures) -> None:
     assert figures["until_s"] > case.now_s
-    assert figures["until_s"] in {block.until_s for block in case.snapshot.blocks.values()}
+    assert figures["until_s"] in {block.until_s for block in case.snapshot.learned.blocks.values()}
 
 
 def _settling(case: Case, job: Job, figures: Figures) -> None:
@@ -269,8 +269,8 @@ def _beyond_limits(case: Case, job: Job, figures: Figures) -> None:
         for rank in _places(case, node_type, job.shape)
     ]
     assert 0 < figures["node_count"] <= len(fitting)
-    too_many = figures["node_count"] > case.policy.nodes_max
-    assert too_many or figures["price_per_hour"] > case.policy.price_per_hour_max
+    too_many = figures["node_count"] > case.policy.limits.nodes_max
+    assert too_many or figures["price_per_hour"] > case.policy.limits.price_per_hour_max
 
 
 def _too_few_slots(case: Case, job: Job, figures: Figures) -> None:
@@ -299,7 +299,7 @@ def _in_zone(case: Case, rank: FluxRank, zone: str, shape: Shape) -> int:
         at_ease = node.call is None and node.retry_s <= case.now_s  # the node may be given up but not stopped yet
         coming = node.state is NodeState.BOOTING and at_ease and node.id not in _leaving(case)
         return int(coming and node.launch.zone == zone and _has_memory(case, node_type, shape))
-    blocks = case.snapshot.blocks
+    blocks = case.snapshot.learned.blocks
     scopes = [Scope(ALL_TYPES), Scope(node_type.name)]
     is_open = not any(scope in blocks and blocks[scope].until_s > case.now_s for scope in scopes)
     return int(is_open and zone in node_type.zones and _is_free(case, rank) and _has_memory(case, node_type, shape))
@@ -374,15 +374,15 @@ def _calls_given(case: Case) -> int:
 
 
 def _calls_in_flight_max(case: Case, node: Node, figures: Figures) -> None:
-    assert figures["calls_in_flight_max"] == case.policy.calls_in_flight_max
-    assert _calls_given(case) >= case.policy.calls_in_flight_max
+    assert figures["calls_in_flight_max"] == case.policy.calls.calls_in_flight_max
+    assert _calls_given(case) >= case.policy.calls.calls_in_flight_max
     assert not case.orders_for(node)
 
 
 def _create_paced(case: Case, node: Node, figures: Figures) -> None:
-    assert figures["creates_per_s"] == case.policy.creates_per_s
+    assert figures["creates_per_s"] == case.policy.calls.creates_per_s
     creates = sum(isinstance(action, CreateNode) for action in case.made.actions)
-    assert creates >= case.policy.creates_burst  # the bucket is full: no create was ever sent
+    assert creates >= case.policy.calls.creates_burst  # the bucket is full: no create was ever sent
     assert not case.orders_for(node)
 
 
@@ -395,7 +395,7 @@ def _creating(case: Case, node: Node, figures: Figures) -> None:
 def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
     assert node.create_sent_s is None
-    block = case.snapshot.blocks.get(Scope(node.launch.type_name))
+    block = case.snapshot.learned.blocks.get(Scope(node.launch.type_name))
     of_its_type = block is not None and block.until_s > case.now_s
     assert case.orders_for(node) == ([EndLease] if of_its_type else [])
     assert figures["until_s"] > case.now_s
@@ -411,9 +411,9 @@ def _lease_not_wanted(case: Case, node: Node, figures: Figures) -> None:
 def _lease_above_limits(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
     assert node.create_sent_s is None
-    assert figures["nodes_max"] == case.policy.nodes_max
-    assert case.policy.nodes_max < figures["node_count"] <= case.on_the_bill() or (
-        case.policy.price_per_hour_max < figures["price_per_hour"] <= case.made.price_per_hour
+    assert figures["nodes_max"] == case.policy.limits.nodes_max
+    assert case.policy.limits.nodes_max < figures["node_count"] <= case.on_the_bill() or (
+        case.policy.limits.price_per_hour_max < figures["price_per_hour"] <= case.made.price_per_hour
     )
     assert case.orders_for(node) == [EndLease]
 
@@ -428,8 +428,8 @@ def _lease_settling(case: Case, node: Node, figures: Figures) -> None:
 def _booting(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.BOOTING
     assert figures["waited_s"] == case.now_s - node.requested_s
-    young = figures["waited_s"] < case.policy.boot_timeout_s
-    assert young or case.now_s - node.since_s < case.policy.rejoin_timeout_s
+    young = figures["waited_s"] < case.policy.timing.boot_timeout_s
+    assert young or case.now_s - node.since_s < case.policy.timing.rejoin_timeout_s
     assert not case.orders_for(node)
 
 
@@ -440,19 +440,19 @@ def _failed_at_provider(case: Case, node: Node, figures: Figures) -> None:
 
 
 def _never_joined(case: Case, node: Node, figures: Figures) -> None:
-    assert figures["waited_s"] == case.now_s - node.requested_s >= case.policy.boot_timeout_s
+    assert figures["waited_s"] == case.now_s - node.requested_s >= case.policy.timing.boot_timeout_s
     assert case.orders_for(node) == [DrainNode]
 
 
 def _broker_lost(case: Case, node: Node, figures: Figures) -> None:
-    assert figures["away_s"] == case.now_s - node.since_s >= case.policy.rejoin_timeout_s
+    assert figures["away_s"] == case.now_s - node.since_s >= case.policy.timing.rejoin_timeout_s
     assert case.orders_for(node) == [DrainNode]
 
 
 def _may_rejoin(case: Case, node: Node, figures: Figures) -> None:
     assert figures["away_s"] == case.now_s - node.since_s
     at_work = node.rank is not None and node.rank.allocated
-    assert figures["away_s"] < case.policy.rejoin_timeout_s or at_work
+    assert figures["away_s"] < case.policy.timing.rejoin_timeout_s or at_work
     assert not case.orders_for(node)
 
 
@@ -470,8 +470,8 @@ def _staying(case: Case) -> int:
 
 
 def _above_nodes_max(case: Case, node: Node, figures: Figures) -> None:
-    assert figures["nodes_max"] == case.policy.nodes_max
-    assert case.policy.nodes_max < figures["node_count"] <= _staying(case)
+    assert figures["nodes_max"] == case.policy.limits.nodes_max
+    assert case.policy.limits.nodes_max < figures["node_count"] <= _staying(case)
     assert case.orders_for(node) == [DrainNode]
 
 
@@ -493,15 +493,15 @@ def _held_by_drain(case: Case, node: Node, figures: Figures) -> None:
 def _drained_by_flux(case: Case, node: Node, figures: Figures) -> None:
     assert node.rank is not None
     assert figures["drain_reason"] == node.rank.drain_reason
-    assert case.policy.foreign_drain is ForeignDrain.RETIRE
-    overdue = figures["lasts_s"] >= case.policy.foreign_drain_after_s
-    confirmed = node.idle_looks >= case.policy.idle_confirmations
+    assert case.policy.rules.foreign_drain is ForeignDrain.RETIRE
+    overdue = figures["lasts_s"] >= case.policy.rules.foreign_drain_after_s
+    confirmed = node.idle_looks >= case.policy.rules.idle_confirmations
     assert case.orders_for(node) == ([DrainNode] if overdue and confirmed else [])
 
 
 def _idle_unconfirmed(case: Case, node: Node, figures: Figures) -> None:
-    assert figures == {"looks": node.idle_looks, "needs": case.policy.idle_confirmations}
-    assert node.idle_looks < case.policy.idle_confirmations
+    assert figures == {"looks": node.idle_looks, "needs": case.policy.rules.idle_confirmations}
+    assert node.idle_looks < case.policy.rules.idle_confirmations
     assert not case.orders_for(node)
 
 
@@ -516,13 +516,13 @@ def _takes_jobs(node: Node) -> bool:
 
 def _nodes_min(case: Case, node: Node, figures: Figures) -> None:
     """Only as many nodes as must be kept would be left."""
-    assert figures["nodes_min"] == case.policy.nodes_min
+    assert figures["nodes_min"] == case.policy.limits.nodes_min
     states = (NodeState.IDLE, NodeState.BUSY)
     up = sum(1 for each in case.snapshot.nodes.values() if each.state in states and _takes_jobs(each))
     kept = sum(isinstance(action, UndrainNode) for action in case.made.actions)
     drained = [action.launch for action in case.made.actions if isinstance(action, DrainNode)]
     leaving = sum(1 for id_ in drained if case.snapshot.nodes[id_].state is NodeState.IDLE)
-    assert up - leaving <= case.policy.nodes_min
+    assert up - leaving <= case.policy.limits.nodes_min
     assert kept >= 0
     assert not case.orders_for(node)
 
@@ -545,21 +545,21 @@ def _idle_s(case: Case, node: Node) -> float:
 
 def _paid_time_left(case: Case, node: Node, figures: Figures) -> None:
     assert math.isclose(figures["window_left_s"], _window_left_s(case, node))
-    assert figures["window_left_s"] > figures["stop_lead_s"] == case.policy.stop_lead_s
+    assert figures["window_left_s"] > figures["stop_lead_s"] == case.policy.rules.stop_lead_s
     assert not case.orders_for(node)
 
 
 def _window_closes(case: Case, node: Node, figures: Figures) -> None:
     assert math.isclose(figures["window_left_s"], _window_left_s(case, node), abs_tol=1e-6)
-    assert figures["window_left_s"] <= case.policy.stop_lead_s
+    assert figures["window_left_s"] <= case.policy.rules.stop_lead_s
     assert figures["idle_s"] == _idle_s(case, node)
-    assert node.idle_looks >= case.policy.idle_confirmations
+    assert node.idle_looks >= case.policy.rules.idle_confirmations
     assert case.orders_for(node) == [DrainNode]
 
 
 def _idle_not_long(case: Case, node: Node, figures: Figures) -> None:
-    assert figures["idle_s"] == _idle_s(case, node) < figures["idle_timeout_s"] == case.policy.idle_timeout_s
-    assert case.types()[node.launch.type_name].billing.window_s <= case.policy.idle_timeout_s
+    assert figures["idle_s"] == _idle_s(case, node) < figures["idle_timeout_s"] == case.policy.rules.idle_timeout_s
+    assert case.types()[node.launch.type_name].billing.window_s <= case.policy.rules.idle_timeout_s
     assert not case.orders_for(node)
 
 
@@ -663,7 +663,7 @@ def _check_boot(case: Case, boot: BootNode) -> None:
         ending = [it for it in staying if it.call is not None and it.call.kind is CallKind.END_LEASE]
         up = sum(_takes_jobs(node) for node in staying if node not in ending)
         bought = sum(isinstance(action, BootNode) for action in case.made.actions)
-        assert up + bought <= case.policy.nodes_min
+        assert up + bought <= case.policy.limits.nodes_min
     else:
         assert boot.reason.code == "demand"
         assert set(boot.serves) <= {job.id for job in case.queue()}
@@ -733,7 +733,9 @@ def _check_types(case: Case) -> None:
                 leaves = [node.launch.slot for node in case.snapshot.nodes.values() if node.state is NodeState.GONE]
                 assert not any(_is_free(case, rank) for rank in places if rank.host not in leaves)
             case "blocked_create_capacity":
-                assert reason.figures["until_s"] in {block.until_s for block in case.snapshot.blocks.values()}
+                assert reason.figures["until_s"] in {
+                    block.until_s for block in case.snapshot.learned.blocks.values()
+                }
             case code:
                 raise AssertionError(code)
 

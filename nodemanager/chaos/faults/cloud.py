@@ -32,7 +32,7 @@ def _credentials(run: Run, act: Act) -> EndFault:
 
 
 def _quota(run: Run, act: Act) -> EndFault:
-    run.provider.faults.quota = int(act.amount * run.policy.nodes_max)
+    run.provider.faults.quota = int(act.amount * run.policy.limits.nodes_max)
 
     def end() -> None:
         run.provider.faults.quota = None

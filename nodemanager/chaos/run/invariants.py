@@ -61,10 +61,10 @@ class Invariants:
         self._checked = self.provider.changes
         standing = [node for node in self.our_nodes() if node.provider_id not in self.planted]
         self.nodes_peak = max(self.nodes_peak, len(standing))
-        self.require(len(standing) <= self.policy.nodes_max, f"{len(standing)} nodes, above nodes_max")
+        self.require(len(standing) <= self.policy.limits.nodes_max, f"{len(standing)} nodes, above nodes_max")
         types = [node.identity.type_name for node in standing if node.identity is not None]
         price = sum((self.policy.types[name].price_per_hour for name in types), Decimal(0))
-        self.require(price <= self.policy.price_per_hour_max, f"{price} an hour, above price_per_hour_max")
+        self.require(price <= self.policy.limits.price_per_hour_max, f"{price} an hour, above price_per_hour_max")
         slots = Counter(node.identity.slot for node in standing if node.identity is not None)
         twice = [slot for slot, count in slots.items() if count > 1]
         self.require(not twice, f"two nodes on a slot: {twice}")
@@ -125,7 +125,9 @@ class Invariants:
             self.unseen_launches.add(launch.id)
         for node in self.our_nodes():
             if node.identity is not None and node.identity.launch == launch.id:
-                lacking = len(lists) >= self.policy.absences and not any(node.provider_id in it for it in lists)
+                lacking = len(lists) >= self.policy.timing.absences and not any(
+                    node.provider_id in it for it in lists
+                )
                 self.require(lacking, f"the lease of {launch.id} was to be ended, and {node.provider_id} stands")
 
     def our_nodes(self) -> list[CloudNode]:

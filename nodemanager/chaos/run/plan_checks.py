@@ -57,7 +57,7 @@ class PlanChecks:
     def _check_fresh_data(self, published: Publication) -> None:
         if not published.plan.actions:
             return
-        limit_s = self.invariants.policy.stale_after_s
+        limit_s = self.invariants.policy.timing.stale_after_s
         for source in ("queue", "flux", "cloud"):
             answered_s = self.witness.answered_s.get(source)
             age_s = published.snapshot.now_s - answered_s if answered_s is not None else float("inf")
@@ -140,7 +140,7 @@ class PlanChecks:
             if known is None or known.state is not NodeState.BOOTING or snapshot.steered(known):
                 continue
             slot = node.identity.slot
-            late = snapshot.now_s - known.requested_s >= policy.boot_timeout_s
+            late = snapshot.now_s - known.requested_s >= policy.timing.boot_timeout_s
             if not late and not flux.online(flux.rank_of[slot]) and flux.drain_reason(flux.rank_of[slot]) is None:
                 yield node
 
@@ -160,7 +160,7 @@ class PlanChecks:
         self._unowned_s = {
             id_: self._unowned_s.get(id_, now_s) for id_ in sorted(unowned - self.invariants.destroyed)
         }
-        grace_s = self.invariants.policy.orphan_grace_s
+        grace_s = self.invariants.policy.timing.orphan_grace_s
         limit_s = (grace_s if self.peace else GRACE_FACTOR * grace_s) + 60.0
         for id_, since_s in self._unowned_s.items():
             self.invariants.require(

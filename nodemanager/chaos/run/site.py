@@ -8,7 +8,7 @@ from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.planner.cost import budget
-from nodemanager.planner.state.policy import BLOCK_S, Policy
+from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing
 from nodemanager.simulation.cloud.faults import CloudFaults
 
 CLUSTER = "sim"
@@ -86,20 +86,19 @@ def chaos_policy(script: Script) -> Policy:
         cluster=CLUSTER,
         cluster_uuid=CLUSTER_UUID,
         node_types=NODE_TYPES,
-        nodes_max=script.nodes_max,
-        price_per_hour_max=Decimal("8.00"),
-        boot_timeout_s=60.0,
-        rejoin_timeout_s=20.0,
-        create_grace_s=15.0,
-        orphan_grace_s=45.0,
-        idle_timeout_s=script.idle_timeout_s,
-        stop_lead_s=10.0,
-        call_timeout_s=15.0,
-        stale_after_s=60.0,
-        relist_s=20.0,
-        housekeeping_max_s=10.0,
-        safe_mode_max_s=300.0,
-        calls_in_flight_max=2,
+        limits=Limits(nodes_max=script.nodes_max, price_per_hour_max=Decimal("8.00")),
+        timing=Timing(
+            boot_timeout_s=60.0,
+            rejoin_timeout_s=20.0,
+            create_grace_s=15.0,
+            orphan_grace_s=45.0,
+            stale_after_s=60.0,
+            relist_s=20.0,
+            housekeeping_max_s=10.0,
+            safe_mode_max_s=300.0,
+        ),
+        rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
+        calls=Calls(call_timeout_s=15.0, calls_in_flight_max=2),
+        fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),
         budgets={(budget.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
-        block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()},
     )

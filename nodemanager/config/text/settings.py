@@ -35,6 +35,10 @@ INSTANCE_SCHEMES = ("local", "ssh", "jobid", "pid", "slurm", "lsf")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 NAME_ALLOWED = 'up to 63 letters, digits, ".", "_" and "-", beginning with a letter or digit'
 
+# An ensemble's name is part of a key of the KVS, where a dot separates folders.
+ENSEMBLE_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
+ENSEMBLE_NAME_ALLOWED = 'up to 63 letters, digits, "_" and "-"'
+
 # A peer's name is shown as the node of its jobs.
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,62}", re.ASCII)
 HOST_NAME_ALLOWED = 'up to 63 letters, digits, "." and "-", beginning with a letter or digit'
@@ -628,6 +632,16 @@ class PeerSettings(SectionSettings):
     price_per_core_hour: _Price = Decimal(0)
     jobs_max: _Positive = 1000
     output_max_bytes: _Bytes = Field(default=10 * MIB, validation_alias="output_max")
+
+
+class EnsembleSettings(SectionSettings):
+    """One ``[Ensemble NAME]``: an ensemble that the service runs."""
+
+    file: _Path
+    weight: _Rate = 1.0
+    nodes_min: _Count = 0
+    nodes_max: _Positive | None = None
+    allow_custom: _YesOrNo = False
 
 
 def allowed_keys(settings: type[SectionSettings]) -> dict[str, str]:

@@ -148,6 +148,8 @@ class _PeerSession(Session[PeerRequest]):
             self._tell(CopyEvents(self._name, JobId(job), events, marker, read_duration_s(jobspec)))
         elif job in self._copies:
             self._tell(CopyEvents(self._name, JobId(job), read_events(response["events"])))
+            if response["events"][-1]["name"] == "clean":
+                self._copies.discard(job)
 
     def _note_forecasts(self, job: int, events: list[dict[str, Any]]) -> None:
         for event in events:
@@ -157,8 +159,6 @@ class _PeerSession(Session[PeerRequest]):
                     self._expected_at[job] = float(sched["t_estimate"])
             elif event["name"] in {"alloc", "exception", "clean"}:
                 self._expected_at.pop(job, None)
-                if event["name"] == "clean":
-                    self._copies.discard(job)
 
     # --- requests ---
 

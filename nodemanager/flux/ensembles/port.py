@@ -13,7 +13,7 @@ from nodemanager.flux.bindings import CallFailed
 from nodemanager.flux.ensembles import records
 from nodemanager.flux.reactor import Reactor
 
-LOG_TIMEOUT_S = 30.0  # a log of some MB is read at the start
+LOG_TIMEOUT_S = 60.0  # a log of some MB is read at the start
 _REFUSALS = frozenset({errno.EINVAL, errno.EPERM, errno.ENOENT, errno.EOVERFLOW})
 _ENDED = frozenset({errno.ENOENT, errno.EINVAL})  # answers about a job that is not active
 

@@ -26,7 +26,7 @@ from nodemanager.ensemble.ports import CustomPort, NameTaken, NodesPort, RunReco
 from nodemanager.ensemble.session import Session
 from nodemanager.flux.bindings import LEADER, CallFailed, rank_of
 from nodemanager.flux.ensembles import records
-from nodemanager.flux.ensembles.port import RealEnsemblePort
+from nodemanager.flux.ensembles.port import LOG_TIMEOUT_S, RealEnsemblePort
 from nodemanager.flux.reactor import Reactor, Request
 
 TIMEOUT_S = 10.0
@@ -37,6 +37,10 @@ STOPPED = "stopped by its user"
 
 class AnotherFile(Exception):
     """A run of this name goes on, from a file with other jobs or rules."""
+
+
+class RanBefore(Exception):
+    """The run of this name has ended, and it is to be run once."""
 
 
 class View(Protocol):
@@ -59,7 +63,10 @@ class View(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What to run. ``reconnect_s``: how long a lost instance is waited for."""
+    """What to run.
+
+    ``reconnect_s``: how long a lost instance is waited for. ``once``: a run that has ended is not run again.
+    """
 
     name: str
     file: str
@@ -68,6 +75,7 @@ class Assignment:
     folder: str
     until_done: bool = False
     reconnect_s: float = 600.0
+    once: bool = False
 
 
 class Runner:
@@ -105,7 +113,7 @@ class Runner:
         Raises ``NameTaken``, ``AnotherFile``, and ``FluxError`` if the instance cannot be reached, or not again.
         """
         pause_s, lost_at_s = 0.0, 0.0
-        while not _readable_within(self._stop_asked, pause_s):
+        while not self.is_stop_asked(self._stop_asked, pause_s):
             try:
                 self._connected = False
                 with Reactor(self._uri) as reactor:
@@ -123,6 +131,12 @@ class Runner:
                 break
         return self._outcome
 
+    @staticmethod
+    def is_stop_asked(stop_asked: socket.socket, within_s: float) -> bool:
+        """Wait until the process is asked to stop; False if it is not within the time."""
+        readable, _, _ = select.select([stop_asked], [], [], within_s)
+        return bool(readable)
+
     def _drive(self, reactor: Reactor) -> None:
         """Run until the end, or until asked to stop. Raises ``FluxError`` if the connection is lost."""
         self._fault = None
@@ -132,7 +146,10 @@ class Runner:
         self._view.opened(record, session, resumed=resumed)
         reactor.every(REFRESH_S, partial(self._refresh, reactor)).start()
         self._connected = True
-        session.start()
+        try:
+            session.start()
+        except ValueError as error:
+            raise FluxError(f"the log of {self._assignment.name} is damaged: {error}") from error
         reactor.run()
         if self._fault is not None:
             raise self._fault
@@ -159,7 +176,9 @@ class Runner:
                     f" ({record.file}). Restore that file, end the run with: flux-node-manager ensemble stop"
                     f" {assignment.name}, or choose another --name"
                 )
-            return records.take_over(handle, assignment.name, record, timeout_s=TIMEOUT_S), True
+            return records.take_over(handle, assignment.name, record, timeout_s=LOG_TIMEOUT_S), True
+        if record is not None and assignment.once and _parsed(record.text) == assignment.ensemble:
+            raise RanBefore(f"it has ended: {record.outcome}. Change the file to run it again")
         record = RunRecord(
             uuid.uuid4().hex[:12], assignment.file, assignment.text, assignment.folder, round(time.time(), 3)
         )
@@ -220,8 +239,3 @@ def _parsed(text: str) -> Ensemble | None:
         return read_ensemble(text)[0]
     except EnsembleError:
         return None
-
-
-def _readable_within(peer: socket.socket, wait_s: float) -> bool:
-    readable, _, _ = select.select([peer], [], [], wait_s)
-    return bool(readable)

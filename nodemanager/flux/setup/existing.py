@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import shutil
 import tomllib
@@ -23,12 +24,13 @@ from nodemanager.config.text.flux_toml import (
     FluxConfigError,
     SlotTypes,
     bootstrap_hosts,
+    read_conf_d,
     toml_with_hosts,
     toml_with_slot_types,
 )
 from nodemanager.core.notation import compress_hostlist, expand_hostlist, format_idset, parse_idset
 from nodemanager.flux.delegate import flux_delegate_path
-from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins
+from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins, setup_faults
 from nodemanager.flux.fluxion import QMANAGER
 from nodemanager.flux.setup.bootstrap import BootstrapError
 
@@ -135,6 +137,21 @@ def write_frobnicator(site: Site) -> None:
         shutil.copyfile(flux_delegate_path(), file)
     except OSError as error:
         raise BootstrapError(f"{file}: {error.strerror}") from error
+
+
+def delegation_faults(site: Site) -> tuple[str, ...]:
+    """Name the lines that delegation needs and the instance's configuration lacks, as far as that can be read."""
+    folder = site.flux.bootstrap_dir
+    if not site.delegates or site.flux.simulated or not os.access(folder / "conf.d", os.R_OK | os.X_OK):
+        return ()
+    try:
+        config = read_conf_d(folder)
+    except FluxConfigError:
+        return ()  # not written yet, or a fault that the site's loading reports
+    if not config:
+        return ()
+    loaded = [str(plugin.get("load", "")) for plugin in config.get("job-manager", {}).get("plugins", [])]
+    return tuple(setup_faults(config, {"plugins": loaded}))
 
 
 def _add_delegation(

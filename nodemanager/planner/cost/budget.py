@@ -15,8 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from math import inf
+from math import floor, inf
 
 from nodemanager.core.facts import Fact, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.core.jobs import Job, JobId, JobState
@@ -32,7 +33,6 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
-SECONDS_PER_DAY = 86_400
 CHEAPEST_ONLY_FROM = Decimal(
     "0.9"
 )  # of the budget: if the forecast reaches this part, only the cheapest types are bought
@@ -55,30 +55,14 @@ class Period:
 
 def periods(wall_at: float) -> tuple[Period, Period]:
     """The day and the month (UTC) that contain a moment. ``wall_at``: seconds since the epoch."""
-    day = int(wall_at // SECONDS_PER_DAY)
-    first, following = _month_of(day)
-    return (
-        Period("day", day * SECONDS_PER_DAY, (day + 1) * SECONDS_PER_DAY),
-        Period("month", first * SECONDS_PER_DAY, following * SECONDS_PER_DAY),
-    )
+    day = datetime.fromtimestamp(floor(wall_at), UTC).replace(hour=0, minute=0, second=0)
+    month = day.replace(day=1)
+    next_month = (month + timedelta(days=31)).replace(day=1)
+    return _period("day", day, day + timedelta(days=1)), _period("month", month, next_month)
 
 
-def _month_of(day: int) -> tuple[int, int]:
-    """The first day of the month and of the next month, as days since 1970 (proleptic Gregorian calendar)."""
-    year, month = 1970 + day // 366, 1  # not later than it is
-    while _first_day(year + 1, 1) <= day:
-        year += 1
-    while month < 12 and _first_day(year, month + 1) <= day:
-        month += 1
-    return _first_day(year, month), _first_day(year + month // 12, month % 12 + 1)
-
-
-def _first_day(year: int, month: int) -> int:
-    before = year - 1
-    leap_days = before // 4 - before // 100 + before // 400 - 477  # since 1970
-    is_leap = year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
-    lengths = (31, 29 if is_leap else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-    return (year - 1970) * 365 + leap_days + sum(lengths[: month - 1])
+def _period(name: str, begins: datetime, ends: datetime) -> Period:
+    return Period(name, int(begins.timestamp()), int(ends.timestamp()))
 
 
 # --- adding up past cost ----------------------------------------------------------------------------------
@@ -86,14 +70,14 @@ def _first_day(year: int, month: int) -> int:
 
 def accrue(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     """Add the cost of nodes that are gone and jobs that ended with this fact. Without a budget nothing is added."""
-    if not policy.budgets or after.spend_on_record is None:
+    if not policy.budgets or after.spending.on_record is None:
         return after
     added: dict[tuple[str, int, str], Decimal] = {}
     ended: list[Node] = []
     if after.nodes is not before.nodes:
         ended = list(_nodes_just_gone(before, after))
-        counted = {*(id_ for id_ in after.spend_counted if id_ in after.nodes), *(node.id for node in ended)}
-        after = replace(after, spend_counted=frozenset(counted))
+        counted = {*(id_ for id_ in after.spending.counted if id_ in after.nodes), *(node.id for node in ended)}
+        after = replace(after, spending=replace(after.spending, counted=frozenset(counted)))
     for period in periods(after.wall_at):
         for node in ended:
             _add(added, period, WHOLE_SITE, _node_cost_within(node, period, after, policy))
@@ -101,7 +85,14 @@ def accrue(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Sna
             for job in _jobs_just_ended(before.jobs, after.jobs, fact):
                 for account in accounts_of(job.userid, job.queue):
                     _add(added, period, account, job_cost_within(job, period, before, policy))
-    return replace(after, spend=_with_amounts(after.spend, added, after.wall_at)) if added else after
+    return (
+        replace(
+            after,
+            spending=replace(after.spending, amounts=_with_amounts(after.spending.amounts, added, after.wall_at)),
+        )
+        if added
+        else after
+    )
 
 
 def _with_amounts(
@@ -138,7 +129,7 @@ def _nodes_just_gone(before: Snapshot, after: Snapshot) -> Iterator[Node]:
     for id_, node in node_index_of(after).to_check.items():
         was = before.nodes.get(id_)
         has_gone = node.state is NodeState.GONE and was is not None and was.may_be_billed
-        if was is not None and has_gone and node.cloud is not None and id_ not in after.spend_counted:
+        if was is not None and has_gone and node.cloud is not None and id_ not in after.spending.counted:
             yield node
 
 
@@ -202,40 +193,46 @@ def job_price_per_hour(job: Job, snapshot: Snapshot, policy: Policy) -> Decimal:
 
 def current_spend(snapshot: Snapshot) -> Spend:
     """The spend as it is written to the record."""
-    return Spend(snapshot.spend, snapshot.spend_counted)
+    return Spend(snapshot.spending.amounts, snapshot.spending.counted)
 
 
 def write_spend_at_s(snapshot: Snapshot, policy: Policy) -> float | None:
     """When to write the spend to the record; None if nothing is to be written. At once if a lease waits for it."""
-    on_record = snapshot.spend_on_record
+    on_record = snapshot.spending.on_record
     if not policy.budgets or on_record is None or not snapshot.claimed or current_spend(snapshot) == on_record:
         return None
-    waited_for = not snapshot.spend_counted <= on_record.counted
-    return snapshot.now_s if waited_for else snapshot.spend_kept_s + policy.probe_s
+    waited_for = not snapshot.spending.counted <= on_record.counted
+    return snapshot.now_s if waited_for else snapshot.spending.kept_s + policy.timing.probe_s
 
 
 def waits_for_record(node: Node, snapshot: Snapshot) -> bool:
     """Whether the node's cost is not on record yet; until it is, the lease must not end."""
-    on_record = snapshot.spend_on_record or NOTHING_SPENT
-    return node.id in snapshot.spend_counted and node.id not in on_record.counted
+    on_record = snapshot.spending.on_record or NOTHING_SPENT
+    return node.id in snapshot.spending.counted and node.id not in on_record.counted
 
 
 def apply_spend_record(snapshot: Snapshot, on_record: Spend) -> Snapshot:
     """After the record was read. Our own amounts are in it unless they were not written yet: the larger counts."""
     amounts = dict(on_record.amounts)
-    for key, amount in snapshot.spend.items():
+    for key, amount in snapshot.spending.amounts.items():
         amounts[key] = max(amount, amounts.get(key, amount))
-    counted = frozenset(id_ for id_ in snapshot.spend_counted | on_record.counted if id_ in snapshot.nodes)
-    return replace(snapshot, spend=amounts, spend_counted=counted, spend_on_record=on_record, spend_write=Source())
+    counted = frozenset(id_ for id_ in snapshot.spending.counted | on_record.counted if id_ in snapshot.nodes)
+    return replace(
+        snapshot,
+        spending=replace(snapshot.spending, amounts=amounts, counted=counted, on_record=on_record, write=Source()),
+    )
 
 
 def apply_spend_written(snapshot: Snapshot, fact: SpendKept | SpendNotKept) -> Snapshot:
     """After the record was written, or the write failed: then it is tried again soon."""
     if isinstance(fact, SpendKept):
-        return replace(snapshot, spend_on_record=fact.spend, spend_kept_s=snapshot.now_s, spend_write=Source())
+        return replace(
+            snapshot,
+            spending=replace(snapshot.spending, on_record=fact.spend, kept_s=snapshot.now_s, write=Source()),
+        )
     again_s = snapshot.now_s + KEEP_AGAIN_S
-    failed = replace(snapshot.spend_write, answer_due_s=None, failure=fact.why, retry_s=again_s)
-    return replace(snapshot, spend_write=failed)
+    failed = replace(snapshot.spending.write, answer_due_s=None, failure=fact.why, retry_s=again_s)
+    return replace(snapshot, spending=replace(snapshot.spending, write=failed))
 
 
 # --- what the budget allows -------------------------------------------------------------------------------
@@ -293,7 +290,7 @@ def _period_limits(
     ends: Mapping[Rank, float],
     queue_index: QueueIndex,
 ) -> BudgetLimits:
-    spent = forecast = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
+    spent = forecast = snapshot.spending.amounts.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
     for node in snapshot.nodes.values():
         if node.may_be_billed:
             until_at = max(snapshot.wall_at, min(float(period.ends_at), ends.get(node.launch.rank, 0.0)))
@@ -318,7 +315,7 @@ def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
     for period in periods(snapshot.wall_at):
         limit = policy.budgets.get((WHOLE_SITE, period.name))
         if limit is not None:
-            gone = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
+            gone = snapshot.spending.amounts.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
             due = (
                 _node_cost_within(node, period, snapshot, policy)
                 for node in snapshot.nodes.values()
@@ -353,7 +350,7 @@ def _limit_reached_s(snapshot: Snapshot, policy: Policy, period: Period, limit: 
     Nothing falls due before some node's next payment. Until a time t from now, each node costs at most its price
     for t and for one more window.
     """
-    spent = snapshot.spend.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
+    spent = snapshot.spending.amounts.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
     price = ahead = Decimal(0)
     next_payment_s = inf
     for node in snapshot.nodes.values():

@@ -28,7 +28,13 @@ def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot
         and snapshot.nodes[id_].state is NodeState.BOOTING
         and not node.adopted
     ]
-    return replace(snapshot, boots_s=_with_samples(snapshot.boots_s, joined)) if joined else snapshot
+    return (
+        replace(
+            snapshot, learned=replace(snapshot.learned, boots_s=_with_samples(snapshot.learned.boots_s, joined))
+        )
+        if joined
+        else snapshot
+    )
 
 
 def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: float) -> Snapshot:
@@ -45,18 +51,22 @@ def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: f
         and node.retired_s is not None
         and not node.stop_delayed
     ]
-    return replace(snapshot, stops_s=_with_samples(snapshot.stops_s, gone)) if gone else snapshot
+    return (
+        replace(snapshot, learned=replace(snapshot.learned, stops_s=_with_samples(snapshot.learned.stops_s, gone)))
+        if gone
+        else snapshot
+    )
 
 
 def boot_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
     """How long a node takes from order to join, as the 90th percentile; None if none was seen yet."""
-    return _percentile_90(snapshot.boots_s.get(type_name, ()))
+    return _percentile_90(snapshot.learned.boots_s.get(type_name, ()))
 
 
 def stop_lead_s(snapshot: Snapshot, type_name: TypeName, policy: Policy) -> float:
     """How long before the end of a paid window a stop must begin so that it ends within the window."""
-    assumed_s = policy.stop_lead_s
-    samples = snapshot.stops_s.get(type_name, ())
+    assumed_s = policy.rules.stop_lead_s
+    samples = snapshot.learned.stops_s.get(type_name, ())
     measured_s = _percentile_90(samples)
     if measured_s is None:
         return assumed_s
@@ -66,7 +76,7 @@ def stop_lead_s(snapshot: Snapshot, type_name: TypeName, policy: Policy) -> floa
 
 def quickest_stop_s(snapshot: Snapshot, type_name: TypeName) -> float | None:
     """The shortest stop of the type; None if none was seen yet."""
-    return min(snapshot.stops_s.get(type_name, ()), default=None)
+    return min(snapshot.learned.stops_s.get(type_name, ()), default=None)
 
 
 def _longest_lead_s(type_name: TypeName, policy: Policy) -> float:
@@ -75,7 +85,7 @@ def _longest_lead_s(type_name: TypeName, policy: Policy) -> float:
     if node_type is None:
         return math.inf
     paid_s = max(node_type.billing.window_s, node_type.billing.minimum_s)
-    return LEAD_MAX * paid_s if paid_s > policy.idle_timeout_s else math.inf
+    return LEAD_MAX * paid_s if paid_s > policy.rules.idle_timeout_s else math.inf
 
 
 def _with_samples(

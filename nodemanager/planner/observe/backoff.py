@@ -56,14 +56,19 @@ def apply_refusal(
     if kind is FailureKind.QUOTA:
         return _learn_quota(snapshot, node, detail, policy, retry_after_s, reach)
     scope = _refusal_scope(node, kind, policy)
-    known = snapshot.blocks.get(scope)
+    known = snapshot.learned.blocks.get(scope)
     rounds = 1 if known is None else known.rounds + (known.until_s <= snapshot.now_s)
-    wait_s = policy.block_s[kind]
+    wait_s = policy.fixed.block_s[kind]
     if kind in TRANSIENT_KINDS:
-        wait_s = min(max(wait_s, policy.block_s_max), wait_s * 2.0 ** min(rounds - 1, 30))
+        wait_s = min(max(wait_s, policy.fixed.block_s_max), wait_s * 2.0 ** min(rounds - 1, 30))
     block = Block(snapshot.now_s + max(retry_after_s, wait_s), kind, detail, rounds)
     longest = max(known or block, block, key=lambda it: it.until_s)
-    return replace(snapshot, blocks={**snapshot.blocks, scope: replace(longest, rounds=rounds)})
+    return replace(
+        snapshot,
+        learned=replace(
+            snapshot.learned, blocks={**snapshot.learned.blocks, scope: replace(longest, rounds=rounds)}
+        ),
+    )
 
 
 def apply_success(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
@@ -71,21 +76,27 @@ def apply_success(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
     node_type = policy.types.get(node.launch.type_name)
     if node_type is None:
         return snapshot
-    if not (snapshot.blocks or snapshot.quotas):
+    if not (snapshot.learned.blocks or snapshot.learned.quotas):
         return snapshot
     scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, node.launch.zone))
     over = [
-        scope for scope in scopes if scope in snapshot.blocks and _has_expired(snapshot.blocks[scope], snapshot)
+        scope
+        for scope in scopes
+        if scope in snapshot.learned.blocks and _has_expired(snapshot.learned.blocks[scope], snapshot)
     ]
     if over:
-        blocks = {scope: block for scope, block in snapshot.blocks.items() if scope not in over}
-        snapshot = replace(snapshot, blocks=blocks)
+        blocks = {scope: block for scope, block in snapshot.learned.blocks.items() if scope not in over}
+        snapshot = replace(snapshot, learned=replace(snapshot.learned, blocks=blocks))
     for scope in scopes:
-        quota = snapshot.quotas.get(scope)
+        quota = snapshot.learned.quotas.get(scope)
         if quota is not None and (standing := _count_granted(scope, snapshot, policy)) > quota.cap:
             # The quota is larger than learned. Try the next node at once; each success allows one more.
-            more = replace(quota, cap=standing, probe_s=snapshot.now_s, pause_s=policy.block_s[FailureKind.QUOTA])
-            snapshot = replace(snapshot, quotas={**snapshot.quotas, scope: more})
+            more = replace(
+                quota, cap=standing, probe_s=snapshot.now_s, pause_s=policy.fixed.block_s[FailureKind.QUOTA]
+            )
+            snapshot = replace(
+                snapshot, learned=replace(snapshot.learned, quotas={**snapshot.learned.quotas, scope: more})
+            )
     return snapshot
 
 
@@ -98,8 +109,8 @@ def _learn_quota(
 ) -> Snapshot:
     """Learn a quota: the nodes that exist now are what the provider allows. A failed probe doubles the pause."""
     scope = _quota_scope(node, reach, policy)
-    known = snapshot.quotas.get(scope)
-    least_s = policy.block_s[FailureKind.QUOTA]
+    known = snapshot.learned.quotas.get(scope)
+    least_s = policy.fixed.block_s[FailureKind.QUOTA]
     probed = known is not None and known.probe_s <= snapshot.now_s
     pause_s = least_s if known is None else min(PROBE_S_MAX, known.pause_s * (2.0 if probed else 1.0))
     quota = Quota(
@@ -108,7 +119,7 @@ def _learn_quota(
         pause_s=pause_s,
         detail=detail,
     )
-    return replace(snapshot, quotas={**snapshot.quotas, scope: quota})
+    return replace(snapshot, learned=replace(snapshot.learned, quotas={**snapshot.learned.quotas, scope: quota}))
 
 
 def _refusal_scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
@@ -152,23 +163,34 @@ def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) 
     if node.image is None:
         return snapshot
     key = (node.launch.type_name, node.image)
-    known = snapshot.streaks.get(key, FailureStreak(0, 0.0, 0.0, ""))
+    known = snapshot.learned.streaks.get(key, FailureStreak(0, 0.0, 0.0, ""))
     failures = known.failures + 1
     retry_s, pause_s = known.retry_s, known.pause_s
-    if failures == policy.boot_failures_max:
-        pause_s = policy.boot_retry_s
+    if failures == policy.rules.boot_failures_max:
+        pause_s = policy.timing.boot_retry_s
         retry_s = snapshot.now_s + pause_s
-    elif failures > policy.boot_failures_max and snapshot.now_s >= known.retry_s:
+    elif failures > policy.rules.boot_failures_max and snapshot.now_s >= known.retry_s:
         pause_s = min(RETRY_S_MAX, known.pause_s * 2.0)  # the trial boot has failed too
         retry_s = snapshot.now_s + pause_s
-    return replace(snapshot, streaks={**snapshot.streaks, key: FailureStreak(failures, retry_s, pause_s, why)})
+    return replace(
+        snapshot,
+        learned=replace(
+            snapshot.learned,
+            streaks={**snapshot.learned.streaks, key: FailureStreak(failures, retry_s, pause_s, why)},
+        ),
+    )
 
 
 def _forget_failures(snapshot: Snapshot, node: Node) -> Snapshot:
     key = (node.launch.type_name, node.image)
-    if key not in snapshot.streaks:
+    if key not in snapshot.learned.streaks:
         return snapshot
-    return replace(snapshot, streaks={it: streak for it, streak in snapshot.streaks.items() if it != key})
+    return replace(
+        snapshot,
+        learned=replace(
+            snapshot.learned, streaks={it: streak for it, streak in snapshot.learned.streaks.items() if it != key}
+        ),
+    )
 
 
 # --- what may be bought -----------------------------------------------------------------------------------
@@ -188,8 +210,8 @@ class Allowance:
         broken = self._why_breaker_open(node_type)
         if broken is not None:
             return broken
-        for scope in scopes_of(node_type) if self.snapshot.quotas else ():
-            quota = self.snapshot.quotas.get(scope)
+        for scope in scopes_of(node_type) if self.snapshot.learned.quotas else ():
+            quota = self.snapshot.learned.quotas.get(scope)
             if quota is not None and self._left(scope, quota) <= 0:
                 return because(
                     Code.AT_QUOTA,
@@ -204,7 +226,7 @@ class Allowance:
         """Whether one more may be bought; if so, it is counted."""
         if self.why_none(node_type) is not None:
             return False
-        counts = self.snapshot.quotas or self.snapshot.streaks
+        counts = self.snapshot.learned.quotas or self.snapshot.learned.streaks
         for scope in (*scopes_of(node_type), _trial_scope(node_type)) if counts else ():
             self._taken[scope] = self._taken.get(scope, 0) + 1
         return True
@@ -235,13 +257,13 @@ class Allowance:
 
 def open_breaker(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> FailureStreak | None:
     """The streak of failed boots that keeps the breaker of a type and its image open; None if it is closed."""
-    streak = snapshot.streaks.get((node_type.name, node_type.image))
-    return streak if streak is not None and streak.failures >= policy.boot_failures_max else None
+    streak = snapshot.learned.streaks.get((node_type.name, node_type.image))
+    return streak if streak is not None and streak.failures >= policy.rules.boot_failures_max else None
 
 
 def open_breakers(snapshot: Snapshot, policy: Policy) -> list[Reason]:
     """For each type whose boots failed in a row and that is not tried again yet: why, and until when."""
-    streaks = ((it, open_breaker(it, snapshot, policy)) for it in policy.node_types if snapshot.streaks)
+    streaks = ((it, open_breaker(it, snapshot, policy)) for it in policy.node_types if snapshot.learned.streaks)
     return [_breaker_open(it, streak) for it, streak in streaks if streak and snapshot.now_s < streak.retry_s]
 
 
@@ -260,7 +282,7 @@ def _failed_boots(node_type: NodeType, streak: FailureStreak) -> Figures:
 
 def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
     """The types that quotas and breakers keep from being bought now, each with the reason."""
-    if not snapshot.quotas and not snapshot.streaks:
+    if not snapshot.learned.quotas and not snapshot.learned.streaks:
         return {}
     allowance = Allowance(snapshot, policy)
     return {it.name: why for it in policy.node_types if (why := allowance.why_none(it)) is not None}
@@ -269,10 +291,10 @@ def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, R
 def retry_at_s(snapshot: Snapshot) -> float:
     """When the next refused or failed kind of node, or a user put off, gets nodes again; infinity if none waits."""
     moments = (
-        *(block.until_s for block in snapshot.blocks.values()),
-        *(quota.probe_s for quota in snapshot.quotas.values()),
-        *(streak.retry_s for streak in snapshot.streaks.values()),
-        *(streak.until_s for streak in snapshot.drain_streaks.values()),
+        *(block.until_s for block in snapshot.learned.blocks.values()),
+        *(quota.probe_s for quota in snapshot.learned.quotas.values()),
+        *(streak.retry_s for streak in snapshot.learned.streaks.values()),
+        *(streak.until_s for streak in snapshot.learned.drain_streaks.values()),
     )
     return min((moment for moment in moments if moment > snapshot.now_s), default=inf)
 

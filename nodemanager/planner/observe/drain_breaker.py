@@ -36,8 +36,13 @@ def remember_users(snapshot: Snapshot, gone: Iterable[Job]) -> Snapshot:
     ended = {job.id: job.userid for job in gone if job.state in STARTED_STATES and job.id not in snapshot.jobs}
     if not ended:
         return snapshot
-    known = {**snapshot.ended_users, **ended}
-    return replace(snapshot, ended_users=dict(islice(known.items(), max(0, len(known) - USERS_REMEMBERED), None)))
+    known = {**snapshot.learned.ended_users, **ended}
+    return replace(
+        snapshot,
+        learned=replace(
+            snapshot.learned, ended_users=dict(islice(known.items(), max(0, len(known) - USERS_REMEMBERED), None))
+        ),
+    )
 
 
 def count_drains(
@@ -56,20 +61,23 @@ def count_drains(
 
 def _count_drain(snapshot: Snapshot, job_id: JobId, policy: Policy) -> Snapshot:
     job = snapshot.jobs.get(job_id)
-    userid = job.userid if job is not None else snapshot.ended_users.get(job_id)
+    userid = job.userid if job is not None else snapshot.learned.ended_users.get(job_id)
     if userid is None:
         return snapshot
     now_s = snapshot.now_s
-    known = snapshot.drain_streaks.get(userid)
+    known = snapshot.learned.drain_streaks.get(userid)
     if known is None or max(known.latest_s, known.until_s) + FORGET_S <= now_s:
         known = DrainStreak(frozenset(), 0.0, 0.0, now_s, job_id)
     if job_id in known.jobs:
         return snapshot
     streak = replace(known, jobs=known.jobs | {job_id}, latest_s=now_s, latest=job_id)
-    if len(streak.jobs) >= policy.boot_failures_max and now_s >= known.until_s:
-        pause_s = min(RETRY_S_MAX, 2.0 * known.pause_s) if known.pause_s else policy.boot_retry_s
+    if len(streak.jobs) >= policy.rules.boot_failures_max and now_s >= known.until_s:
+        pause_s = min(RETRY_S_MAX, 2.0 * known.pause_s) if known.pause_s else policy.timing.boot_retry_s
         streak = replace(streak, until_s=now_s + pause_s, pause_s=pause_s)
-    return replace(snapshot, drain_streaks={**snapshot.drain_streaks, userid: streak})
+    return replace(
+        snapshot,
+        learned=replace(snapshot.learned, drain_streaks={**snapshot.learned.drain_streaks, userid: streak}),
+    )
 
 
 def users_put_off(snapshot: Snapshot) -> Mapping[int, Reason]:
@@ -82,6 +90,6 @@ def users_put_off(snapshot: Snapshot) -> Mapping[int, Reason]:
             failures=len(streak.jobs),
             retry_s=streak.until_s,
         )
-        for userid, streak in snapshot.drain_streaks.items()
+        for userid, streak in snapshot.learned.drain_streaks.items()
         if snapshot.now_s < streak.until_s
     }

@@ -67,7 +67,7 @@ def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) ->
         if node_type is not None
         else None
     )
-    if policy.misfit is Misfit.ACCEPT or node.state in _LEAVING:
+    if policy.rules.misfit is Misfit.ACCEPT or node.state in _LEAVING:
         misfit = None
     node = replace(node, hardware=fact.hardware, misfit=misfit)
     snapshot = with_nodes(snapshot, {node.id: node})
@@ -75,7 +75,7 @@ def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) ->
         return snapshot
     # The next node of this type would have no more, so the type is blocked like one whose create cannot work.
     snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CONFIG, str(misfit), policy)
-    if policy.misfit is not Misfit.RETYPE or node_type is None:
+    if policy.rules.misfit is not Misfit.RETYPE or node_type is None:
         return snapshot
     return replace(
         snapshot, to_promise={**snapshot.to_promise, node_type.name: _attainable_promise(node_type, fact.hardware)}
@@ -131,7 +131,10 @@ def _keep_promise(snapshot: Snapshot, name: TypeName) -> Snapshot:
         snapshot,
         to_promise=_without(snapshot.to_promise, name),
         promised={**snapshot.promised, name: snapshot.to_promise[name]},
-        blocks={scope: block for scope, block in snapshot.blocks.items() if scope != Scope(name)},
+        learned=replace(
+            snapshot.learned,
+            blocks={scope: block for scope, block in snapshot.learned.blocks.items() if scope != Scope(name)},
+        ),
     )
 
 

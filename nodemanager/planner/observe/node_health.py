@@ -39,7 +39,9 @@ def why_unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
         if survives_kills(node):
             return because(Code.HOUSEKEEPING_SURVIVES, lasts_s=lasts_s, kills=node.housekeeping_kills)
-        return because(Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=policy.housekeeping_max_s)
+        return because(
+            Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=policy.timing.housekeeping_max_s
+        )
     if len(node.departures_s) < FLAPS:
         return None
     times = [left_s for left_s in node.departures_s if now_s - left_s < FLAPS_WITHIN_S]
@@ -56,7 +58,7 @@ def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | 
     if node.housekeeping_s is None:
         return None
     lasts_s = now_s - node.housekeeping_s
-    return lasts_s if lasts_s >= policy.housekeeping_max_s or node.housekeeping_kills else None
+    return lasts_s if lasts_s >= policy.timing.housekeeping_max_s or node.housekeeping_kills else None
 
 
 def survives_kills(node: Node) -> bool:
@@ -81,12 +83,15 @@ def health_changes_s(node: Node, policy: Policy, now_s: float) -> float:
     moments: list[float] = []
     rank = node.rank
     if rank is not None and rank.online and not rank.schedulable and rank.drain_reason is None:
-        moments += [node.since_s + policy.rejoin_timeout_s, node.rank_seen_s + policy.rejoin_timeout_s]
+        moments += [
+            node.since_s + policy.timing.rejoin_timeout_s,
+            node.rank_seen_s + policy.timing.rejoin_timeout_s,
+        ]
     if not node.is_sound:
         if node.housekeeping_s is not None:
-            moments.append(node.housekeeping_s + policy.housekeeping_max_s)
+            moments.append(node.housekeeping_s + policy.timing.housekeeping_max_s)
         if node.torpid_s is not None:
-            moments.append(node.torpid_s + policy.rejoin_timeout_s)
+            moments.append(node.torpid_s + policy.timing.rejoin_timeout_s)
         if len(node.departures_s) >= FLAPS:
             moments.append(sorted(node.departures_s)[-FLAPS] + FLAPS_WITHIN_S)
     return min((moment for moment in moments if moment > now_s), default=inf)
@@ -113,23 +118,27 @@ def why_give_up(node: Node, policy: Policy, now_s: float) -> GivenUp | None:
     if node.state is NodeState.BOOTING and node.reclaimed is not None:
         return GivenUp(because(Code.RECLAIMED, detail=node.reclaimed))
     hangs_s = hung_s(node, now_s)
-    if node.state is NodeState.IDLE and hangs_s is not None and hangs_s >= policy.rejoin_timeout_s:
-        return GivenUp(because(Code.HANGS, hangs_s=hangs_s, rejoin_timeout_s=policy.rejoin_timeout_s))
+    if node.state is NodeState.IDLE and hangs_s is not None and hangs_s >= policy.timing.rejoin_timeout_s:
+        return GivenUp(because(Code.HANGS, hangs_s=hangs_s, rejoin_timeout_s=policy.timing.rejoin_timeout_s))
     if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
         return GivenUp(because(Code.JOIN_FAILED, detail=node.phase_detail), boot_failed=True)
     waited_s = now_s - node.requested_s
     # After a restart of ours it may look long overdue although its broker was away only briefly.
     known_s = now_s - node.since_s
-    if node.state is NodeState.BOOTING and waited_s >= policy.boot_timeout_s and known_s >= policy.rejoin_timeout_s:
+    if (
+        node.state is NodeState.BOOTING
+        and waited_s >= policy.timing.boot_timeout_s
+        and known_s >= policy.timing.rejoin_timeout_s
+    ):
         return GivenUp(_never_joined(node, waited_s, policy), boot_failed=True)
     away_s = now_s - node.since_s
-    if node.state is NodeState.LOST and away_s >= policy.rejoin_timeout_s:
-        return GivenUp(because(Code.BROKER_LOST, away_s=away_s, rejoin_timeout_s=policy.rejoin_timeout_s))
+    if node.state is NodeState.LOST and away_s >= policy.timing.rejoin_timeout_s:
+        return GivenUp(because(Code.BROKER_LOST, away_s=away_s, rejoin_timeout_s=policy.timing.rejoin_timeout_s))
     return None
 
 
 def _never_joined(node: Node, waited_s: float, policy: Policy) -> Reason:
-    reason = because(Code.NEVER_JOINED, waited_s=waited_s, boot_timeout_s=policy.boot_timeout_s)
+    reason = because(Code.NEVER_JOINED, waited_s=waited_s, boot_timeout_s=policy.timing.boot_timeout_s)
     if node.phase is None:
         return reason
     return reason.with_figures(phase=str(node.phase), detail=node.phase_detail)
@@ -140,7 +149,11 @@ def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
     if node.state is not NodeState.BOOTING:
         return node.state is not NodeState.LOST
     failed = node.cloud is not None and node.cloud.state is CloudState.FAILED
-    return not failed and node.phase is not JoinPhase.FAILED and now_s - node.requested_s < policy.boot_timeout_s
+    return (
+        not failed
+        and node.phase is not JoinPhase.FAILED
+        and now_s - node.requested_s < policy.timing.boot_timeout_s
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +194,7 @@ def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
         hangs_s = hung_s(node, snapshot.now_s)
         if node.state is NodeState.BUSY and hangs_s is not None:
             yield because(Code.HANGS_AT_WORK, node=name, hangs_s=hangs_s)
-        if node.absences >= policy.absences and node.rank is not None and node.rank.online:
+        if node.absences >= policy.timing.absences and node.rank is not None and node.rank.online:
             yield because(Code.GONE_AT_PROVIDER_YET_UP, node=name, absences=node.absences)
         if survives_kills(node):
             yield because(Code.HOUSEKEEPING_SURVIVES, node=name, kills=node.housekeeping_kills)

@@ -6,9 +6,9 @@ we know. The age of an answer counts from the moment its query *began*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any
 
 from nodemanager.core.facts import (
     BrokerStopped,
@@ -68,98 +68,18 @@ from nodemanager.planner.state.snapshot import Node, Snapshot, Source
 
 def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
     """The snapshot after a fact. It never raises for bad input from outside, only for a bug of ours."""
-    return accrue(snapshot, _apply(snapshot, fact, policy), fact, policy)
+    return accrue(snapshot, HANDLERS[type(fact)](snapshot, (fact,), policy), fact, policy)
 
 
 def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Snapshot:
     """The snapshot after several facts: the same as one by one, but faster."""
+    if policy.budgets:  # the cost of each fact is added up by itself
+        for fact in facts:
+            snapshot = observe(snapshot, fact, policy)
+        return snapshot
     for kind, alike in groupby(facts, key=type):
-        run = tuple(alike)
-        # Facts that concern a budget, or the next purchase, are applied one by one.
-        counts = policy.budgets or (kind is NodeCreated and (snapshot.blocks or snapshot.quotas))
-        if kind is LeaseEnded and not counts:
-            snapshot = _drop_ended_leases(snapshot, [fact.launch for fact in run if isinstance(fact, LeaseEnded)])
-        elif kind in NODE_FACTS and not counts:
-            snapshot = _apply_to_nodes(snapshot, run, policy)
-        else:
-            for fact in run:
-                snapshot = observe(snapshot, fact, policy)
+        snapshot = HANDLERS[kind](snapshot, tuple(alike), policy)
     return snapshot
-
-
-def _apply_to_nodes(snapshot: Snapshot, facts: Iterable[Any], policy: Policy) -> Snapshot:
-    """Apply facts that each concern one node. News of a node we no longer know is ignored."""
-    changed: dict[LaunchId, Node] = {}
-    for fact in facts:
-        node = changed.get(fact.launch) or snapshot.nodes.get(fact.launch)
-        if node is not None:
-            changed[node.id] = NODE_FACTS[type(fact)](node, fact, snapshot, policy)
-    return with_nodes(snapshot, changed)
-
-
-def _apply(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm a fact
-    match fact:
-        case QueueSeen():
-            return _apply_queue(snapshot, fact)
-        case QueueProbed():
-            return replace(
-                snapshot, queue=_answered_source(snapshot.queue, fact.started_s), queues_asked_s=fact.started_s
-            )
-        case RanksChanged():
-            return _require_look(snapshot)
-        case RanksSeen():
-            return hardware.apply_repaired_promises(rank_facts.apply_ranks(snapshot, fact, policy), policy)
-        case RanksMeasured():
-            return hardware.apply_rank_measurements(snapshot, fact, policy)
-        case FluxUnreachable():
-            return _lose_instance(snapshot, fact)
-        case SlotsChanged():
-            return _apply_slots_change(snapshot, fact, policy)
-        case SlotsRefused():
-            return hardware.drop_promise(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
-        case ClaimHeld():
-            return _apply_claim(snapshot, fact)
-        case RecordSeen():
-            return _apply_record(snapshot, fact)
-        case ClaimRefused():
-            refused = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
-            return replace(snapshot, claimed=False, claim=refused)
-        case LaunchesRecorded():
-            return _change_nodes(snapshot, (launch.id for launch in fact.launches), _mark_recorded)
-        case NodeDrained() | NodeCordoned() | BrokerStopped() | HousekeepingKilled() | NodeDestroyed():
-            return _apply_to_nodes(snapshot, (fact,), policy)
-        case NodeUndrained():
-            return _apply_undrain(snapshot, fact)
-        case JobRequeued():
-            return snapshot  # the queue shows the new job
-        case JobsHeld() | JobsReleased():
-            return held_jobs.apply_held(snapshot, fact)
-        case LeaseEnded():
-            return _drop_ended_leases(snapshot, [fact.launch])
-        case SteeringKept() | SteeringNotKept():
-            return operator.apply_steering_written(snapshot, fact)
-        case SpendKept() | SpendNotKept():
-            return budget.apply_spend_written(snapshot, fact)
-        case HoldPlaced() | RetirementRequested() | NodeReleased() | DecisionsPaused() | DecisionsResumed():
-            return operator.apply_operator_fact(snapshot, fact)
-        case FluxCallFailed():
-            return _apply_failed_flux_call(snapshot, fact)
-        case OrderLapsed():
-            return _apply_lapsed_order(snapshot, fact)
-        case NodeReported():
-            return _apply_report(snapshot, fact, policy)
-        case NodeMeasured():
-            return hardware.apply_measurement(snapshot, fact, policy)
-        case CloudListed():
-            return rank_facts.apply_cloud_list(snapshot, fact, policy)
-        case NodeCreated():
-            return rank_facts.apply_create(snapshot, fact, policy)
-        case LeftoversRemoved():
-            return snapshot  # they belonged to no node
-        case CloudCallFailed():
-            return rank_facts.apply_cloud_failure(snapshot, fact, policy)
-        case _:
-            assert_never(fact)
 
 
 def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
@@ -178,7 +98,7 @@ def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
 
 
 def _sources(snapshot: Snapshot) -> tuple[Source, ...]:
-    writes = snapshot.steering_write, snapshot.spend_write, snapshot.hold_write
+    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
     return (snapshot.claim, *writes, snapshot.flux, snapshot.cloud)
 
 
@@ -188,10 +108,10 @@ def _expire_calls(snapshot: Snapshot) -> Snapshot:
         snapshot,
         claim=_expired(snapshot.claim, now_s),
         steering_write=_expired(snapshot.steering_write, now_s),
-        spend_write=_expired(snapshot.spend_write, now_s),
         hold_write=_expired(snapshot.hold_write, now_s),
         flux=_expired(snapshot.flux, now_s),
         cloud=_expired(snapshot.cloud, now_s),
+        spending=replace(snapshot.spending, write=_expired(snapshot.spending.write, now_s)),
     )
 
 
@@ -228,6 +148,10 @@ def _drop_ended_leases(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snap
     for launch in ended:
         snapshot = operator.forget_steering(snapshot, launch)
     return snapshot
+
+
+def _apply_recorded(snapshot: Snapshot, fact: LaunchesRecorded) -> Snapshot:
+    return _change_nodes(snapshot, (launch.id for launch in fact.launches), _mark_recorded)
 
 
 def _mark_recorded(node: Node) -> Node:
@@ -350,6 +274,15 @@ def _starts_waiting(job: Job, known: Mapping[JobId, Job]) -> bool:
     )
 
 
+def _apply_probe(snapshot: Snapshot, fact: QueueProbed) -> Snapshot:
+    answered = _answered_source(snapshot.queue, fact.started_s)
+    return replace(snapshot, queue=answered, queues_asked_s=fact.started_s)
+
+
+def _apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
+    return hardware.apply_repaired_promises(rank_facts.apply_ranks(snapshot, fact, policy), policy)
+
+
 # --- the instance and the claim on it ---------------------------------------------------------------------
 
 
@@ -386,6 +319,11 @@ def _apply_claim(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     return operator.apply_steering_record(held_jobs.with_held_jobs(snapshot, fact.held_jobs), fact.steering)
 
 
+def _apply_refused_claim(snapshot: Snapshot, fact: ClaimRefused) -> Snapshot:
+    refused = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    return replace(snapshot, claimed=False, claim=refused)
+
+
 def _apply_record(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
     """Take over the record. An observer has created nothing itself, so the record is complete."""
     on_record = {launch.id: launch for launch in fact.launches}
@@ -393,7 +331,9 @@ def _apply_record(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
     gone = [id_ for id_ in snapshot.nodes if id_ not in on_record]
     known = with_nodes(snapshot, come, gone)
     # The acting manager has recorded the costs that were counted here since the last look, or will do so.
-    known = replace(known, spend={}, spend_counted=frozenset(), steering=known.steering_on_record)
+    known = replace(
+        known, steering=known.steering_on_record, spending=replace(known.spending, amounts={}, counted=frozenset())
+    )
     return operator.apply_steering_record(budget.apply_spend_record(known, fact.spend), fact.steering)
 
 
@@ -458,6 +398,10 @@ def _apply_slots_change(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) 
     return rank_facts.apply_ranks(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 
+def _apply_slots_refusal(snapshot: Snapshot, fact: SlotsRefused) -> Snapshot:
+    return hardware.drop_promise(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
+
+
 def _distrust_slots(snapshot: Snapshot, why: str) -> Snapshot:
     """A change of slot types may be half done. Renew the claim, which repairs it, and look at the ranks again."""
     claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
@@ -487,15 +431,110 @@ def _note_destroy_accepted(node: Node, fact: NodeDestroyed, snapshot: Snapshot, 
     del fact
     if not rank_facts.waits_for(node, CallKind.DESTROY):
         return node
-    return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.relist_s)
+    return replace(rank_facts.end_call(node, CallKind.DESTROY), retry_s=snapshot.now_s + policy.timing.relist_s)
 
 
-# Handlers of facts that concern one node only.
-NODE_FACTS: Mapping[type[Any], Callable[[Node, Any, Snapshot, Policy], Node]] = {
-    NodeCreated: rank_facts.apply_create_to_node,
-    NodeDrained: rank_facts.apply_drain,
-    NodeCordoned: rank_facts.apply_cordon,
-    BrokerStopped: _note_broker_told,
-    HousekeepingKilled: _count_housekeeping_kill,
-    NodeDestroyed: _note_destroy_accepted,
+# --- the table --------------------------------------------------------------------------------------------
+
+# Takes facts of one type in, in their order.
+Handler = Callable[[Snapshot, Sequence[Any], Policy], Snapshot]
+
+
+def one_by_one(apply: Callable[[Snapshot, Any, Policy], Snapshot]) -> Handler:
+    """Takes facts in with a function of the snapshot, one fact and the policy."""
+
+    def handle(snapshot: Snapshot, facts: Sequence[Any], policy: Policy) -> Snapshot:
+        for fact in facts:
+            snapshot = apply(snapshot, fact, policy)
+        return snapshot
+
+    return handle
+
+
+def whatever_the_policy(apply: Callable[[Snapshot, Any], Snapshot]) -> Handler:
+    """Takes facts in with a function of the snapshot and one fact."""
+    return one_by_one(lambda snapshot, fact, _: apply(snapshot, fact))
+
+
+def to_nodes(apply: Callable[[Node, Any, Snapshot, Policy], Node]) -> Handler:
+    """Takes facts in that each concern one node. News of a node we no longer know is ignored."""
+
+    def handle(snapshot: Snapshot, facts: Sequence[Any], policy: Policy) -> Snapshot:
+        changed: dict[LaunchId, Node] = {}
+        for fact in facts:
+            node = changed.get(fact.launch) or snapshot.nodes.get(fact.launch)
+            if node is not None:
+                changed[node.id] = apply(node, fact, snapshot, policy)
+        return with_nodes(snapshot, changed)
+
+    return handle
+
+
+_create_together = to_nodes(rank_facts.apply_create_to_node)
+_create_one_by_one = one_by_one(rank_facts.apply_create)
+
+
+def _apply_creates(snapshot: Snapshot, facts: Sequence[NodeCreated], policy: Policy) -> Snapshot:
+    """While something is blocked or a quota is known, each create may lift it before the next is counted."""
+    matters = snapshot.learned.blocks or snapshot.learned.quotas
+    return (_create_one_by_one if matters else _create_together)(snapshot, facts, policy)
+
+
+def _end_leases(snapshot: Snapshot, facts: Sequence[LeaseEnded], policy: Policy) -> Snapshot:
+    del policy
+    return _drop_ended_leases(snapshot, [fact.launch for fact in facts])
+
+
+_nothing_follows = whatever_the_policy(lambda snapshot, _: snapshot)
+_written = whatever_the_policy(operator.apply_steering_written)
+_spend_written = whatever_the_policy(budget.apply_spend_written)
+_told_by_operator = whatever_the_policy(operator.apply_operator_fact)
+
+# What each type of fact does to the snapshot.
+HANDLERS: Mapping[type[Fact], Handler] = {
+    # the queue and the ranks
+    QueueSeen: whatever_the_policy(_apply_queue),
+    QueueProbed: whatever_the_policy(_apply_probe),
+    RanksChanged: whatever_the_policy(lambda snapshot, _: _require_look(snapshot)),
+    RanksSeen: one_by_one(_apply_ranks),
+    RanksMeasured: one_by_one(hardware.apply_rank_measurements),
+    # the instance and the claim on it
+    FluxUnreachable: whatever_the_policy(_lose_instance),
+    ClaimHeld: whatever_the_policy(_apply_claim),
+    ClaimRefused: whatever_the_policy(_apply_refused_claim),
+    RecordSeen: whatever_the_policy(_apply_record),
+    SlotsChanged: one_by_one(_apply_slots_change),
+    SlotsRefused: whatever_the_policy(_apply_slots_refusal),
+    # answers of Flux to orders
+    LaunchesRecorded: whatever_the_policy(_apply_recorded),
+    NodeDrained: to_nodes(rank_facts.apply_drain),
+    NodeCordoned: to_nodes(rank_facts.apply_cordon),
+    NodeUndrained: whatever_the_policy(_apply_undrain),
+    BrokerStopped: to_nodes(_note_broker_told),
+    HousekeepingKilled: to_nodes(_count_housekeeping_kill),
+    LeaseEnded: _end_leases,
+    JobRequeued: _nothing_follows,  # the queue shows the new job
+    JobsHeld: whatever_the_policy(held_jobs.apply_held),
+    JobsReleased: whatever_the_policy(held_jobs.apply_held),
+    FluxCallFailed: whatever_the_policy(_apply_failed_flux_call),
+    OrderLapsed: whatever_the_policy(_apply_lapsed_order),
+    # the cloud
+    CloudListed: one_by_one(rank_facts.apply_cloud_list),
+    NodeCreated: _apply_creates,
+    NodeDestroyed: to_nodes(_note_destroy_accepted),
+    CloudCallFailed: one_by_one(rank_facts.apply_cloud_failure),
+    LeftoversRemoved: _nothing_follows,  # they belonged to no node
+    # what nodes report about themselves
+    NodeReported: one_by_one(_apply_report),
+    NodeMeasured: one_by_one(hardware.apply_measurement),
+    # operators, and what is written to the record
+    HoldPlaced: _told_by_operator,
+    RetirementRequested: _told_by_operator,
+    NodeReleased: _told_by_operator,
+    DecisionsPaused: _told_by_operator,
+    DecisionsResumed: _told_by_operator,
+    SteeringKept: _written,
+    SteeringNotKept: _written,
+    SpendKept: _spend_written,
+    SpendNotKept: _spend_written,
 }

@@ -143,8 +143,8 @@ def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot
 
 def _next_look_s(fact: RanksSeen, now_s: float, policy: Policy) -> float:
     """The earliest time of the next look, even if the ranks change. The rest never exceeds one probe interval."""
-    rest_s = min(policy.probe_s, policy.look_rest * fact.took_s)
-    return max(fact.started_s + policy.look_every_s, now_s + rest_s)
+    rest_s = min(policy.timing.probe_s, policy.fixed.look_rest * fact.took_s)
+    return max(fact.started_s + policy.fixed.look_every_s, now_s + rest_s)
 
 
 def _update_launch_ranks(snapshot: Snapshot, ranks: Iterable[FluxRank]) -> Snapshot:
@@ -199,7 +199,7 @@ def _is_no_news(node: Node, rank: FluxRank, policy: Policy) -> bool:
     """Whether a node whose rank is unchanged stays unchanged too, because one more look decides nothing."""
     match node.state:
         case NodeState.IDLE:
-            seen = node.idle_since_s is not None and node.idle_looks >= policy.idle_confirmations
+            seen = node.idle_since_s is not None and node.idle_looks >= policy.rules.idle_confirmations
             return seen and rank.idle and rank.drain_reason is None
         case NodeState.BUSY:
             return rank.online and rank.allocated
@@ -408,7 +408,7 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
         if node.id not in pairing.paired and fact.started_s > node.known_s and _should_be_listed(node)
     ]
     doubted = snapshot.doubted_lists + 1 if _too_many_vanished(snapshot, lacking) else 0
-    believed = doubted == 0 or doubted > policy.absences
+    believed = doubted == 0 or doubted > policy.timing.absences
     nodes: dict[LaunchId, Node] = {}
     for id_, cloud in pairing.paired.items():
         if not _is_listed_unchanged(snapshot.nodes[id_], cloud):
@@ -493,10 +493,10 @@ def _apply_listing(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: flo
 def _count_absence(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) -> Node:
     absent_s = node.absent_s if node.absent_s is not None else started_s
     node = replace(node, absences=node.absences + 1, absent_s=absent_s)
-    if node.absences < policy.absences:
+    if node.absences < policy.timing.absences:
         return node
     if node.state is NodeState.REQUESTED:
-        long_enough = started_s - node.known_s >= policy.create_grace_s
+        long_enough = started_s - node.known_s >= policy.timing.create_grace_s
         return move(node, Event.DISPROVED, snapshot.now_s) if long_enough else node
     if node.rank is not None and node.rank.online:
         return node  # Flux still reaches it: the provider may be wrong, and a job may run there

@@ -42,7 +42,7 @@ def zones_of(node_type: NodeType) -> tuple[str, ...]:
 def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
     """The zones for the type's next nodes: those that are not blocked, or the first one if all are."""
     zones = zones_of(node_type)
-    if not snapshot.blocks:
+    if not snapshot.learned.blocks:
         return zones
     return tuple(zone for zone in zones if block_on(node_type, zone, snapshot) is None) or zones[:1]
 
@@ -54,10 +54,10 @@ def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
 
 def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
     """What blocks the type in a zone now, the longest block; None if nothing does."""
-    if not snapshot.blocks:
+    if not snapshot.learned.blocks:
         return None
     scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, zone))
-    blocks = [snapshot.blocks[scope] for scope in scopes if scope in snapshot.blocks]
+    blocks = [snapshot.learned.blocks[scope] for scope in scopes if scope in snapshot.learned.blocks]
     standing = [block for block in blocks if block.until_s > snapshot.now_s]
     return max(standing, key=lambda block: block.until_s, default=None)
 
@@ -65,7 +65,7 @@ def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None
 def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
     """The types that no zone offers now, each with the block that ends first; and the observed types."""
     observed = {name: because(Code.ONLY_OBSERVED, node_type=name) for name in policy.observed}
-    if not snapshot.blocks:
+    if not snapshot.learned.blocks:
         return observed
     blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
     return {**blocked, **observed}

@@ -190,7 +190,11 @@ def _turns(number: int, priority: int, ids: Sequence[JobId]) -> Iterator[tuple[i
 
 def _committed(snapshot: Snapshot, policy: Policy, period: Period) -> dict[str, Decimal]:
     """By account: what ended jobs have cost, plus what running jobs will have cost by their time limits."""
-    begun = {key[2]: paid for key, paid in snapshot.spend.items() if key[:2] == (period.name, period.begins_at)}
+    begun = {
+        key[2]: paid
+        for key, paid in snapshot.spending.amounts.items()
+        if key[:2] == (period.name, period.begins_at)
+    }
     for job in snapshot.jobs.values():
         if job.state is JobState.RUN and job.allocations:
             until_at = min(float(period.ends_at), job.ends_at or snapshot.wall_at)

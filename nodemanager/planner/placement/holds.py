@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, Unserved
 from nodemanager.core.orders import HoldJobs, ReleaseJobs
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
@@ -22,6 +22,12 @@ from nodemanager.planner.state.queue_index import BatchKey
 from nodemanager.planner.state.snapshot import Snapshot
 
 JOBS_PER_ORDER_MAX = 100
+
+
+def may_hold(snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether any job may have to be held or released. If not, no placement is needed to know it."""
+    may = policy.rules.unserved is Unserved.HOLD or policy.budgets or snapshot.learned.drain_streaks
+    return bool(may or snapshot.held_jobs)
 
 
 def hold_orders(snapshot: Snapshot, policy: Policy, placement: Placement) -> tuple[HoldJobs | ReleaseJobs, ...]:

@@ -59,13 +59,13 @@ def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
         return Obstacle(Hindrance.NO_SLOT_FITS, _why_no_type_fits(shape, policy))
     if want > 0:
         return Obstacle(Hindrance.NO_SLOT_FITS, because(Code.TOO_FEW_SLOTS, slots=nodes, short=want))
-    if nodes > policy.nodes_max or price > policy.price_per_hour_max:
+    if nodes > policy.limits.nodes_max or price > policy.limits.price_per_hour_max:
         reason = because(
             Code.BEYOND_LIMITS,
             node_count=nodes,
-            nodes_max=policy.nodes_max,
+            nodes_max=policy.limits.nodes_max,
             price_per_hour=price,
-            price_per_hour_max=policy.price_per_hour_max,
+            price_per_hour_max=policy.limits.price_per_hour_max,
         )
         return Obstacle(Hindrance.BEYOND_LIMITS, reason)
     return None
@@ -150,7 +150,7 @@ def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:
     if not first.has_free:
         return _no_free_slot(node_type, first.slots, short)
     if first.nodes_left <= 0:
-        reason = because(Code.NODES_MAX, node_type=node_type.name, nodes_max=policy.nodes_max, short=short)
+        reason = because(Code.NODES_MAX, node_type=node_type.name, nodes_max=policy.limits.nodes_max, short=short)
         return Obstacle(Hindrance.LIMIT_REACHED, reason)
     if supply.budget_left is not None:
         return Obstacle(Hindrance.UNAVAILABLE, supply.budget_left)
@@ -159,7 +159,7 @@ def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:
         node_type=node_type.name,
         price_per_hour=node_type.price_per_hour,
         left=first.price_left,
-        price_per_hour_max=policy.price_per_hour_max,
+        price_per_hour_max=policy.limits.price_per_hour_max,
     )
     return Obstacle(Hindrance.LIMIT_REACHED, reason)
 

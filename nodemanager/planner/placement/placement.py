@@ -254,7 +254,7 @@ class _PlacementBuilder:
 
     def build(self) -> Placement:
         """Seat the jobs, allocate the rest, and put the placement together."""
-        fifo = self.policy.queue_policy is QueuePolicy.FIFO
+        fifo = self.policy.rules.queue_policy is QueuePolicy.FIFO
         if not self.batches:
             self.seating = Seating()
         elif not fifo:
@@ -360,7 +360,7 @@ class _PlacementBuilder:
         allocation: Allocation | None = self._empty_allocation(self.offers if works else [])
         for stage in self._stages(works):
             if allocation is not None:
-                allocation = allocation.with_work(stage, share=self.policy.packing is PackingPolicy.SPREAD)
+                allocation = allocation.with_work(stage, share=self.policy.rules.packing is PackingPolicy.SPREAD)
         return allocation
 
     def _stages(self, works: Sequence[Work]) -> list[list[Work]]:
@@ -379,7 +379,7 @@ class _PlacementBuilder:
         if not works:
             return []
         rules = {offer.node_type.billing for offer in self.offers}
-        if len(rules) <= 1 and self.policy.packing is PackingPolicy.SPREAD:
+        if len(rules) <= 1 and self.policy.rules.packing is PackingPolicy.SPREAD:
             return [list(works)]
         spans = sorted({work.span_s for work in works}, reverse=True)
         return [[work for work in works if work.span_s == span_s] for span_s in spans]

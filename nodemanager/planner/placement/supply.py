@@ -112,7 +112,7 @@ def room_changes_s(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) 
 
 def patience_s(snapshot: Snapshot, policy: Policy, type_name: TypeName) -> float:
     """How many seconds to wait for room on a busy node before a node of the type is bought."""
-    return (timings.boot_s(snapshot, type_name) or 0.0) + policy.patience_s
+    return (timings.boot_s(snapshot, type_name) or 0.0) + policy.rules.patience_s
 
 
 def _node_of_rank(rank: Rank, snapshot: Snapshot) -> Node | None:
@@ -231,7 +231,7 @@ def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
 def _just_up(node: Node, rank: FluxRank, snapshot: Snapshot, policy: Policy) -> bool:
     """Whether the node is online but the scheduler has not noticed yet, a moment after Flux's resource module."""
     kept_out = rank.schedulable or rank.drain_reason is not None or rank.excluded or rank.torpid
-    return rank.online and not kept_out and snapshot.now_s - node.since_s < policy.rejoin_timeout_s
+    return rank.online and not kept_out and snapshot.now_s - node.since_s < policy.timing.rejoin_timeout_s
 
 
 def _kinds(
@@ -404,7 +404,7 @@ def current_supply(
 ) -> Supply:
     """What may be bought now. ``price``: what the fleet costs per hour, booting and stopping nodes included."""
     costing = sum(node_index_of(snapshot).count_by_type.values())
-    price_left, budget_left = policy.price_per_hour_max - price, None
+    price_left, budget_left = policy.limits.price_per_hour_max - price, None
     if limits is not None and limits.left_per_hour is not None and limits.left_per_hour[0] < price_left:
         price_left, budget_left = limits.left_per_hour
     closed = closed_types(limits, policy) if limits is not None else {}
@@ -413,7 +413,7 @@ def current_supply(
         policy,
         rank_index=rank_index_of(snapshot.ranks, snapshot.rank_index, policy),
         blocked={**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy), **closed},
-        nodes_left=policy.nodes_max - costing - len(ownerless_strays(snapshot)),
+        nodes_left=policy.limits.nodes_max - costing - len(ownerless_strays(snapshot)),
         price_left=price_left,
         budget_left=budget_left,
     )
@@ -482,6 +482,6 @@ def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
 def create_credit(snapshot: Snapshot, policy: Policy) -> float:
     """The tokens in the rate limiter's bucket for creates: each create takes one."""
     if snapshot.create_credit_s is None:
-        return float(policy.creates_burst)
-    gained = (snapshot.now_s - snapshot.create_credit_s) * policy.creates_per_s
-    return min(float(policy.creates_burst), snapshot.create_credit + gained)
+        return float(policy.calls.creates_burst)
+    gained = (snapshot.now_s - snapshot.create_credit_s) * policy.calls.creates_per_s
+    return min(float(policy.calls.creates_burst), snapshot.create_credit + gained)

@@ -27,75 +27,112 @@ BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The site's settings as the planner needs them. Times are durations in seconds."""
+class Limits:
+    """What the fleet never exceeds: ``[Limits]`` of the site."""
 
-    cluster: str
-    cluster_uuid: str
-    node_types: tuple[NodeType, ...]
     nodes_max: int
     price_per_hour_max: Decimal
     nodes_min: int = 0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Waits, periods and timeouts in seconds: ``[Timing]`` of the site."""
+
     settle_s: float = 1.0  # from the latest new job to a purchase
     settle_max_s: float = 10.0  # a purchase waits no longer than this
-    quiet_s: float = 0.1  # from the latest change of queue or ranks to a purchase
     boot_timeout_s: float = 900.0  # from the order of a node to its join
     rejoin_timeout_s: float = 120.0  # for a lost broker to return
     create_grace_s: float = 120.0  # how long an unlisted node is looked for at least
     orphan_grace_s: float = 600.0  # before a node without a launch is destroyed
     stale_after_s: float = 180.0  # older data stops all decisions
     probe_s: float = 10.0  # from one look at the ranks to the next
-    # Even if the ranks keep changing, the next look waits: at least ``look_every_s`` from the start of the last
-    # one, and ``look_rest`` times its duration from its end. So looks take at most a tenth of the time.
-    # ``look_every_s`` is no longer than ``quiet_s``, for which purchases wait anyway.
-    look_every_s: float = 0.1
-    look_rest: float = 9.0
     relist_s: float = 60.0  # from one list of the cloud to the next, if nothing boots or stops
     sweep_s: float = 600.0  # from one sweep for leftovers to the next
-    call_timeout_s: float = 60.0  # for a call to be answered
-    order_good_s: float = 30.0  # an order that has not begun by then lapses
-    broker_stop_s: float = 5.0  # time for a broker to leave cleanly
     absences: int = 3  # lists in a row that must lack a node before it counts as gone
+    boot_retry_s: float = 900.0  # from the last failed boot in a row until one more is tried
+    safe_mode_max_s: float = 1800.0
+    housekeeping_max_s: float = 1800.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules for buying and retiring nodes: ``[Policy]`` of the site."""
+
     idle_confirmations: int = 2  # looks in a row that must find a node idle
     idle_timeout_s: float = 300.0  # how long an idle node is kept if its billing windows are short
     stop_lead_s: float = 60.0  # how long before the end of a billing window a stop begins, until stops are measured
     patience_s: float = 0.0  # how much longer than a boot to wait for room on busy nodes
     packing: PackingPolicy = PackingPolicy.SPREAD
-    # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
-    budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     queue_policy: QueuePolicy = QueuePolicy.FIFO
     unserved: Unserved = Unserved.HOLD_USERS
-    observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
-    destroy_on_replay: bool = False  # give up a node whose ticket was used twice
     misfit: Misfit = Misfit.DRAIN
     foreign_drain: ForeignDrain = ForeignDrain.RETIRE
     foreign_drain_after_s: float = 300.0  # how long a node that Flux itself drained is kept
+    boot_failures_max: int = 3  # failed boots in a row of a type and image, after which no more are bought
+    unready_max: float = 0.5  # if a larger share of the nodes is unready, nothing is done
+
+
+@dataclass(frozen=True)
+class Calls:
+    """How the provider is called: ``[Cloud]`` of the site."""
+
+    call_timeout_s: float = 60.0  # for a call to be answered
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """What no site sets. Tests and simulations may."""
+
+    quiet_s: float = 0.1  # from the latest change of queue or ranks to a purchase
+    # Even if the ranks keep changing, the next look waits: at least ``look_every_s`` from the start of the last
+    # one, and ``look_rest`` times its duration from its end. So looks take at most a tenth of the time.
+    # ``look_every_s`` is no longer than ``quiet_s``, for which purchases wait anyway.
+    look_every_s: float = 0.1
+    look_rest: float = 9.0
+    order_good_s: float = 30.0  # an order that has not begun by then lapses
+    broker_stop_s: float = 5.0  # time for a broker to leave cleanly
     block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
     block_s_max: float = 600.0  # repeated refusals are waited out for longer, up to this
-    boot_failures_max: int = 3  # failed boots in a row of a type and image, after which no more are bought
-    boot_retry_s: float = 900.0  # until one more is tried
-    unready_max: float = 0.5  # if a larger share of the nodes is unready, nothing is done
-    unready_nodes: int = 3  # up to this number the share does not matter
-    safe_mode_max_s: float = 1800.0
-    housekeeping_max_s: float = 1800.0
+    unready_nodes: int = 3  # up to this number of unready nodes their share does not matter
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The site's settings as the planner needs them, grouped as in the site file."""
+
+    cluster: str
+    cluster_uuid: str
+    node_types: tuple[NodeType, ...]
+    limits: Limits
+    timing: Timing = Timing()
+    rules: Rules = Rules()
+    calls: Calls = Calls()
+    fixed: Fixed = Fixed()
+    # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
+    budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
+    observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
+    destroy_on_replay: bool = False  # give up a node whose ticket was used twice
 
     def passes_over(self, *, of_user: bool) -> bool:
         """Whether nodes are bought for jobs behind one that is unserved for long.
 
         ``of_user``: limits of its user keep it from being served, so only jobs of that user are concerned.
         """
-        if self.queue_policy is not QueuePolicy.FIFO or self.unserved in (Unserved.HOLD, Unserved.SKIP):
+        if self.rules.queue_policy is not QueuePolicy.FIFO or self.rules.unserved in (Unserved.HOLD, Unserved.SKIP):
             return True
-        return of_user and self.unserved is Unserved.HOLD_USERS
+        return of_user and self.rules.unserved is Unserved.HOLD_USERS
 
     def holds(self, *, of_user: bool) -> bool:
         """Whether a job that is unserved for long is held in Flux. Without queue order only if the site says so."""
-        if self.unserved is Unserved.HOLD:
+        if self.rules.unserved is Unserved.HOLD:
             return True
-        return of_user and self.unserved is Unserved.HOLD_USERS and self.queue_policy is QueuePolicy.FIFO
+        return (
+            of_user and self.rules.unserved is Unserved.HOLD_USERS and self.rules.queue_policy is QueuePolicy.FIFO
+        )
 
     @cached_property
     def acting_everywhere(self) -> Policy:

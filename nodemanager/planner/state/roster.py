@@ -17,7 +17,7 @@ def roster(snapshot: Snapshot, policy: Policy) -> Roster:
 
 
 def _entry(node: Node, policy: Policy) -> RosterEntry:
-    until_at = node.launch.requested_at + policy.boot_timeout_s
+    until_at = node.launch.requested_at + policy.timing.boot_timeout_s
     return RosterEntry(
         launch=node.id,
         slot=node.launch.slot,

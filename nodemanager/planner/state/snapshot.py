@@ -198,6 +198,35 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Learned:
+    """What refusals, failures and measurements have taught. Lost at a restart."""
+
+    blocks: Mapping[Scope, Block] = field(default_factory=_empty)
+    quotas: Mapping[Scope, Quota] = field(default_factory=_empty)
+    streaks: Mapping[tuple[TypeName, str], FailureStreak] = field(default_factory=_empty)  # by node type and image
+    drain_streaks: Mapping[int, DrainStreak] = field(default_factory=_empty)  # by userid
+    ended_users: Mapping[JobId, int] = field(default_factory=_empty)  # of jobs that ran and ended lately
+    # Measured times in seconds, the latest last: boots from order to join, and stops from the decision to the list
+    # that shows the node gone.
+    boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
+    stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The cost of gone nodes and ended jobs, as in ``Spend``.
+
+    ``cost.budget`` adds to it, but only if there is a budget and the record has been read.
+    """
+
+    amounts: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
+    counted: frozenset[LaunchId] = frozenset()  # gone nodes that it includes and that still have a lease
+    on_record: Spend | None = None  # None: not read yet
+    kept_s: float = 0.0  # when it was last written
+    write: Source = Source()  # the call that writes it to the record
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All that is known at one moment. Mappings are never changed in place."""
 
@@ -249,26 +278,11 @@ class Snapshot:
     unready_since_s: float | None = None  # since when too many of the nodes that were up are unready
     doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
-    blocks: Mapping[Scope, Block] = field(default_factory=_empty)
-    quotas: Mapping[Scope, Quota] = field(default_factory=_empty)
-    streaks: Mapping[tuple[TypeName, str], FailureStreak] = field(default_factory=_empty)  # by node type and image
-    drain_streaks: Mapping[int, DrainStreak] = field(default_factory=_empty)  # by userid
-    ended_users: Mapping[JobId, int] = field(default_factory=_empty)  # of jobs that ran and ended lately
+    learned: Learned = Learned()
     create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
     create_credit_s: float | None = None
 
-    # The cost of gone nodes and ended jobs, as in ``Spend``. ``cost.budget`` adds to it, but only if there is a
-    # budget and the record has been read.
-    spend: Mapping[tuple[str, int, str], Decimal] = field(default_factory=_empty)
-    spend_counted: frozenset[LaunchId] = frozenset()  # gone nodes that it includes and that still have a lease
-    spend_on_record: Spend | None = None  # None: not read yet
-    spend_kept_s: float = 0.0  # when it was last written
-    spend_write: Source = Source()  # the call that writes it to the record
-
-    # Measured times in seconds, the latest last: boots from order to join, and stops from the decision to the list
-    # that shows the node gone. Lost at a restart.
-    boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
-    stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
+    spending: Spending = Spending()
 
     # Indexes of the above. Each knows what it was built from and is rebuilt if that is not what the snapshot holds.
     # So a stale index makes a plan slower, never wrong.

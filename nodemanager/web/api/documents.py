@@ -121,11 +121,11 @@ def status(published: Publication) -> Document:
             "strangers": snapshot.strangers,
         },
         "limits": {
-            "nodes_max": policy.nodes_max,
-            "nodes_min": policy.nodes_min,
-            "nodes_left": policy.nodes_max - costing,
-            "price_per_hour_max": float(policy.price_per_hour_max),
-            "price_per_hour_left": float(policy.price_per_hour_max - plan.price_per_hour),
+            "nodes_max": policy.limits.nodes_max,
+            "nodes_min": policy.limits.nodes_min,
+            "nodes_left": policy.limits.nodes_max - costing,
+            "price_per_hour_max": float(policy.limits.price_per_hour_max),
+            "price_per_hour_left": float(policy.limits.price_per_hour_max - plan.price_per_hour),
         },
         "price_per_hour": float(plan.price_per_hour),
         "blocks": blocks(snapshot, clock),
@@ -136,7 +136,7 @@ def status(published: Publication) -> Document:
 
 def sources(published: Publication) -> Mapping[str, Document]:
     """The age of each source, and whether it is stale."""
-    snapshot, limit_s = published.snapshot, published.policy.stale_after_s
+    snapshot, limit_s = published.snapshot, published.policy.timing.stale_after_s
     named = {"queue": snapshot.queue, "flux": snapshot.flux, "cloud": snapshot.cloud}
     return {name: _source(source, snapshot.now_s, limit_s) for name, source in named.items()}
 
@@ -156,7 +156,7 @@ def blocks(snapshot: Snapshot, clock: ClockReading) -> list[Document]:
             "until_at": clock.to_wall(block.until_s),
             "reason": reason_document(refusal_reason(block), clock),
         }
-        for scope, block in snapshot.blocks.items()
+        for scope, block in snapshot.learned.blocks.items()
         if block.until_s > snapshot.now_s
     ]
 
@@ -326,6 +326,7 @@ def job_document(job: Job, published: Publication, clock: ClockReading) -> Docum
         "waits_s": max(0.0, clock.wall_at - job.submitted_at) if waits else None,
         "on": [_host(held.rank, published.snapshot) for held in job.allocations],
         "reason": reason_document(reason, clock) if reason is not None else None,
+        "delegated": None,
     }
 
 

@@ -59,6 +59,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/fleet", "All nodes in a compact form", handlers.fleet),
     Endpoint("GET", "/history", "The fleet over time, since the service started", handlers.history),
     Endpoint("GET", "/jobs", "The active jobs, with reasons", handlers.jobs, parameters=[_LIMIT]),
+    Endpoint("GET", "/peers", "The instances in which jobs of this one may run", handlers.peers),
     Endpoint(
         "GET",
         "/explain/job/{name}",

@@ -18,6 +18,7 @@ from nodemanager.history.store.schema import SPEND_KEPT_S
 from nodemanager.planner.plan import plan as make_plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.web.api import documents, explain, health, kubernetes_metrics
+from nodemanager.web.api import peers as peer_documents
 from nodemanager.web.api.control import Control
 from nodemanager.web.api.documents import Document
 from nodemanager.web.api.metrics import Metrics
@@ -124,13 +125,31 @@ def jobs(context: WebContext, request: Request, body: bytes) -> Response:
     published = _latest_publication(context)
     limit = int(_query_number(request, "limit", documents.JOBS_SHOWN, 0, 100_000))
     if context.access.may_see_jobs(request):
-        return json_response({**documents.jobs(published, limit=limit), "shown": True})
+        document = documents.jobs(published, limit=limit)
+        clock, view = documents.clock_of(published), context.board.delegation
+        document["jobs"] = [peer_documents.with_delegation(job, view, clock) for job in document["jobs"]]
+        return json_response({**document, "shown": True})
     return json_response({**documents.jobs_summary(published), "jobs": [], "unreadable": [], "shown": False})
 
 
 def explain_job(context: WebContext, request: Request, body: bytes) -> Response:
     """Explain a job, now or at a past time."""
-    return _explain(context, request, body, "job", lambda now, name: explain.job(now, name, context.reader))
+
+    def explain_now(published: Publication, name: str) -> Document:
+        document = explain.job(published, name, context.reader)
+        if document["job"] is None:
+            return document
+        clock = documents.clock_of(published)
+        job = peer_documents.with_delegation(document["job"], context.board.delegation, clock)
+        return {**document, "job": job, "reason": job["reason"] if job["delegated"] else document["reason"]}
+
+    return _explain(context, request, body, "job", explain_now)
+
+
+def peers(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the instances in which jobs of this one may run."""
+    del request, body
+    return json_response(peer_documents.peers(context.board.delegation))
 
 
 def explain_node(context: WebContext, request: Request, body: bytes) -> Response:

@@ -16,7 +16,7 @@ def check_health(board: Board) -> tuple[bool, Document]:
     posted = board.latest
     if posted is not None:
         seen = sources(posted.published)
-        grace_s = posted.published.policy.stale_after_s
+        grace_s = posted.published.policy.timing.stale_after_s
         starting = posted.posted_s - board.started_s < grace_s
         document["stale"] = [
             name for name, source in seen.items() if source["stale"] and not (starting and source["age_s"] is None)

@@ -17,6 +17,7 @@ from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import CloudCallFailed, CloudListed, Fact, LeftoversRemoved, NodeCreated, NodeDestroyed
 from nodemanager.core.jobs import JobState
 from nodemanager.core.slots import NodeType
+from nodemanager.delegation.view import DelegationView
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
 from nodemanager.planner.cost import budget
@@ -151,12 +152,15 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("silent_seconds", "Time since the last decision was completed.", self._board.silent_s)
+        yield from _ensemble_gauges(self._board)
         posted = self._board.latest
         if posted is not None:
             yield from _node_gauges(posted.published)
             yield from _job_gauges(posted.published)
             yield from _cost_gauges(posted.published)
             yield from _service_gauges(posted.published)
+        if (view := self._board.delegation) is not None:
+            yield from _peer_gauges(view)
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -170,6 +174,30 @@ def _gauges(
     for label_values, value in values.items():
         family.add_metric(label_values, value)
     return family
+
+
+def _ensemble_gauges(board: Board) -> Iterator[Metric]:
+    """Read the ensembles. A site without any has none of these metrics."""
+    if kept := board.nodes_kept:
+        text = "Nodes that are kept because an ensemble asks for them."
+        yield _gauges("ensemble_nodes_kept", text, ("ensemble",), {(name,): count for name, count in kept.items()})
+    if not (ensembles := board.ensembles):
+        return
+    members: dict[tuple[str, ...], float] = {
+        (name, group, state): count
+        for name, summary in ensembles.items()
+        for group, counts in summary["groups"].items()
+        for state, count in counts.items()
+        if state != "finished"  # success and failed together
+    }
+    text = "Members of the service's ensembles: active by state, ended by how they ended."
+    yield _gauges("ensemble_members", text, ("ensemble", "group", "state"), members)
+    runs: dict[tuple[str, ...], float] = {
+        (name, str(number)): rule["runs"]
+        for name, summary in ensembles.items()
+        for number, rule in enumerate(summary["rules"], start=1)
+    }
+    yield _gauges("ensemble_rule_runs", "How often each rule has run.", ("ensemble", "rule"), runs)
 
 
 def _node_gauges(published: Publication) -> Iterator[Metric]:
@@ -186,7 +214,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         ("node_type",),
         {(name,): count for name, count in nodes_wanted(published).items()},
     )
-    yield _gauge("nodes_max", "The limit on nodes.", policy.nodes_max)
+    yield _gauge("nodes_max", "The limit on nodes.", policy.limits.nodes_max)
     yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
     drained = node_health.drained_nodes(snapshot, policy)
     yield _gauges(
@@ -211,7 +239,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
     yield _gauge("strangers", "Other machines in the account.", snapshot.strangers)
     standing: dict[tuple[str, ...], float] = {
         (scope.type_name, str(scope.market or ""), scope.zone or "", refusal_reason(block).code): 1.0
-        for scope, block in snapshot.blocks.items()
+        for scope, block in snapshot.learned.blocks.items()
         if block.until_s > snapshot.now_s
     }
     yield _gauges(
@@ -236,8 +264,22 @@ def _job_gauges(published: Publication) -> Iterator[Metric]:
     yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.unreadable))
 
 
+def _peer_gauges(view: DelegationView) -> Iterator[Metric]:
+    """The gauges of delegation: only for a site that delegates."""
+    jobs: dict[tuple[str, ...], float] = {(peer.name,): float(peer.jobs) for peer in view.peers}
+    yield _gauges("peer_jobs", "Our jobs at each peer.", ("peer",), jobs)
+    up: dict[tuple[str, ...], float] = {(peer.name,): float(peer.reachable) for peer in view.peers}
+    yield _gauges("peer_up", "1 if the peer can be reached.", ("peer",), up)
+    seen = {(peer.name,): peer.load for peer in view.peers if peer.load is not None}
+    free: dict[tuple[str, ...], float] = {name: float(load.cores_free) for name, load in seen.items()}
+    yield _gauges("peer_cores_free", "Free cores of each peer.", ("peer",), free)
+    waiting: dict[tuple[str, ...], float] = {name: float(load.waiting) for name, load in seen.items()}
+    yield _gauges("peer_jobs_waiting", "Jobs that wait at each peer, of everybody.", ("peer",), waiting)
+    yield _gauge("delegation_stopped", "1 while no job can be delegated.", int(bool(view.fault)))
+
+
 def _cost_gauges(published: Publication) -> Iterator[Metric]:
-    price, most = published.plan.price_per_hour, published.policy.price_per_hour_max
+    price, most = published.plan.price_per_hour, published.policy.limits.price_per_hour_max
     yield _gauge("price_per_hour", "Price an hour of all nodes that cost or may cost.", float(price))
     yield _gauge("price_per_hour_max", "The limit on the price an hour.", float(most))
     yield _gauge("budget_left_per_hour", "What is left below the limit on the price an hour.", float(most - price))

@@ -8,9 +8,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from nodemanager.actors.manager import Publication
 from nodemanager.delegation.view import DelegationView
@@ -55,6 +56,8 @@ class Board:
         self._latest: LatestPublication | None = None
         self._changed = threading.Condition()
         self._delegation: DelegationView | None = None
+        self._ensembles: Mapping[str, Mapping[str, Any]] = {}
+        self.nodes_kept: Mapping[str, int] = {}  # the nodes that are kept for each ensemble
         self._events: deque[tuple[int, HistoryEvent]] = deque(maxlen=EVENTS_MAX)
         self._samples: deque[Sample] = deque()
         self._sample_every_s = SAMPLE_EVERY_S
@@ -108,7 +111,17 @@ class Board:
                 self._samples = deque(islice(self._samples, 0, None, 2))
                 self._sample_every_s *= 2
 
+    def show_ensemble(self, name: str, summary: Mapping[str, Any]) -> None:
+        """Take the state of an ensemble that the service runs. Called by the ensemble's thread."""
+        with self._changed:
+            self._ensembles = {**self._ensembles, name: summary}
+
     # --- read ---
+
+    @property
+    def ensembles(self) -> Mapping[str, Mapping[str, Any]]:
+        """The state of each ensemble that the service runs, as ``ensemble status --json`` shows it."""
+        return self._ensembles
 
     @property
     def delegation(self) -> DelegationView | None:

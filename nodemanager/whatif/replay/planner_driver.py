@@ -74,7 +74,7 @@ class PlannerDriver:
 
     def __init__(self, policy: Policy, event_log: EventLog) -> None:
         # The engine always answers, so data never becomes stale, even if it is not read again.
-        self._policy = replace(policy, stale_after_s=float("inf"))
+        self._policy = replace(policy, timing=replace(policy.timing, stale_after_s=float("inf")))
         self._brain = Brain(self._policy, hears_all=True)
         self._event_log = event_log
         self._ranks: dict[int, FluxRank] = {}  # at the latest look
@@ -103,7 +103,7 @@ class PlannerDriver:
         self._take(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
         self._read_ranks()
         self._take(CloudListed(0.0, ()))
-        self._plan_by(self._policy.settle_s, urgent=True)
+        self._plan_by(self._policy.timing.settle_s, urgent=True)
 
     def on_change(self) -> None:
         news, now_s = self._engine.news, self._engine.now_s
@@ -112,7 +112,7 @@ class PlannerDriver:
             self._engine.at(now_s + HEARD_S, self._read_journals)
         if not self._list_due and news.cloud:
             self._list_due = True
-            self._engine.at(max(now_s + HEARD_S, self._last_list_s + self._policy.probe_s), self._list_nodes)
+            self._engine.at(max(now_s + HEARD_S, self._last_list_s + self._policy.timing.probe_s), self._list_nodes)
 
     def why_waiting(self, jobs: Iterable[QueuedJob]) -> Mapping[JobId, str]:
         self._advance_snapshot()
@@ -153,7 +153,7 @@ class PlannerDriver:
         if news.ranks:
             self._read_ranks()
         if only_joined:
-            self._plan_by(engine.now_s + min(self._policy.probe_s, self._policy.idle_timeout_s))
+            self._plan_by(engine.now_s + min(self._policy.timing.probe_s, self._policy.rules.idle_timeout_s))
         elif ended or queue or not at_work:
             self._plan_by(settles_at_s(self._brain.snapshot, self._policy))
 
@@ -290,7 +290,7 @@ class PlannerDriver:
             return
         self._urgent = False
         self._advance_snapshot()
-        if self._engine.news.ranks or now_s - self._last_look_s >= policy.probe_s:
+        if self._engine.news.ranks or now_s - self._last_look_s >= policy.timing.probe_s:
             self._read_ranks()
         decision = self._brain.decide()
         self.plans += 1

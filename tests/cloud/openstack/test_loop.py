@@ -221,7 +221,7 @@ def test_a_create_that_never_arrived_is_made_anew_under_another_name_once_that_i
     assert first.body["server"]["tags"] != second.body["server"]["tags"]
     lists = loop.nova.asked("GET", "/v2.1/servers/detail")
     between = lists[: loop.nova.calls.index(second)]
-    assert len(between) > loop.world.policy.absences
+    assert len(between) > loop.world.policy.timing.absences
 
 
 def test_a_slot_whose_create_is_sent_again_by_a_manager_that_lost_its_memory_gets_the_server_there_is(
@@ -247,5 +247,5 @@ def test_a_server_for_which_there_is_no_host_is_deleted_and_another_type_bought(
     assert loop.nodes() == [("spare", NodeState.BOOTING)]
     assert loop.nova.made == 2
     assert len(loop.nova.servers) == 1
-    block = loop.world.snapshot.blocks[Scope(TypeName("cloud"), Market.ON_DEMAND, "")]
+    block = loop.world.snapshot.learned.blocks[Scope(TypeName("cloud"), Market.ON_DEMAND, "")]
     assert str(refusal_reason(block)) == "create_capacity detail=No valid host was found."

@@ -38,6 +38,7 @@ from tests.builders import (
     drained,
     orders,
     tasks,
+    with_settings,
 )
 
 DAY = ("", "day")
@@ -50,7 +51,7 @@ def world(budgets: Mapping[tuple[str, str], str], **settings: Any) -> World:
 def spent(already: str, budgets: Mapping[tuple[str, str], str], account: str = "") -> World:
     """A fleet that has spent this amount today on nodes that are gone."""
     day, _ = periods(WALL_AT)
-    return world(budgets).but(spend={("day", day.begins_at, account): Decimal(already)})
+    return world(budgets).but(amounts={("day", day.begins_at, account): Decimal(already)})
 
 
 def running(number: int = 9, *, began_s_ago: float, ends_in_s: float, **changes: Any) -> Job:
@@ -92,7 +93,7 @@ def test_a_node_that_goes_has_cost_what_its_billing_rule_says() -> None:
     assert fleet["cloud1"].state is NodeState.GONE
     day, month = periods(fleet.snapshot.wall_at)
     two_hours = Decimal("0.80")
-    assert fleet.snapshot.spend == {
+    assert fleet.snapshot.spending.amounts == {
         ("day", day.begins_at, ""): two_hours,
         ("month", month.begins_at, ""): two_hours,
     }
@@ -102,7 +103,9 @@ def test_a_job_that_ends_has_cost_its_share_of_the_cores_for_its_user_and_its_qu
     fleet = world({("user", "day"): "100"}).busy_node("cloud1")
     job = running(began_s_ago=1800, ends_in_s=600, userid=1000, queue="batch")
     fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
-    today = {account: amount for (name, _, account), amount in fleet.snapshot.spend.items() if name == "day"}
+    today = {
+        account: amount for (name, _, account), amount in fleet.snapshot.spending.amounts.items() if name == "day"
+    }
     assert today == {"user 1000": Decimal("0.10"), "queue batch": Decimal("0.10")}
 
 
@@ -117,7 +120,7 @@ def test_a_node_whose_type_the_site_names_no_more_costs_what_it_was_bought_for()
     assert left_by_period(fleet.snapshot, fleet.policy)["day"] == 97
     day, _ = periods(WALL_AT)
     goes(fleet, "gpu1")
-    assert fleet.snapshot.spend["day", day.begins_at, ""] == 3
+    assert fleet.snapshot.spending.amounts["day", day.begins_at, ""] == 3
 
 
 def test_the_present_price_counts_where_the_site_names_the_type() -> None:
@@ -135,7 +138,7 @@ def test_what_a_job_took_of_such_a_node_is_its_users_too() -> None:
     )
     fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
     day, _ = periods(WALL_AT)
-    assert fleet.snapshot.spend["day", day.begins_at, "user 1000"] == Decimal("1.5")
+    assert fleet.snapshot.spending.amounts["day", day.begins_at, "user 1000"] == Decimal("1.5")
 
 
 def test_of_an_old_lease_nobody_knows_what_it_costs() -> None:
@@ -154,7 +157,7 @@ def test_a_lease_says_what_its_node_costs() -> None:
 def test_without_a_budget_nothing_is_counted() -> None:
     fleet = a_world().stopping_node("cloud1")
     fleet.wait(1).see_cloud(a_cloud_node(fleet["cloud1"].launch, state=CloudState.TERMINATED))
-    assert not fleet.snapshot.spend
+    assert not fleet.snapshot.spending.amounts
 
 
 # --- the steps --------------------------------------------------------------------------------------------
@@ -283,13 +286,13 @@ def test_a_node_counts_once_however_the_manager_is_killed(on_record: bool) -> No
     fleet = goes(world({DAY: "100"}).stopping_node("cloud1", billed_from_s=NOW_S - 3700), "cloud1")
     (spend,) = keeps(fleet.decide())
     launch = fleet["cloud1"].launch
-    after = world({DAY: "100"}).but(claimed=False, spend_on_record=None, wall_at=WALL_AT + 30)
+    after = world({DAY: "100"}).but(claimed=False, on_record=None, wall_at=WALL_AT + 30)
     after.see(ClaimHeld(NOW_S, (launch,), spend=spend if on_record else Spend()))
     ended = a_cloud_node(launch, state=CloudState.TERMINATED, created_at=WALL_AT - 3700)
     after.wait(1).see_cloud(ended)
     assert after["cloud1"].state is NodeState.GONE
     day, _ = periods(WALL_AT)
-    assert after.snapshot.spend["day", day.begins_at, ""] == Decimal("0.80")
+    assert after.snapshot.spending.amounts["day", day.begins_at, ""] == Decimal("0.80")
     made = after.decide()
     assert orders(made) == (["end-lease cloud1-1"] if on_record else [])
 
@@ -297,28 +300,28 @@ def test_a_node_counts_once_however_the_manager_is_killed(on_record: bool) -> No
 def test_a_restart_knows_what_was_spent_before() -> None:
     day, _ = periods(WALL_AT)
     spend = Spend({("day", day.begins_at, ""): Decimal(100)})
-    after = world({DAY: "100"}).but(claimed=False, spend_on_record=None).job(tasks(1))
+    after = world({DAY: "100"}).but(claimed=False, on_record=None).job(tasks(1))
     after.see(ClaimHeld(NOW_S, (), spend=spend))
     assert after.why_job(1).code == "budget_spent"
 
 
 def test_nothing_is_added_or_kept_before_the_record_was_read() -> None:
-    fleet = world({DAY: "100"}).but(spend_on_record=None).stopping_node("cloud1")
+    fleet = world({DAY: "100"}).but(on_record=None).stopping_node("cloud1")
     assert keeps(goes(fleet, "cloud1").decide()) == []
-    assert not fleet.snapshot.spend
+    assert not fleet.snapshot.spending.amounts
 
 
 def test_when_the_claim_comes_back_the_larger_sum_counts() -> None:
     """Ours was not written yet; or another manager acted meanwhile."""
     day, month = periods(WALL_AT)
     today, this_month = ("day", day.begins_at, ""), ("month", month.begins_at, "")
-    fleet = world({DAY: "100"}).but(spend={today: Decimal(5), this_month: Decimal(50)})
+    fleet = world({DAY: "100"}).but(amounts={today: Decimal(5), this_month: Decimal(50)})
     fleet.see(ClaimHeld(NOW_S, (), spend=Spend({today: Decimal(7), this_month: Decimal(7)})))
-    assert fleet.snapshot.spend == {today: 7, this_month: 50}
+    assert fleet.snapshot.spending.amounts == {today: 7, this_month: 50}
 
 
 def test_what_jobs_have_cost_is_kept_every_little_while() -> None:
-    fleet = world({("user", "day"): "100"}, probe_s=10).busy_node("cloud1").but(spend_kept_s=NOW_S)
+    fleet = world({("user", "day"): "100"}, probe_s=10).busy_node("cloud1").but(kept_s=NOW_S)
     job = running(began_s_ago=1800, ends_in_s=600)
     fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
     assert keeps(fleet.decide()) == []
@@ -336,7 +339,7 @@ def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_from_the_sum(jumps_s: 
     """A node ends meanwhile and counts in the day that the clock shows; earlier amounts stay, on record too."""
     day, month = periods(WALL_AT)
     before = {("day", day.begins_at, ""): Decimal(9), ("month", month.begins_at, ""): Decimal(49)}
-    fleet = world({DAY: "10", ("", "month"): "50"}).stopping_node("cloud1").but(spend=before)
+    fleet = world({DAY: "10", ("", "month"): "50"}).stopping_node("cloud1").but(amounts=before)
     fleet.wait(1, wall_jumps_s=jumps_s)
     (kept,) = keeps(goes(fleet, "cloud1").decide())
     assert before.items() <= kept.amounts.items()
@@ -349,9 +352,9 @@ def test_what_is_long_over_is_forgotten() -> None:
     fleet = world({DAY: "100"})
     for _ in range(365):
         fleet.stopping_node("cloud1", billed_from_s=fleet.snapshot.now_s - 600)
-        goes(fleet.but(spend_counted=frozenset()).wait(86_399), "cloud1")
-    assert len(fleet.snapshot.spend) == 2 * PERIODS_KEPT
-    assert {("day", periods(fleet.snapshot.wall_at)[0].begins_at, "")} <= fleet.snapshot.spend.keys()
+        goes(fleet.but(counted=frozenset()).wait(86_399), "cloud1")
+    assert len(fleet.snapshot.spending.amounts) == 2 * PERIODS_KEPT
+    assert {("day", periods(fleet.snapshot.wall_at)[0].begins_at, "")} <= fleet.snapshot.spending.amounts.keys()
 
 
 # --- the last of what is left -----------------------------------------------------------------------------
@@ -371,7 +374,7 @@ def test_nothing_is_bought_whose_least_bill_is_more_than_what_is_left() -> None:
 
     def bought(amount: str) -> list[str]:
         fleet = a_world(six_hours, budgets={DAY: Decimal(100)}).job(tasks(1), duration_s=300.0)
-        return boots(fleet.but(spend={("day", day.begins_at, ""): 100 - Decimal(amount)}).plan())
+        return boots(fleet.but(amounts={("day", day.begins_at, ""): 100 - Decimal(amount)}).plan())
 
     assert bought("11") == ["cloud1"]
     assert bought("2.39") == []
@@ -380,7 +383,7 @@ def test_nothing_is_bought_whose_least_bill_is_more_than_what_is_left() -> None:
 def test_the_period_that_is_worst_off_decides() -> None:
     fleet = spent("10", {DAY: "100", ("", "month"): "5"})
     _, month = periods(WALL_AT)
-    fleet.but(spend={("month", month.begins_at, ""): Decimal(10)}).job(tasks(1))
+    fleet.but(amounts={("month", month.begins_at, ""): Decimal(10)}).job(tasks(1))
     assert fleet.why_job(1).figures["period"] == "month"
 
 
@@ -397,7 +400,7 @@ def test_what_is_up_is_theirs_all_the_same() -> None:
     """Unless the site holds such jobs, which is the default for budgets of users."""
     fleet = spent("5", {("user", "day"): "5"}, "user 1000").idle_node("cloud1").job(tasks(1), userid=1000)
     assert fleet.why_job(1).code == "budget_of_account"
-    fleet.policy = replace(fleet.policy, unserved=Unserved.BLOCK)
+    fleet.policy = with_settings(fleet.policy, unserved=Unserved.BLOCK)
     assert fleet.why_job(1).code == "fits_on_a_node_that_is_up"
 
 
@@ -411,6 +414,8 @@ def test_in_queue_order_nothing_is_bought_behind_a_job_whose_budget_is_used_up()
 def test_a_scheduler_that_fills_gaps_passes_it_over() -> None:
     fleet = world({("queue", "day"): "5"}, queue_policy=QueuePolicy.BACKFILL)
     day, _ = periods(WALL_AT)
-    fleet.but(spend={("day", day.begins_at, "queue debug"): Decimal(5)}).job(tasks(1), queue="debug").job(tasks(1))
+    fleet.but(amounts={("day", day.begins_at, "queue debug"): Decimal(5)}).job(tasks(1), queue="debug").job(
+        tasks(1)
+    )
     assert fleet.why_job(1).code == "budget_of_account"
     assert fleet.why_job(2).code == "node_ordered"

@@ -134,7 +134,7 @@ def test_a_quota_keeps_out_as_much_as_the_provider_says(
         "spot1", NodeState.REQUESTED, create_sent_s=1.0, call=a_call(CallKind.CREATE)
     )
     world.see(_quota(reach, world.id("spot1")))
-    assert set(world.snapshot.quotas) == {scope}
+    assert set(world.snapshot.learned.quotas) == {scope}
     types = world.job(whole_nodes(1)).plan().types
     assert {name for name, why in types.items() if why.code == "at_quota"} == blocked
 
@@ -145,7 +145,7 @@ def test_21_a_quota_is_learned_as_what_stood_and_kept_to() -> None:
     provider.world.job(*[whole_nodes(1)] * 4)
     provider.turns(8)
     assert provider.standing("cloud") == 2
-    assert provider.world.snapshot.quotas[Scope(CLOUD.name)].cap == 2
+    assert provider.world.snapshot.learned.quotas[Scope(CLOUD.name)].cap == 2
     # Nodes beyond the quota are bought of another type, and no further create is wasted on the first.
     assert provider.standing("gpu") == 2
     assert provider.turns(5) == []
@@ -161,7 +161,7 @@ def test_21_one_more_than_the_quota_is_tried_later_and_the_cap_rises_with_what_i
     provider.limit[CLOUD.name] = 3
     sent = provider.turns(14, QUOTA_S / 6)
     assert sent.count("cloud") == 3, "two that were had, and one that met the new limit"
-    assert provider.world.snapshot.quotas[Scope(CLOUD.name)].cap == 3
+    assert provider.world.snapshot.learned.quotas[Scope(CLOUD.name)].cap == 3
 
 
 def test_21_a_quota_that_stays_is_probed_more_rarely_each_time() -> None:
@@ -172,7 +172,7 @@ def test_21_a_quota_that_stays_is_probed_more_rarely_each_time() -> None:
     for _ in range(8):
         while not provider.turn(30.0):
             pass
-        pauses.append(provider.world.snapshot.quotas[Scope(CLOUD.name)].pause_s)
+        pauses.append(provider.world.snapshot.learned.quotas[Scope(CLOUD.name)].pause_s)
     assert pauses[:4] == [QUOTA_S, 2 * QUOTA_S, 4 * QUOTA_S, 8 * QUOTA_S]
     assert max(pauses) == PROBE_S_MAX
 
@@ -182,7 +182,7 @@ def test_20_a_quota_met_with_no_node_at_all_is_probed_again() -> None:
     provider.limit[CLOUD.name] = 0
     provider.world.job(whole_nodes(1))
     provider.turns(3)
-    assert provider.world.snapshot.quotas[Scope(CLOUD.name)].cap == 0
+    assert provider.world.snapshot.learned.quotas[Scope(CLOUD.name)].cap == 0
     assert provider.world.why_job(1).code == "at_quota"
     provider.limit[CLOUD.name] = 1
     provider.turns(3, QUOTA_S / 2)
@@ -216,11 +216,13 @@ def test_hours_of_500s_are_tried_more_and_more_rarely() -> None:
     provider.refuse[CLOUD.name] = CloudCallFailed("create", None, FailureKind.TRANSIENT, "500")
     provider.world.job(whole_nodes(1))
     tries = len(provider.turns(4 * 360, 10.0))  # four hours
-    assert tries < 4 * 3600 / Policy.block_s_max + 10
+    assert tries < 4 * 3600 / Policy.fixed.block_s_max + 10
     del provider.refuse[CLOUD.name]
     provider.turns(70, 10.0)
     assert provider.standing("cloud") == 1
-    assert provider.world.snapshot.blocks == {}, "what is over is forgotten, so the next refusal waits briefly"
+    assert provider.world.snapshot.learned.blocks == {}, (
+        "what is over is forgotten, so the next refusal waits briefly"
+    )
 
 
 def test_credentials_that_expired_keep_everything_out_until_they_work_again() -> None:
@@ -280,11 +282,11 @@ def test_18_an_open_breaker_tries_one_node_at_a_time() -> None:
 
 def test_18_a_trial_that_fails_is_waited_for_longer() -> None:
     provider, _ = _with_boots_that_fail(a_world(CLOUD).job(whole_nodes(1)))
-    (streak,) = provider.world.snapshot.streaks.values()
+    (streak,) = provider.world.snapshot.learned.streaks.values()
     assert streak.pause_s == 900.0
     provider.world.wait(901.0)
     assert len(provider.turns(4, 10.0)) == 1
-    (streak,) = provider.world.snapshot.streaks.values()
+    (streak,) = provider.world.snapshot.learned.streaks.values()
     assert (streak.failures, streak.pause_s) == (4, 1800.0)
 
 
@@ -297,7 +299,7 @@ def test_18_a_boot_that_succeeds_closes_the_breaker() -> None:
     provider.world.wait(1.0).see_ranks(
         replace(provider.world.rank_now(node.launch.slot), online=True, schedulable=True, cores_free=CLOUD.cores)
     )
-    assert provider.world.snapshot.streaks == {}
+    assert provider.world.snapshot.learned.streaks == {}
     assert len(provider.turns(3)) == 2
 
 
@@ -330,7 +332,7 @@ def test_18_after_a_restart_boots_that_were_ordered_before_say_nothing_of_the_im
     assert all(node.adopted for node in world.snapshot.nodes.values())
     provider.boots_fail = "never joins"
     provider.turn()
-    assert world.snapshot.streaks == {}
+    assert world.snapshot.learned.streaks == {}
     assert len(provider.turns(6, 10.0)) >= 3
     assert world.why_job(1).code == "breaker_open", "for those that it ordered itself"
 
@@ -339,4 +341,4 @@ def test_18_a_node_that_a_provider_took_back_for_want_of_capacity_says_nothing_o
     world = a_world(CLOUD).booting_node("cloud1")
     taken = replace(a_cloud_node(world["cloud1"].launch), state=CloudState.TERMINATED, died_of=FailureKind.CAPACITY)
     world.wait(1.0).see_cloud(taken)
-    assert world.snapshot.streaks == {}
+    assert world.snapshot.learned.streaks == {}

@@ -52,12 +52,12 @@ def test_after_three_jobs_of_a_user_nothing_is_bought_for_that_user_and_others_a
     (reason,) = users_put_off(world.snapshot).values()
     assert reason.code == Code.USER_DRAINS_NODES
     assert (reason.figures["account"], reason.figures["job"], reason.figures["failures"]) == ("user 1001", "3", 3)
-    assert reason.figures["retry_s"] == world.snapshot.now_s + world.policy.boot_retry_s
+    assert reason.figures["retry_s"] == world.snapshot.now_s + world.policy.timing.boot_retry_s
 
     jobs = [replace(a_job(10, whole_nodes(1)), userid=GUEST), replace(a_job(11, whole_nodes(1)), userid=OTHER)]
     empty = a_world(CLOUD)
-    empty.but(drain_streaks=world.snapshot.drain_streaks).see_queue(*jobs)
-    empty.wait(world.policy.settle_max_s).all_is_fresh()
+    empty.but(drain_streaks=world.snapshot.learned.drain_streaks).see_queue(*jobs)
+    empty.wait(world.policy.timing.settle_max_s).all_is_fresh()
     made = empty.plan()
     assert made.jobs[JobId(10)].code == Code.USER_DRAINS_NODES
     bought = [action for action in made.actions if isinstance(action, BootNode)]
@@ -67,7 +67,7 @@ def test_after_three_jobs_of_a_user_nothing_is_bought_for_that_user_and_others_a
 
 def test_one_job_that_drains_many_nodes_counts_once() -> None:
     world = drain(a_fleet(), 1, *SLOTS)
-    assert len(world.snapshot.drain_streaks[GUEST].jobs) == 1
+    assert len(world.snapshot.learned.drain_streaks[GUEST].jobs) == 1
     assert not users_put_off(world.snapshot)
 
 
@@ -76,13 +76,13 @@ def test_each_further_job_doubles_the_wait_up_to_a_limit() -> None:
     waits = []
     for number in range(1, 12):
         drain(world, number, "cloud1")
-        until_s = world.snapshot.drain_streaks[GUEST].until_s
+        until_s = world.snapshot.learned.drain_streaks[GUEST].until_s
         if until_s:
             waits.append(until_s - world.snapshot.now_s)
             world.wait(waits[-1] + 1.0)
             assert not users_put_off(world.snapshot)
         undrain(world)
-    assert waits[:3] == [world.policy.boot_retry_s * factor for factor in (1, 2, 4)]
+    assert waits[:3] == [world.policy.timing.boot_retry_s * factor for factor in (1, 2, 4)]
     assert max(waits) == waits[-1] == RETRY_S_MAX
 
 
@@ -93,7 +93,7 @@ def test_who_has_drained_nothing_for_long_begins_again() -> None:
     world.wait(FORGET_S)
     undrain(world)
     drain(world, 3, "cloud1")
-    assert world.snapshot.drain_streaks[GUEST].jobs == {3}
+    assert world.snapshot.learned.drain_streaks[GUEST].jobs == {3}
 
 
 @pytest.mark.parametrize("reason", ["broken fan", "fzzzzzzzzzzzzzzzzzzzzzzzz terminated before first barrier"])
@@ -101,7 +101,7 @@ def test_a_drain_of_a_person_or_of_an_unknown_job_counts_for_nobody(reason: str)
     world = a_fleet()
     world.wait(1.0).see_ranks(drained(a_rank("cloud1", online=True), reason))
     drain(world, 1, "cloud2", userid=OTHER)
-    assert set(world.snapshot.drain_streaks) == {OTHER}
+    assert set(world.snapshot.learned.drain_streaks) == {OTHER}
 
 
 def test_only_the_latest_ended_jobs_are_remembered() -> None:
@@ -111,4 +111,4 @@ def test_only_the_latest_ended_jobs_are_remembered() -> None:
         ids = tuple(job.id for job in jobs)
         now_s = world.wait(1.0).snapshot.now_s
         world.see(QueueSeen(now_s, jobs, complete=False), QueueSeen(now_s, ended=ids, complete=False))
-    assert len(world.snapshot.ended_users) == USERS_REMEMBERED
+    assert len(world.snapshot.learned.ended_users) == USERS_REMEMBERED

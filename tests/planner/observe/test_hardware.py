@@ -163,7 +163,7 @@ def test_a_site_may_accept_it() -> None:
     world = measured(a_world(misfit=Misfit.ACCEPT).idle_node())
     assert world.why("cloud1") == "paid_time_left"
     assert world["cloud1"].hardware == SMALL
-    assert world.snapshot.blocks == {}
+    assert world.snapshot.learned.blocks == {}
 
 
 # --- retype -----------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_once_it_is_declared_so_the_type_is_bought_again() -> None:
     assert isinstance(change, ChangeSlots)
     ranks = tuple(replace(rank, cores=2) if rank.gpus == 0 else rank for rank in world.snapshot.ranks.values())
     world.see(SlotsChanged(change.wish.id, NOW_S, ranks))
-    assert world.snapshot.blocks == {}
+    assert world.snapshot.learned.blocks == {}
     assert with_promises(world.policy, world.snapshot.promised).types[TypeName("cloud")].cores == 2
     assert redeclare_type(world.snapshot, world.policy) is None
 
@@ -210,7 +210,7 @@ def test_one_that_could_not_be_done_is_not_tried_for_ever() -> None:
     assert isinstance(change, ChangeSlots)
     world.see(SlotsRefused(change.wish.id))
     assert redeclare_type(world.snapshot, world.policy) is None
-    assert world.snapshot.blocks
+    assert world.snapshot.learned.blocks
 
 
 def test_a_wish_of_somebody_elses_that_is_refused_changes_nothing_of_it() -> None:

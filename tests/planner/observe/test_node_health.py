@@ -84,7 +84,7 @@ def test_57_its_like_is_bought_in_another_zone_before_it_is_lost() -> None:
     _reclaimed(world).job(whole_nodes(1))
     (boot,) = [action for action in world.plan().actions if type(action).__name__ == "BootNode"]
     assert boot.launch.zone == "b"  # type: ignore[union-attr]
-    assert Scope(TypeName("cloud"), Market.SPOT, "a") in world.snapshot.blocks
+    assert Scope(TypeName("cloud"), Market.SPOT, "a") in world.snapshot.learned.blocks
 
 
 def test_57_or_on_another_market_where_there_is_no_other_zone() -> None:
@@ -182,7 +182,7 @@ def test_a_node_that_hangs_and_is_idle_is_retired_after_a_while() -> None:
     world = a_world().idle_node(hour_ends_in_s=3400.0)
     world.wait(1.0).see_ranks(_hung(world.rank_now("cloud1")))
     assert orders(world.plan()) == [], "it may heal"
-    world.wait(world.policy.rejoin_timeout_s).all_is_fresh()
+    world.wait(world.policy.timing.rejoin_timeout_s).all_is_fresh()
     assert orders(world.plan()) == ["drain cloud1-1"]
     assert world.why("cloud1") == "hangs"
 
@@ -204,13 +204,13 @@ def _in_housekeeping(world: World, began_ago_s: float) -> World:
 
 def test_housekeeping_that_ends_in_time_is_left_alone() -> None:
     world = _in_housekeeping(a_world().busy_node(), 10.0)
-    world.wait(world.policy.housekeeping_max_s - 60.0).all_is_fresh()
+    world.wait(world.policy.timing.housekeeping_max_s - 60.0).all_is_fresh()
     assert orders(world.plan()) == []
 
 
 def test_housekeeping_that_lasts_too_long_is_drained_then_told_to_end_then_killed() -> None:
     world = _in_housekeeping(a_world().busy_node(), 10.0)
-    world.wait(world.policy.housekeeping_max_s).all_is_fresh()
+    world.wait(world.policy.timing.housekeeping_max_s).all_is_fresh()
     assert orders(world.decide()) == ["cordon cloud1-1 flux-node-manager:cloud1-1"]
     rank = drained(world.rank_now("cloud1"), drain_text(world.id("cloud1")))
     world.see(NodeCordoned(world.id("cloud1"), world.snapshot.now_s, rank)).wait(1.0).see_ranks(rank)
@@ -228,7 +228,7 @@ def test_housekeeping_that_lasts_too_long_is_drained_then_told_to_end_then_kille
 
 def test_housekeeping_that_survives_sigkill_is_told_no_more_and_said_and_its_node_is_left() -> None:
     world = _in_housekeeping(a_world().busy_node(), 10.0)
-    world.wait(world.policy.housekeeping_max_s).all_is_fresh()
+    world.wait(world.policy.timing.housekeeping_max_s).all_is_fresh()
     world.decide()
     rank = drained(world.rank_now("cloud1"), drain_text(world.id("cloud1")))
     world.see(NodeCordoned(world.id("cloud1"), world.snapshot.now_s, rank)).wait(1.0).see_ranks(rank)
@@ -252,7 +252,9 @@ def test_housekeeping_that_hangs_does_not_keep_a_node_that_an_operator_retires(
     world = _in_housekeeping(a_world().busy_node(), 10.0)
     rank = drained(world.rank_now("cloud1"), drain_text(world.id("cloud1")))
     world.see(word(world.id("cloud1"), Mark("ada", world.snapshot.wall_at))).wait(1.0).see_ranks(rank)
-    world.but(steering_on_record=world.snapshot.steering).wait(world.policy.housekeeping_max_s).all_is_fresh()
+    world.but(steering_on_record=world.snapshot.steering).wait(
+        world.policy.timing.housekeeping_max_s
+    ).all_is_fresh()
     kills = [action for action in world.decide().actions if isinstance(action, KillHousekeeping)]
     assert bool(kills) is told, "what an operator holds may be what he looks at"
 
@@ -264,7 +266,9 @@ def test_housekeeping_does_not_keep_the_slot_of_a_node_that_is_gone_for_ever() -
     gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
     world.but(nodes={world.id("cloud1"): replace(world["cloud1"], cloud=gone)}).wait(1.0).see_ranks(held)
     assert (orders(world.plan()), world.why("cloud1")) == ([], "gone_yet_online")
-    world.wait(world.policy.housekeeping_max_s).see(QueueProbed(world.snapshot.now_s)).see_ranks().see_cloud(gone)
+    world.wait(world.policy.timing.housekeeping_max_s).see(QueueProbed(world.snapshot.now_s)).see_ranks().see_cloud(
+        gone
+    )
     (kill,) = world.decide().actions
     assert isinstance(kill, KillHousekeeping)
 
@@ -277,7 +281,7 @@ def test_a_node_on_its_way_out_is_not_held_up_by_housekeeping_for_ever(state: No
     held = replace(drained(busy(a_rank("cloud1")), drain_text(world.id("cloud1"))), housekeeping_since_at=since_at)
     world.wait(1.0).see_ranks(held)
     assert (orders(world.plan()), world.why("cloud1")) == ([], "job_slipped_in")
-    world.wait(world.policy.housekeeping_max_s).all_is_fresh()
+    world.wait(world.policy.timing.housekeeping_max_s).all_is_fresh()
     (kill,) = world.decide().actions
     assert isinstance(kill, KillHousekeeping)
     world.see(HousekeepingKilled(world.id("cloud1"))).wait(20.0)
@@ -294,14 +298,14 @@ def test_a_wall_clock_that_jumps_makes_no_housekeeping_old() -> None:
 def test_each_jobs_housekeeping_has_its_own_time() -> None:
     world = _in_housekeeping(a_world().busy_node(), 10.0)
     for _ in range(4):
-        _in_housekeeping(world.wait(world.policy.housekeeping_max_s / 2), 0.0)
+        _in_housekeeping(world.wait(world.policy.timing.housekeeping_max_s / 2), 0.0)
     assert orders(world.plan()) == []
 
 
 def test_a_job_beside_a_stuck_housekeeping_goes_on() -> None:
     """The node is drained and its housekeeping killed, but it stays for the other job."""
     world = _in_housekeeping(a_world().busy_node(), 10.0)
-    world.wait(world.policy.housekeeping_max_s).all_is_fresh()
+    world.wait(world.policy.timing.housekeeping_max_s).all_is_fresh()
     world.decide()
     _cordoned(world)
     world.but(nodes={world.id("cloud1"): replace(world["cloud1"], housekeeping_kills=1, retry_s=0.0)})
@@ -323,7 +327,7 @@ def test_what_somebody_else_drained_is_not_ours_to_stop(kind: str) -> None:
 
 def test_30_a_node_that_flux_talks_to_and_no_list_shows_is_an_alarm_and_left_alone() -> None:
     world = a_world().busy_node()
-    for _ in range(world.policy.absences + 1):
+    for _ in range(world.policy.timing.absences + 1):
         world.wait(20.0).see_ranks().see_cloud()
     made = world.plan()
     assert orders(made) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import get_args
 
 import pytest
 
@@ -32,6 +33,7 @@ from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, 
 from nodemanager.core.orders import ClaimInstance
 from nodemanager.core.records import Mark, Spend, Steering
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.observe.observe import HANDLERS
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.state.policy import BLOCK_S
 from nodemanager.planner.state.snapshot import EVERYTHING, Scope
@@ -388,7 +390,7 @@ def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
         world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, call=a_call(CallKind.CREATE))
         world.see(CloudCallFailed("create", LAUNCH.id, kind, "no"))
         assert world["cloud1"].state is NodeState.GONE
-        assert world.snapshot.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
+        assert world.snapshot.learned.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
 
 
 @pytest.mark.parametrize("state", [NodeState.REQUESTED, NodeState.BOOTING])
@@ -403,8 +405,11 @@ def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
     dead = a_cloud_node(LAUNCH, state=ended, died_because="No valid host was found.", died_of=kind)
     world = a_world().node("cloud1", state, create_sent_s=NOW_S - 50, known_s=NOW_S - 50)
     world.see_cloud(dead)
-    assert world.snapshot.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
-    assert str(refusal_reason(world.snapshot.blocks[scope])) == f"create_{kind} detail=No valid host was found."
+    assert world.snapshot.learned.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
+    assert (
+        str(refusal_reason(world.snapshot.learned.blocks[scope]))
+        == f"create_{kind} detail=No valid host was found."
+    )
     world.wait(60).see_cloud(dead)
     decided = world.decide()
     assert "boot cloud2" not in orders(decided)
@@ -413,19 +418,19 @@ def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
 def test_a_death_that_says_nothing_of_the_next_node_blocks_nothing() -> None:
     dead = a_cloud_node(LAUNCH, state=CloudState.FAILED, died_because="a host broke")
     world = a_world().node("cloud1", NodeState.BOOTING, create_sent_s=NOW_S - 50)
-    assert world.see_cloud(dead).snapshot.blocks == {}
+    assert world.see_cloud(dead).snapshot.learned.blocks == {}
 
 
 def test_a_node_that_was_up_blocks_nothing_when_it_dies() -> None:
     dead = a_cloud_node(LAUNCH, state=CloudState.FAILED, died_because="x", died_of=FailureKind.CAPACITY)
-    assert a_world().idle_node("cloud1").see_cloud(dead).snapshot.blocks == {}
+    assert a_world().idle_node("cloud1").see_cloud(dead).snapshot.learned.blocks == {}
 
 
 def test_a_longer_block_is_not_shortened_by_a_shorter_one() -> None:
     world = a_world().node("cloud1", NodeState.REQUESTED).node("cloud2", NodeState.REQUESTED)
     world.see(CloudCallFailed("create", LAUNCH.id, FailureKind.CREDENTIALS, "expired"))
     world.see(CloudCallFailed("create", a_launch("cloud2").id, FailureKind.THROTTLED, "slower", 3.0))
-    assert world.snapshot.blocks[EVERYTHING].until_s == NOW_S + 300
+    assert world.snapshot.learned.blocks[EVERYTHING].until_s == NOW_S + 300
 
 
 def test_a_list_that_fails_is_asked_for_again_after_a_while() -> None:
@@ -513,7 +518,11 @@ def test_who_observes_takes_holds_and_spend_from_the_record_even_where_it_reckon
     one, two = a_launch("cloud1"), a_launch("cloud2")
     day = ("day", 0, "")
     world = a_world().see(RecordSeen((one, two), Steering({one.id: ADA}), Spend({day: Decimal(3)})))
-    world.but(spend={day: Decimal(9)}, steering=Steering())
+    world.but(amounts={day: Decimal(9)}, steering=Steering())
     world.see(RecordSeen((one, two), Steering({two.id: ADA}), Spend({day: Decimal(4)})))
     assert world.snapshot.steering == Steering({two.id: ADA})
-    assert world.snapshot.spend == {day: Decimal(4)}
+    assert world.snapshot.spending.amounts == {day: Decimal(4)}
+
+
+def test_each_type_of_fact_has_a_handler() -> None:
+    assert HANDLERS.keys() == set(get_args(Fact))

@@ -87,7 +87,7 @@ def test_each_new_look_does_not_put_its_end_off() -> None:
 
 def test_44_a_list_that_lacks_a_large_part_is_safe_mode_until_it_is_confirmed() -> None:
     world = _fleet().job(whole_nodes(1))
-    for _ in range(world.policy.absences):
+    for _ in range(world.policy.timing.absences):
         world.wait(10.0).see_ranks().see_cloud()
         stands_still = world.plan().stands_still
         assert stands_still is not None
@@ -99,7 +99,7 @@ def test_44_a_list_that_lacks_a_large_part_is_safe_mode_until_it_is_confirmed() 
 def test_44_safe_mode_lists_more_often_so_that_it_ends_soon() -> None:
     world = _fleet()
     world.wait(10.0).see_ranks().see_cloud()
-    world.wait(world.policy.probe_s).see_ranks()
+    world.wait(world.policy.timing.probe_s).see_ranks()
     assert "ListCloud()" in [repr(ask) for ask in world.plan().asks]
 
 

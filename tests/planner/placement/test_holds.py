@@ -23,13 +23,13 @@ def a_site(*jobs: Job, spent: str = "5", **settings: object) -> World:
     """User 1001 has a budget of 5 a day, and has spent it."""
     fleet = a_world(CLOUD, **{"budgets": {("user", "day"): Decimal(5)}, **settings})
     day, _ = periods(WALL_AT)
-    fleet.but(spend={("day", day.begins_at, f"user {POOR}"): Decimal(spent)})
+    fleet.but(amounts={("day", day.begins_at, f"user {POOR}"): Decimal(spent)})
     return see(fleet, *jobs)
 
 
 def see(world: World, *jobs: Job) -> World:
     world.see(QueueSeen(world.wait(1.0).snapshot.now_s, jobs))
-    return world.wait(world.policy.settle_max_s).all_is_fresh()
+    return world.wait(world.policy.timing.settle_max_s).all_is_fresh()
 
 
 def poor(number: int, **changes: object) -> Job:
@@ -107,7 +107,7 @@ def test_it_is_released_when_it_can_be_served_and_nodes_are_bought_for_it_at_onc
     assert world.why_job(1).code == "budget_of_account"
 
     day, _ = periods(WALL_AT)
-    world.but(spend={("day", day.begins_at, f"user {POOR}"): Decimal(0)})
+    world.but(amounts={("day", day.begins_at, f"user {POOR}"): Decimal(0)})
     made = world.plan()
     assert "release 1" in orders(made)
     assert made.jobs[JobId(1)].code == "node_coming"

@@ -39,7 +39,7 @@ def zones(made: Plan) -> list[tuple[str, str]]:
 def blocked(world: World, zone: str, type_name: str = "cloud") -> World:
     scope = Scope(TypeName(type_name), Market.ON_DEMAND, zone)
     block = Block(NOW_S + 60, FailureKind.CAPACITY, "none here")
-    return world.but(blocks={**world.snapshot.blocks, scope: block})
+    return world.but(blocks={**world.snapshot.learned.blocks, scope: block})
 
 
 def in_zone(world: World, slot: str, state: NodeState, zone: str) -> World:
@@ -177,7 +177,7 @@ def test_what_a_gang_waits_for_stands_in_one_zone(made: World) -> None:
     zone_of = {node.launch.slot: node.launch.zone for node in made.snapshot.nodes.values()}
     zone_of |= {boot.launch.slot: boot.launch.zone for boot in plan.actions if isinstance(boot, BootNode)}
     for boot in [action for action in plan.actions if isinstance(action, BootNode)]:
-        assert Scope(boot.launch.type_name, Market.ON_DEMAND, boot.launch.zone) not in made.snapshot.blocks
+        assert Scope(boot.launch.type_name, Market.ON_DEMAND, boot.launch.zone) not in made.snapshot.learned.blocks
     for id_, job in made.snapshot.jobs.items():
         reason = plan.jobs[id_]
         if job.shape.one_zone and reason.code in ("node_ordered", "node_coming"):

@@ -36,6 +36,7 @@ from tests.builders import (
     nodes,
     tasks,
     whole_nodes,
+    with_settings,
 )
 from tests.planner.strategies import POLICIES, jobs, snapshots
 
@@ -270,7 +271,7 @@ def test_a_job_that_can_never_run_is_warned_of_with_how_many_it_holds_up() -> No
     assert fleet.plan().warnings == (warning,)
     text = to_sentence(warning.code, warning.figures)
     assert text == "job 2 can never run, and holds up 2 other jobs: raise the limits, or flux cancel 2"
-    gaps_filled = World(replace(fleet.policy, queue_policy=QueuePolicy.BACKFILL), fleet.snapshot)
+    gaps_filled = World(with_settings(fleet.policy, queue_policy=QueuePolicy.BACKFILL), fleet.snapshot)
     assert gaps_filled.plan().warnings == (), "there it holds up nobody"
 
 
@@ -280,7 +281,7 @@ def test_a_job_that_can_never_run_is_warned_of_with_how_many_it_holds_up() -> No
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     policy = draw(POLICIES)
-    return World(replace(policy, queue_policy=draw(st.sampled_from(QueuePolicy))), draw(snapshots(policy)))
+    return World(with_settings(policy, queue_policy=draw(st.sampled_from(QueuePolicy))), draw(snapshots(policy)))
 
 
 @settings(deadline=None)

@@ -20,7 +20,7 @@ from nodemanager.planner.state.snapshot import Source
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
 from nodemanager.web.app import SECURITY_HEADERS
-from tests.builders import NOW_S, a_job, a_node, a_policy, a_rank, a_snapshot, drained, whole_nodes
+from tests.builders import NOW_S, a_job, a_node, a_policy, a_rank, a_snapshot, drained, whole_nodes, with_settings
 from tests.paths import ROOT
 from tests.web.fleets import HOST, TOKEN, Stand, a_fleet, a_stand, published
 
@@ -343,7 +343,7 @@ def test_a_type_that_is_only_observed_is_wanted_all_the_same_for_others_to_follo
 def test_another_policy_is_tried_on_what_is_known_and_nothing_is_ordered(stand: Stand, client: TestClient) -> None:
     posted = stand.board.latest
     assert posted is not None
-    tight = replace(posted.published.policy, nodes_max=1, block_s={})
+    tight = with_settings(posted.published.policy, nodes_max=1, block_s={})
     body = TypeAdapter(Policy).dump_json(tight)
     plan = client.post("/plan", headers=WITH_TOKEN, content=body).json()
     assert plan["acts"] is False

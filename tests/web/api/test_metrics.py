@@ -11,7 +11,17 @@ from nodemanager.core.facts import CloudCallFailed, CloudListed, NodeCreated
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.state.snapshot import Block, FailureStreak, Scope
-from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_snapshot, drained
+from tests.builders import (
+    NOW_S,
+    a_cloud_node,
+    a_launch,
+    a_node,
+    a_policy,
+    a_rank,
+    a_snapshot,
+    drained,
+    with_settings,
+)
 from tests.web.fleets import Stand, a_fleet, a_stand, published
 
 NAMED = {  # what others rely on
@@ -128,7 +138,7 @@ def test_boots_are_counted_from_0_so_that_the_first_that_fails_is_an_increase() 
 
 @pytest.mark.parametrize(("failures", "shown"), [(2, 0), (3, 1)])
 def test_the_breaker_of_a_type_is_shown_while_its_boots_fail(failures: int, shown: int) -> None:
-    policy = replace(a_policy(), boot_failures_max=3)
+    policy = with_settings(a_policy(), boot_failures_max=3)
     stand = a_stand()
     cloud = policy.types[TypeName("cloud")]
     streak = FailureStreak(failures, NOW_S - 1, 60, "never_joined")  # one is tried
@@ -137,3 +147,16 @@ def test_the_breaker_of_a_type_is_shown_while_its_boots_fail(failures: int, show
     old = FailureStreak(failures, NOW_S + 60, 60, "never_joined")
     stand.post(published(policy, a_snapshot(policy, streaks={(cloud.name, "another-image"): old})))
     assert scraped(stand)["node_manager_boot_breaker", "cloud"] == 0
+
+
+def test_the_ensembles_of_the_service_are_shown_once_there_are_any() -> None:
+    stand = a_stand()
+    assert not any("ensemble" in name for name, *_ in scraped(stand))
+    summary = {"groups": {"sim": {"finished": 2, "success": 2, "running": 1}}, "rules": [{"runs": 3}]}
+    stand.board.show_ensemble("work", summary)
+    stand.board.nodes_kept = {"work": 4}
+    seen = scraped(stand)
+    assert seen["node_manager_ensemble_members", "work", "sim", "running"] == 1
+    assert ("node_manager_ensemble_members", "work", "sim", "finished") not in seen
+    assert seen["node_manager_ensemble_rule_runs", "work", "1"] == 3
+    assert seen["node_manager_ensemble_nodes_kept", "work"] == 4

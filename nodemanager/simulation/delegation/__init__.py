@@ -1,0 +1,1 @@
+"""Simulated instances between which jobs are delegated, in virtual time."""

@@ -1,0 +1,220 @@
+"""A small Flux instance in virtual time: job events as RFC 21 has them, some cores, and restarts.
+
+It runs copies, as a peer does, and shows proxies, as home does. Like the real plugin, its alloc-bypass forgets a
+proxy when the instance restarts, and only a validation reminds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodemanager.core.jobs import JobId
+from nodemanager.delegation.jobs import DURATION, HOLD, PROXY_R, JobEvent, nodelist_of
+from nodemanager.delegation.jobspec import read_duration_s, read_target
+from nodemanager.simulation.time.world import World
+
+RUNS_S = 20.0
+SIGTERM = 15
+
+Watcher = Callable[[JobId, Sequence[JobEvent]], None]
+
+
+@dataclass
+class SimulatedJob:
+    """One job. ``runs`` counts how often it has started, which must not exceed 1."""
+
+    id: JobId
+    jobspec: Mapping[str, Any]
+    urgency: int
+    events: list[JobEvent] = field(default_factory=list)
+    output: list[dict[str, Any]] = field(default_factory=list)
+    runs: int = 0
+
+    def has(self, name: str) -> bool:
+        return any(event.name == name for event in self.events)
+
+    @property
+    def ended(self) -> bool:
+        return self.has("clean")
+
+    @property
+    def failed(self) -> bool:
+        return any(event.name == "exception" and event.context["severity"] == 0 for event in self.events)
+
+
+class Refused(Exception):
+    """The instance refuses a request."""
+
+
+class SimulatedInstance:
+    """One instance. ``takes``: how many jobs run at once; ``status``: the status with which each ends."""
+
+    def __init__(self, world: World, name: str, takes: int = 4, cores_max: int = 8) -> None:
+        self.world = world
+        self.name = name
+        self.jobs: dict[JobId, SimulatedJob] = {}
+        self.up = True
+        self.incarnation = 0  # a new one after each restart: connections end
+        self.started_at = world.wall_at()
+        self.status = 768
+        self.actor: object = None  # who holds the name node-manager
+        self.queue_disabled = False
+        self.cores_max = cores_max
+        self._takes = takes
+        self._watchers: list[Watcher] = []
+        self._noted: set[JobId] = set()  # alloc-bypass's memory
+        self._next = 1000 + world.draws_for(f"{name}/ids").randrange(1000)
+
+    # --- watching ---
+
+    def watch(self, watcher: Watcher) -> None:
+        self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
+
+    def post(self, job: SimulatedJob, name: str, **context: object) -> None:
+        """Post an event to a job's eventlog."""
+        event = JobEvent(name, self.world.wall_at(), context)
+        job.events.append(event)
+        for watcher in list(self._watchers):
+            watcher(job.id, [event])
+
+    # --- the job manager ---
+
+    def submit(self, jobspec: Mapping[str, Any], urgency: int = 16) -> JobId:
+        """Submit a job: a proxy if its jobspec has a target, else one that runs. Raises ``Refused``."""
+        if self.queue_disabled:
+            raise Refused("job submission is disabled: maintenance")
+        self._next += 1
+        job = SimulatedJob(JobId(self._next), jobspec, urgency)
+        self.jobs[job.id] = job
+        self.post(job, "submit", urgency=urgency, userid=0, flags=0)
+        if read_target(jobspec):
+            self._noted.add(job.id)
+            self.post(job, "set-flags", flags=["alloc-bypass"])
+            self.post(job, "dependency-add", description=HOLD)
+        self.post(job, "validate")
+        self._schedule()
+        return job.id
+
+    def active(self, job: JobId) -> SimulatedJob:
+        """Return an active job. Raises ``Refused``."""
+        found = self.jobs.get(job)
+        if found is None or found.ended:
+            raise Refused("job is inactive" if found else "unknown job id")
+        return found
+
+    def set_urgency(self, job: JobId, urgency: int) -> None:
+        found = self.active(job)
+        found.urgency = urgency
+        self.post(found, "urgency", urgency=urgency)
+        self._schedule()
+
+    def set_duration(self, job: JobId, duration_s: float) -> None:
+        self.post(self.active(job), "jobspec-update", **{DURATION: duration_s})
+
+    def raise_on(self, job: JobId, type_: str, note: str, status: int | None = None) -> None:
+        found = self.active(job)
+        if found.failed:
+            return
+        self.post(found, "exception", type=type_, severity=0, note=note)
+        if found.has("start") and not found.has("finish"):
+            self.post(found, "finish", status=SIGTERM if status is None else status)
+        self.post(found, "clean")
+        self._schedule()
+
+    def finish(self, job: JobId, status: int) -> None:
+        """End a running job. Raises ``Refused``."""
+        found = self.active(job)
+        if not found.has("start"):
+            raise Refused("Job not running")
+        if not found.has("finish"):
+            self.post(found, "finish", status=status)
+            self.post(found, "clean")
+        self._schedule()
+
+    # --- proxies ---
+
+    def remove_dependency(self, job: JobId, description: str) -> None:
+        found = self.active(job)
+        removed = any(it.name == "dependency-remove" for it in found.events)
+        if description == HOLD and not removed:
+            self.post(found, "dependency-remove", description=description)
+            self.post(found, "depend")
+            self._allocate(found)
+
+    def validate(self, job: JobId, duration_s: float) -> None:
+        found = self.active(job)
+        self._noted.add(job)
+        self.post(found, "set-flags", flags=["alloc-bypass"])
+        self.post(found, "jobspec-update", **{DURATION: duration_s})
+        if found.has("depend"):
+            self._allocate(found)
+
+    def _allocate(self, job: SimulatedJob) -> None:
+        if job.id in self._noted and not job.has("alloc") and not job.failed:
+            self.post(job, "alloc", bypass=True)
+
+    def show_running(self, job: JobId) -> None:
+        found = self.active(job)
+        if not found.has("alloc"):
+            raise Refused("Job not found")
+        if not found.has("start"):
+            self.post(found, "start")
+
+    # --- running copies ---
+
+    def _schedule(self) -> None:
+        waiting = [
+            it for it in self.jobs.values() if not it.ended and not it.has("start") and not read_target(it.jobspec)
+        ]
+        running = sum(
+            1 for it in self.jobs.values() if it.has("start") and not it.ended and not read_target(it.jobspec)
+        )
+        for job in waiting[:]:
+            if job.urgency and running < self._takes and self.up:
+                running += 1
+                self._start(job)
+
+    def _start(self, job: SimulatedJob) -> None:
+        job.runs += 1
+        for name in ("depend", "alloc", "start"):
+            self.post(job, name)
+        job.output.append({"timestamp": self.world.wall_at(), "name": "data", "context": {"data": "said\n"}})
+        incarnation = self.incarnation
+        runs_s = read_duration_s(job.jobspec) or RUNS_S
+
+        def end() -> None:
+            if self.incarnation == incarnation and not job.ended:
+                self.finish(job.id, self.status)
+
+        self.world.after(runs_s, end)
+
+    # --- restarts ---
+
+    def restart(self, *, keeps_state: bool = True) -> None:
+        """Restart. Running copies fail, as Flux cannot take them up again; running proxies survive."""
+        self.incarnation += 1
+        self.up = True
+        self._noted.clear()
+        self.started_at = self.world.wall_at()
+        if not keeps_state:
+            self.jobs.clear()
+        for job in list(self.jobs.values()):
+            if job.has("start") and not job.ended and not read_target(job.jobspec):
+                self.post(job, "exception", type="exec", severity=0, note="lost at a restart")
+                self.post(job, "finish", status=256)
+                self.post(job, "clean")
+        self._schedule()
+
+
+def proxy_nodelist(job: SimulatedJob) -> str:
+    """The node list that a proxy shows."""
+    for event in reversed(job.events):
+        if PROXY_R in event.context:
+            return nodelist_of(event.context[PROXY_R])
+    return read_target(job.jobspec)

@@ -1,0 +1,195 @@
+"""The production delegator among simulated faults: nothing is lost, and nothing runs twice.
+
+A seed determines the jobs, the faults and how long each message travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from nodemanager.actors.base import Fate
+from nodemanager.actors.delegation.delegator import Delegator, StartDelegation
+from nodemanager.actors.delegation.targets import Targets
+from nodemanager.core.jobs import JobId
+from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.ports import Peer, PeerPort
+from nodemanager.simulation.delegation.instance import SimulatedInstance, SimulatedJob
+from nodemanager.simulation.delegation.ports import SimulatedHome, SimulatedPeer
+from nodemanager.simulation.time.pump import Inbox, Pump
+from nodemanager.simulation.time.world import World
+
+CLUSTER = "cafe"
+FAULTS_S = 120.0
+CALM_S = 240.0
+SEEDS = range(40)
+
+
+class Scene:
+    """Home, two peers, and managers that are killed and started."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.draws = self.world.draws_for("scene")
+        self.home = SimulatedInstance(self.world, "home")
+        self.peers = {PeerName(name): SimulatedInstance(self.world, name) for name in "bc"}
+        self.links: list[Any] = []
+        self.pumps: list[Pump] = []
+        self.fates: list[Fate] = []
+        self.submitted: list[JobId] = []
+        self.start_manager()
+
+    def start_manager(self) -> None:
+        """A second one that still runs is suspended for ever, or for a while."""
+        pump = Pump(self.world, f"manager{len(self.pumps)}", {Delegator: (0.0, 0.05)})
+        fate = Fate()
+        links: list[Any] = []
+        home = SimulatedHome(self.home, f"home{len(self.pumps)}")
+        links.append(home)
+
+        def make_peer(peer: Peer) -> PeerPort:
+            link = SimulatedPeer(peer.name, self.peers[peer.name], CLUSTER, f"peer{len(self.pumps)}")
+            links.append(link)
+            return link
+
+        targets = Targets(tuple(Peer(name, f"local:///{name}") for name in self.peers))
+        clock = self.world.clock()
+        inbox = pump.spawn(Delegator, home, make_peer, targets, CLUSTER, clock, lambda _view: None, fate)
+        inbox.tell(StartDelegation(inbox))
+        pump.start_ticks(inbox, clock)
+        self.pumps.append(pump)
+        self.links, self.fates = links, [*self.fates, fate]
+
+    def kill_manager(self) -> None:
+        self.pumps[-1].kill(lambda: False)
+        for link in self.links:
+            link.stop()
+
+    def submit(self) -> None:
+        target = self.draws.choice(["b", "c", "any"])
+        cores = self.draws.choice([1, 1, 1, 99])
+        jobspec = {
+            "resources": [{"type": "core", "count": cores}],
+            "attributes": {"system": {"delegate": target, "duration": self.draws.choice([0, 5, 30])}},
+        }
+        self.submitted.append(self.home.submit(jobspec))
+
+    # --- faults ---
+
+    def lose_a_connection(self) -> None:
+        self.draws.choice(self.links).lose()
+
+    def restart_manager(self) -> None:
+        self.kill_manager()
+        self.start_manager()
+
+    def suspend_manager_while_another_acts(self) -> None:
+        """It holds connections that it does not read, and wakes up later with what it had decided."""
+        self.pumps[-1].freeze_until(self.world.now_s + self.draws.uniform(1, 10))
+        self.start_manager()
+
+    def restart_home(self) -> None:
+        self.home.restart()
+
+    def restart_peer(self) -> None:
+        self.draws.choice([*self.peers.values()]).restart(keeps_state=self.draws.random() < 0.7)
+
+    def peer_away(self) -> None:
+        peer = self.draws.choice([*self.peers.values()])
+        peer.up = False
+
+        def back() -> None:
+            if not peer.up:
+                peer.restart()
+
+        self.world.after(self.draws.uniform(1, 20), back)
+
+    def cancel(self) -> None:
+        active = [job for job in self.submitted if not self.home.jobs[job].ended]
+        if active:
+            self.home.raise_on(self.draws.choice(active), "cancel", "by its user")
+
+    def cancel_copy(self) -> None:
+        copies = [(peer, job) for peer in self.peers.values() for job in peer.jobs.values() if not job.ended]
+        if copies:
+            peer, copy = self.draws.choice(copies)
+            peer.raise_on(copy.id, "cancel", "by an operator")
+
+    def disable_queue(self) -> None:
+        peer = self.draws.choice([*self.peers.values()])
+        peer.queue_disabled = not peer.queue_disabled
+
+
+FAULTS: tuple[Callable[[Scene], None], ...] = (
+    Scene.lose_a_connection,
+    Scene.restart_manager,
+    Scene.suspend_manager_while_another_acts,
+    Scene.restart_home,
+    Scene.restart_peer,
+    Scene.peer_away,
+    Scene.cancel,
+    Scene.cancel_copy,
+    Scene.disable_queue,
+)
+
+
+def run(seed: int) -> Scene:
+    scene = Scene(seed)
+    draws: Random = scene.draws
+    ever: dict[tuple[str, JobId], SimulatedJob] = {}
+    while scene.world.now_s < FAULTS_S:
+        scene.world.advance_by(draws.expovariate(1.0))
+        if draws.random() < 0.5:
+            scene.submit()
+        else:
+            draws.choice(FAULTS)(scene)
+        ever |= {(name, job.id): job for name, peer in scene.peers.items() for job in peer.jobs.values()}
+    for peer in scene.peers.values():
+        peer.queue_disabled = False
+        if not peer.up:
+            peer.restart()
+    scene.world.advance_by(CALM_S)
+    ever |= {(name, job.id): job for name, peer in scene.peers.items() for job in peer.jobs.values()}
+    scene.ever = ever  # type: ignore[attr-defined]
+    return scene
+
+
+def started_of(scene: Scene, job: JobId) -> int:
+    copies: dict[Any, SimulatedJob] = scene.ever  # type: ignore[attr-defined]
+    marker = f"{CLUSTER}/{job}/"
+    markers = [
+        (copy, copy.jobspec["attributes"]["system"]["node-manager"]["delegated-from"]) for copy in copies.values()
+    ]
+    return sum(copy.runs for copy, text in markers if text.startswith(marker))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_is_lost_and_nothing_runs_twice(seed: int) -> None:
+    scene = run(seed)
+    assert not [fate.crashed for fate in scene.fates if fate.crashed]
+    twice = [job for job in scene.submitted if started_of(scene, job) > 1]
+    assert not twice, [scene.home.jobs[job].events for job in twice]
+    stuck = [scene.home.jobs[job].events for job in scene.submitted if not scene.home.jobs[job].ended]
+    assert not stuck
+    left = [job.events for peer in scene.peers.values() for job in peer.jobs.values() if not job.ended]
+    assert not left, "copies that nobody will end"
+    for job in scene.submitted:
+        agree(scene, scene.home.jobs[job])
+
+
+def agree(scene: Scene, job: SimulatedJob) -> None:
+    """A job that ended well here has a copy that ended well, with the same status; and its output, once."""
+    if job.failed:
+        return
+    status = next(event.context["status"] for event in job.events if event.name == "finish")
+    placed = next(event.context for event in job.events if event.name == "delegate::submit")
+    copy = scene.ever[placed["peer"], placed["jobid"]]  # type: ignore[attr-defined]
+    assert status == next(event.context["status"] for event in copy.events if event.name == "finish")
+    assert len(job.output) == len(copy.output) == 1
+
+
+def test_inboxes_are_those_of_the_pump() -> None:
+    assert isinstance(Scene(0).pumps[0].inboxes[0], Inbox)
