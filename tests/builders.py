@@ -63,9 +63,9 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, Ty
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
-from nodemanager.planner.state.snapshot import Learned, Node, Snapshot, Source, Spending
+from nodemanager.planner.state.snapshot import Learned, Node, SlotSettings, Snapshot, Source, Spending
 
-GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, Spending)
+GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, SlotSettings, Spending)
 _Value = TypeVar("_Value", Policy, Snapshot)
 
 NOW_S = 100_000.0

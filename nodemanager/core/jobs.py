@@ -102,6 +102,10 @@ class Shape:
         return self._hash
 
 
+# What lies on a node: the shape of the jobs, the step of their time limits in seconds, and the pieces of them.
+NodeLoad = tuple[tuple[Shape, float, int], ...]
+
+
 class JobState(StrEnum):
     """The states of an active job (RFC 21). A job that becomes inactive leaves the snapshot."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, NodeLoad
 from nodemanager.core.nodes import Launch, LaunchId, ProviderId, Roster
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import HeldJob, Spend, Steering
@@ -210,11 +210,12 @@ class PostRoster:
 
 @dataclass(frozen=True, slots=True)
 class BootNode:
-    """Lease a slot and create its node. ``serves``: the jobs it is bought for, at most ten of them."""
+    """Lease a slot and create its node. ``serves``: the first ten jobs it is bought for. ``load``: all of them."""
 
     launch: Launch
     serves: tuple[JobId, ...]
     reason: Reason
+    load: NodeLoad = ()
 
 
 # --- with a deadline --------------------------------------------------------------------------------------

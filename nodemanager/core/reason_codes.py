@@ -213,6 +213,7 @@ class Code(StrEnum):
     JOB_HELD_UP = "job_held_up", "job why"
     FITS_NO_JOB_THAT_IS_SHORT = "fits_no_job_that_is_short"
     ANOTHER_MIX_IS_CHEAPER = "another_mix_is_cheaper", "node_types price_per_hour"
+    ANOTHER_TYPE_IS_CHEAPER = "another_type_is_cheaper", "node_type price_per_hour"
     # warnings
     JOBS_HELD = "jobs_held", "job job_count"
     JOBS_RELEASED = "jobs_released", "job job_count"

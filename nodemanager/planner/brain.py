@@ -92,7 +92,7 @@ class Brain:
         before = self._snapshot
         self._snapshot = after = observe_all(before, facts, self._policy)
         self._has_news = True
-        if after.slot_types is not before.slot_types or after.promised is not before.promised:
+        if after.slots.types is not before.slots.types or after.slots.promised is not before.slots.promised:
             self.use_policy(self._policy)
 
     def use_policy(self, policy: Policy) -> None:
@@ -101,7 +101,7 @@ class Brain:
         The site states the slots' types as they were at the start; the instance knows the present ones.
         """
         snapshot = self._snapshot
-        self._policy = with_slot_types(with_promises(policy, snapshot.promised), snapshot.slot_types)
+        self._policy = with_slot_types(with_promises(policy, snapshot.slots.promised), snapshot.slots.types)
         self._snapshot = check_instance(snapshot, self._policy)
         self._has_news = True
 
@@ -148,7 +148,7 @@ class Brain:
         known, now_s = self._snapshot, self._snapshot.now_s
         moments = [made.again_at_s, _settles_s(known, made, self._policy)]
         if not self._hears_all:
-            moments += [next_ask_s(known, self._policy), known.wish_due_s or inf]
+            moments += [next_ask_s(known, self._policy), known.slots.wish_due_s or inf]
             moments += [node.call.deadline_s for node in node_index_of(known).with_call.values() if node.call]
             moments += _stale_times_s(known, self._policy)
         first_s = min(moments)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, assert_never
 
 from nodemanager.core.drains import drain_text
+from nodemanager.core.jobs import NodeLoad
 from nodemanager.core.nodes import LEAVING, Call, CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
@@ -98,9 +99,9 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
     credit = create_credit(snapshot, policy)
     for action in plan.actions:
         match action:
-            case BootNode(launch=launch):
+            case BootNode(launch=launch, load=load):
                 changed[launch.id] = _with_call(
-                    _requested_node(launch, snapshot), CallKind.RECORD, snapshot, policy
+                    _requested_node(launch, snapshot, load), CallKind.RECORD, snapshot, policy
                 )
             case RecordLaunches(launches=launches):
                 for launch in launches:
@@ -137,7 +138,9 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 due_s = snapshot.now_s + policy.calls.call_timeout_s
                 snapshot = replace(snapshot, hold_write=_await_answer(snapshot.hold_write, due_s))
             case ChangeSlots() | RefuseSlots():
-                snapshot = replace(snapshot, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                snapshot = replace(
+                    snapshot, slots=replace(snapshot.slots, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
+                )
             case _:
                 assert_never(action)
     return replace(
@@ -192,8 +195,8 @@ def _has_moved_already(node: Node, event: Event) -> bool:
     )
 
 
-def _requested_node(launch: Launch, snapshot: Snapshot) -> Node:
-    return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, requested_s=snapshot.now_s)
+def _requested_node(launch: Launch, snapshot: Snapshot, load: NodeLoad = ()) -> Node:
+    return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, requested_s=snapshot.now_s, load=load)
 
 
 def _readopted_stray(launch: Launch, snapshot: Snapshot) -> Node:

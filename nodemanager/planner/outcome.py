@@ -11,7 +11,7 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Protocol, Self
 
-from nodemanager.core.jobs import Job, JobId, Shape
+from nodemanager.core.jobs import Job, JobId, NodeLoad, Shape
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
@@ -43,6 +43,7 @@ class Purchase:
     zone: str
     serves: tuple[JobId, ...]
     job_count: int
+    load: NodeLoad = ()
 
 
 class JobReasons(Mapping[JobId, Reason]):
@@ -283,7 +284,7 @@ def fleet_needs(jobs: Mapping[JobId, Job], placement: Placement) -> FleetNeeds:
     for node in placement.assignment.nodes():
         serves, count = placement.assignment.jobs_on(node, NAMES_MAX)
         if node.offer.availability is Availability.NEW:
-            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count))
+            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count, node.load))
         else:
             needed.setdefault(node.place[0], []).extend(serves)
     purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))

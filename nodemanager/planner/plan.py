@@ -179,8 +179,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         reason = because(Code.PAUSED, by=paused.by, since_at=paused.at)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
-        if snapshot.wish is not None:
-            answer = slot_types.answer_wish(snapshot.wish, snapshot, policy)
+        if snapshot.slots.wish is not None:
+            answer = slot_types.answer_wish(snapshot.slots.wish, snapshot, policy)
             return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
@@ -222,7 +222,7 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why nothing may be decided now, apart from a pause; None if something may."""
     if not snapshot.claimed:
         return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
-    if snapshot.wish_due_s is not None:
+    if snapshot.slots.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
     limit_s = policy.timing.stale_after_s
     for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
@@ -231,8 +231,8 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         age_s = snapshot.now_s - source.seen_s
         if age_s > limit_s:
             return because(Code.STALE, source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
-    if snapshot.site_mismatch is not None:
-        return snapshot.site_mismatch
+    if snapshot.slots.mismatch is not None:
+        return snapshot.slots.mismatch
     return why_safe_mode(snapshot, policy)
 
 
@@ -347,7 +347,7 @@ def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: 
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
     launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
-    return BootNode(launch, purchase.serves, reason)
+    return BootNode(launch, purchase.serves, reason, purchase.load)
 
 
 def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:

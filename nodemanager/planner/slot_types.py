@@ -100,10 +100,10 @@ def choose_moves(
 
 def redeclare_type(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
     """Declare a type with what its nodes really have, once none of its slots is in use; None if nothing is due."""
-    if not snapshot.to_promise:
+    if not snapshot.slots.to_promise:
         return None
     free = set(movable_slots(snapshot))
-    for name, promise in sorted(snapshot.to_promise.items()):
+    for name, promise in sorted(snapshot.slots.to_promise.items()):
         node_type = policy.types.get(name)
         slots = [slot for slot in node_type.slots if slot in snapshot.rank_of_slot] if node_type is not None else []
         if slots and free.issuperset(slots):

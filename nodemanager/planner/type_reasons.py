@@ -58,6 +58,10 @@ def _why_not(node_type: NodeType, placement: Placement, instead: Reason | None) 
         return because(Code.FITS_NO_JOB_THAT_IS_SHORT)
     if supply.count_free(name) <= 0:
         return because(Code.ALL_SLOTS_TAKEN, node_type=name, slots=supply.rank_index.slots.get(name, 0))
+    better = placement.allocation.dominated.get(name)
+    if better is not None:
+        price = supply.policy.types[better].price_per_hour
+        return because(Code.ANOTHER_TYPE_IS_CHEAPER, node_type=better, price_per_hour=price)
     return instead
 
 

@@ -92,14 +92,14 @@ def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
     rank = FluxRank(Rank(1), SlotName("cloud1"), online=False, cores=8)
     manager.on_receive(RanksSeen(1.0, (rank,)))
     manager.on_receive(Tick(2.0, 1001.0))
-    assert seen[-1].snapshot.site_mismatch is None
+    assert seen[-1].snapshot.slots.mismatch is None
     manager.on_receive(RanksSeen(2.0, (replace(rank, cores=6),)))
     manager.on_receive(Tick(3.0, 1002.0))
-    assert seen[-1].snapshot.site_mismatch is not None
+    assert seen[-1].snapshot.slots.mismatch is not None
     (node_type,) = policy.node_types
     manager.on_receive(UsePolicy(replace(policy, node_types=(replace(node_type, cores=6),))))
     manager.on_receive(Tick(4.0, 1003.0))
-    assert seen[-1].snapshot.site_mismatch is None
+    assert seen[-1].snapshot.slots.mismatch is None
 
 
 def test_the_join_service_hears_of_it_every_second_though_nothing_is_to_decide() -> None:

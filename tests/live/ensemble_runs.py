@@ -14,6 +14,7 @@ from typing import Any
 from tests.live.instance import LiveInstance, eventually
 from tests.paths import ROOT
 
+WITHIN_S = 90.0  # several processes of Python start in each of these tests
 DATA = ROOT / "tests" / "data" / "ensembles"
 
 
@@ -45,10 +46,10 @@ class EnsembleProcess:
         """The rules that ran, each with the number of its run."""
         return [(event["rule"], event["run"]) for event in self.events if event["event"] == "rule"]
 
-    def wait(self, within_s: float = 60) -> int:
+    def wait(self, within_s: float = WITHIN_S) -> int:
         return self.process.wait(within_s)
 
-    def until(self, what: str, within_s: float = 30) -> None:
+    def until(self, what: str, within_s: float = WITHIN_S) -> None:
         eventually(what, lambda: any(event["event"] == what for event in self.events), within_s)
 
     def stop(self, name: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.ensemble_runs import DATA, EnsembleProcess, ask, groups_of_jobs
+from tests.live.ensemble_runs import DATA, WITHIN_S, EnsembleProcess, ask, groups_of_jobs
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 from tests.paths import CONFIG
 
@@ -127,7 +127,7 @@ def test_a_signal_stops_the_process_and_the_next_one_goes_on(
     instance: LiveInstance, number: int, status: int
 ) -> None:
     run = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml")
-    eventually("the first job has ended", lambda: "envy" in groups_of_jobs(instance))
+    eventually("the first job has ended", lambda: "envy" in groups_of_jobs(instance), WITHIN_S)
     run.process.send_signal(number)
     assert run.wait(2) == status, run.errors
     assert "t4: waits for a process" in ask(instance, "list")
@@ -178,7 +178,7 @@ rules:
 """)
     run = EnsembleProcess(instance.uri, instance.directory, file)
     run.until("submit")
-    eventually("the job runs", lambda: "R" in instance.run("jobs", "-n", "-o", "{status_abbrev}").split())
+    eventually("the job runs", lambda: "R" in instance.run("jobs", "-n", "-o", "{status_abbrev}").split(), WITHIN_S)
     instance.stop_head()
     run.until("lost")
     instance.start_head()
@@ -206,7 +206,7 @@ def test_kill_9_at_any_moment_changes_nothing(instance: LiveInstance, seed: int)
     kills = 0
     while not kills or status_of(instance, "killed")["state"] == "waits for a process":
         run = EnsembleProcess(instance.uri, instance.directory, DATA / "killed.yaml", "--until-done")
-        eventually("it is connected", lambda run=run: run.events)  # type: ignore[misc]
+        eventually("it is connected", lambda run=run: run.events, WITHIN_S)  # type: ignore[misc]
         time.sleep(chance.uniform(0.0, 1.0))  # the moment of the kill: nothing waits for it
         run.kill()
         kills += 1

@@ -29,7 +29,7 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
-from nodemanager.core.slots import ForeignDrain, NodeType
+from nodemanager.core.slots import ForeignDrain, NodeType, TypeName
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.policy import Policy
@@ -728,6 +728,13 @@ def _check_types(case: Case) -> None:
                 ]
                 price = sum((prices[name].price_per_hour for name in for_jobs), Decimal(0))
                 assert not case.made.settled or price == reason.figures["price_per_hour"]
+            case "another_type_is_cheaper":
+                better, worse = prices[TypeName(str(reason.figures["node_type"]))], prices[name]
+                assert better.price_per_hour == reason.figures["price_per_hour"]
+                assert better.price_per_hour <= worse.price_per_hour
+                assert (better.cores, better.gpus) >= (worse.cores, worse.gpus)
+                assert better.cores >= worse.cores
+                assert better.memory_bytes >= worse.memory_bytes
             case "all_slots_taken":
                 places = [rank for rank in case.snapshot.ranks.values() if rank.host in prices[name].slots]
                 leaves = [node.launch.slot for node in case.snapshot.nodes.values() if node.state is NodeState.GONE]

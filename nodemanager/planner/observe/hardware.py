@@ -78,7 +78,11 @@ def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) ->
     if policy.rules.misfit is not Misfit.RETYPE or node_type is None:
         return snapshot
     return replace(
-        snapshot, to_promise={**snapshot.to_promise, node_type.name: _attainable_promise(node_type, fact.hardware)}
+        snapshot,
+        slots=replace(
+            snapshot.slots,
+            to_promise={**snapshot.slots.to_promise, node_type.name: _attainable_promise(node_type, fact.hardware)},
+        ),
     )
 
 
@@ -114,7 +118,7 @@ def apply_kept_promise(snapshot: Snapshot, wish_id: str) -> Snapshot:
 
 def apply_repaired_promises(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """After a look: find changes that were interrupted and completed by the repair, so that no answer came."""
-    for name, promise in snapshot.to_promise.items():
+    for name, promise in snapshot.slots.to_promise.items():
         node_type = policy.types.get(name)
         if node_type is None or (node_type.cores, node_type.gpus) == (promise.cores, promise.gpus):
             continue
@@ -129,11 +133,14 @@ def apply_repaired_promises(snapshot: Snapshot, policy: Policy) -> Snapshot:
 def _keep_promise(snapshot: Snapshot, name: TypeName) -> Snapshot:
     return replace(
         snapshot,
-        to_promise=_without(snapshot.to_promise, name),
-        promised={**snapshot.promised, name: snapshot.to_promise[name]},
         learned=replace(
             snapshot.learned,
             blocks={scope: block for scope, block in snapshot.learned.blocks.items() if scope != Scope(name)},
+        ),
+        slots=replace(
+            snapshot.slots,
+            to_promise=_without(snapshot.slots.to_promise, name),
+            promised={**snapshot.slots.promised, name: snapshot.slots.to_promise[name]},
         ),
     )
 
@@ -141,13 +148,17 @@ def _keep_promise(snapshot: Snapshot, name: TypeName) -> Snapshot:
 def drop_promise(snapshot: Snapshot, wish_id: str) -> Snapshot:
     """The declaration could not be changed. The next node of the type will report its hardware again."""
     name = _type_of_wish(snapshot, wish_id)
-    return replace(snapshot, to_promise=_without(snapshot.to_promise, name)) if name is not None else snapshot
+    return (
+        replace(snapshot, slots=replace(snapshot.slots, to_promise=_without(snapshot.slots.to_promise, name)))
+        if name is not None
+        else snapshot
+    )
 
 
 def _type_of_wish(snapshot: Snapshot, wish_id: str) -> TypeName | None:
     named, _, _ = wish_id.removeprefix(WISH_PREFIX).rpartition("-")
     name = TypeName(named)
-    return name if wish_id.startswith(WISH_PREFIX) and name in snapshot.to_promise else None
+    return name if wish_id.startswith(WISH_PREFIX) and name in snapshot.slots.to_promise else None
 
 
 def _without(promises: Mapping[TypeName, Promise], name: TypeName) -> Mapping[TypeName, Promise]:

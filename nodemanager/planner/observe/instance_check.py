@@ -16,7 +16,7 @@ NAMED_MAX = 10
 
 def check_instance(snapshot: Snapshot, policy: Policy) -> Snapshot:
     """The snapshot after the policy changed, with the check repeated."""
-    return replace(snapshot, site_mismatch=find_mismatch(snapshot.ranks.values(), policy))
+    return replace(snapshot, slots=replace(snapshot.slots, mismatch=find_mismatch(snapshot.ranks.values(), policy)))
 
 
 def find_mismatch(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:

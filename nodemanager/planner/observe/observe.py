@@ -89,7 +89,7 @@ def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
         if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
             snapshot = _expire_calls(snapshot)
             break
-    if snapshot.wish_due_s is not None and snapshot.wish_due_s <= tick.now_s:
+    if snapshot.slots.wish_due_s is not None and snapshot.slots.wish_due_s <= tick.now_s:
         snapshot = _distrust_slots(snapshot, "the change of slot types was not answered in time")
     # This runs with every fact and every plan, so it checks only the few nodes with a call.
     waiting = node_index_of(snapshot).with_call.values()
@@ -393,20 +393,26 @@ CALL_OF_ORDER: Mapping[str, CallKind] = {
 
 def _apply_slots_change(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) -> Snapshot:
     """The slot types changed. Earlier looks are void; the look that came with the answer replaces them."""
-    changed = hardware.apply_kept_promise(replace(snapshot, wish_due_s=None), fact.wish_id)
+    changed = hardware.apply_kept_promise(
+        replace(snapshot, slots=replace(snapshot.slots, wish_due_s=None)), fact.wish_id
+    )
     changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
     return rank_facts.apply_ranks(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 
 def _apply_slots_refusal(snapshot: Snapshot, fact: SlotsRefused) -> Snapshot:
-    return hardware.drop_promise(replace(snapshot, wish=None, wish_due_s=None), fact.wish_id)
+    return hardware.drop_promise(
+        replace(snapshot, slots=replace(snapshot.slots, wish=None, wish_due_s=None)), fact.wish_id
+    )
 
 
 def _distrust_slots(snapshot: Snapshot, why: str) -> Snapshot:
     """A change of slot types may be half done. Renew the claim, which repairs it, and look at the ranks again."""
     claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
     flux = replace(snapshot.flux, seen_s=None, answer_due_s=None)
-    return replace(snapshot, claimed=False, claim=claim, flux=flux, wish=None, wish_due_s=None)
+    return replace(
+        snapshot, claimed=False, claim=claim, flux=flux, slots=replace(snapshot.slots, wish=None, wish_due_s=None)
+    )
 
 
 def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapshot:

@@ -142,18 +142,21 @@ def _note_look(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy
     return replace(
         snapshot,
         unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        slot_types=snapshot.slot_types if changes.same_slot_types else _slot_types_seen(changes.ranks, snapshot),
-        wish=fact.wish,
         look_due_since_s=None if due_s is not None and due_s <= fact.started_s else due_s,
         jobs_ended=fact.jobs_ended,
         flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
+        slots=replace(
+            snapshot.slots,
+            types=snapshot.slots.types if changes.same_slot_types else _slot_types_seen(changes.ranks, snapshot),
+            wish=fact.wish,
+        ),
     )
 
 
 def _with_changed_ranks(snapshot: Snapshot, changes: RankChanges, policy: Policy) -> Snapshot:
     ranks = changes.ranks
     known = rank_index_of(snapshot.ranks, snapshot.rank_index, policy)
-    mismatch = snapshot.site_mismatch
+    mismatch = snapshot.slots.mismatch
     if not changes.same_resources:
         mismatch = instance_check.find_mismatch(tuple(ranks.values()), policy)
     return replace(
@@ -161,9 +164,9 @@ def _with_changed_ranks(snapshot: Snapshot, changes: RankChanges, policy: Policy
         ranks=ranks,
         rank_of_slot=snapshot.rank_of_slot if changes.same_hosts else {it.host: it.rank for it in ranks.values()},
         rank_index=updated_rank_index(known, ranks, changes.pairs, policy),
-        site_mismatch=mismatch,
         changed_s=snapshot.now_s,
         unsettled_s=unsettled_since_s(snapshot),
+        slots=replace(snapshot.slots, mismatch=mismatch),
     )
 
 
@@ -250,7 +253,7 @@ def _same_resources(changes: list[tuple[FluxRank | None, FluxRank | None]]) -> b
 def _slot_types_seen(ranks: Mapping[Rank, FluxRank], snapshot: Snapshot) -> Mapping[SlotName, TypeName]:
     """The types of the slots, in the order of the ranks. If nothing changed, the snapshot's own object."""
     seen = {rank.host: rank.type_name for rank in ranks.values() if rank.type_name is not None}
-    return snapshot.slot_types if seen == snapshot.slot_types else seen
+    return snapshot.slots.types if seen == snapshot.slots.types else seen
 
 
 def _is_old(source: Source, started_s: float) -> bool:

@@ -74,6 +74,13 @@ class Packed:
     left: tuple[int, ...]  # pieces of each item that were not placed
 
 
+@dataclass(slots=True)
+class Effort:
+    """How many steps may still be taken. A step takes about a microsecond; counted, they are the same each time."""
+
+    left: int
+
+
 def total_cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
     """The cost of all loads."""
     return sum(load.nodes * lots[load.lot].cost for load in loads)

@@ -13,9 +13,20 @@ from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import NamedTuple
 
-from nodemanager.core.jobs import JobId, Shape
+from nodemanager.core.jobs import ANYWHERE, JobId, NodeLoad, Shape
+from nodemanager.core.slots import TypeName
+from nodemanager.planner.packing.dominated import find_dominated, nodes_used
 from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
-from nodemanager.planner.packing.types import Item, Load, Lot, Packed, PackingLimits, pieces_on_empty
+from nodemanager.planner.packing.types import (
+    Effort,
+    Item,
+    Load,
+    Lot,
+    Packed,
+    PackingLimits,
+    pieces_on_empty,
+    pieces_that_fit,
+)
 from nodemanager.planner.placement.flux_scheduler import (
     cores_of_piece,
     on_different_nodes,
@@ -27,6 +38,7 @@ from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.queue_index import BatchKey
 
 UNBOUNDED = 2**62
+ENDLESS = PackingLimits(UNBOUNDED, UNBOUNDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,9 @@ class NodeGroup:
 class Allocation:
     """The offers, and what has been taken of them so far.
 
-    ``cost``: what a node of an offer costs for a number of seconds. ``memory_bytes``: the memory of a job's piece.
+    ``effort``: for a packing that is better than a greedy one; shared by all allocations of a plan. ``dominated``:
+    types on sale that were left out, and for each a better one. ``cost``: what a node of an offer costs for some
+    seconds. ``memory_bytes``: the memory of a job's piece.
     ``zones``: the chosen zone of jobs that want all their nodes in one. Money is in the smallest unit of the
     prices.
     """
@@ -105,24 +119,35 @@ class Allocation:
     price_left: int
     memory_bytes: Callable[[Shape], int]
     zones: Mapping[Shape, str]
+    effort: Effort = field(default_factory=lambda: Effort(0))
     works: list[Work] = field(default_factory=list)
     groups: list[NodeGroup] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
+    dominated: dict[TypeName, TypeName] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.left:
             self.left = [offer.count for offer in self.offers]
 
-    def with_work(self, works: Sequence[Work], *, share: bool) -> Allocation | None:
+    def with_work(self, works: Sequence[Work], *, share: bool, greedily: bool = False) -> Allocation | None:
         """The allocation with this work added at the least cost; None if not all of it can be placed.
 
-        ``share``: whether free resources on nodes with other work may be used.
+        ``share``: whether free resources on nodes with other work may be used. ``greedily``: without the effort.
         """
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
         if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
             return None  # a shortcut: no packing could place it
-        made = replace(self, works=list(self.works), groups=list(self.groups), left=list(self.left))
-        return made if made._pack_work(works, items, share=share) else None  # noqa: SLF001 - its own class
+        made = replace(
+            self,
+            works=list(self.works),
+            groups=list(self.groups),
+            left=list(self.left),
+            dominated=dict(self.dominated),
+            effort=Effort(0) if greedily else self.effort,
+        )
+        placed = made._pack_work(works, items, share=share)  # noqa: SLF001 - its own class
+        made.effort = self.effort
+        return made if placed else None
 
     def takes_at_most(self, work: Work) -> int:
         """An upper bound for the pieces of this work that fit on what is left of the offers."""
@@ -161,71 +186,180 @@ class Allocation:
         """Pack work in place, and return whether all of it fits.
 
         Few pieces are packed onto all nodes at once. Many go first onto nodes with other work, then onto booting
-        nodes, then onto nodes on sale.
+        nodes, then onto nodes on sale. Booting nodes get first what they were bought for, if it still waits.
         """
-        first = len(self.works)
+        first, old = len(self.works), list(self.groups)
         self.works += works
         span_s = max((work.span_s for work in works), default=0.0)
-        if sum(item.pieces for item in items) <= PIECES_EXACT:
-            return self._pack_onto(items, first, span_s, None, use_groups=share, use_ordered=True, use_on_sale=True)
         pieces = [item.pieces for item in items]
-        if share:
-            self._pack_onto(items, first, span_s, pieces, use_groups=True, use_ordered=False, use_on_sale=False)
-        # Fill booting nodes in the order of their purchase, so that the work they were bought for fits again.
-        coming = [number for number, offer in enumerate(self.offers) if offer.is_ordered]
-        for _, together in groupby(coming, key=lambda number: self.offers[number].ordered_s):
-            self._pack_onto(
-                items,
-                first,
-                span_s,
-                pieces,
-                use_groups=False,
-                use_ordered=True,
-                use_on_sale=False,
-                only=list(together),
+        self._give_planned(works, items, first, pieces)
+        if sum(pieces) <= PIECES_EXACT:
+            # Those that got what they were bought for may take more.
+            groups = list(self.groups) if share else self.groups[len(old) :]
+            return self._pack_onto(
+                items, first, span_s, pieces, groups, self._offers(ordered=True, on_sale=True), on_sale=True
             )
+        if share:
+            self._pack_onto(items, first, span_s, pieces, list(self.groups), [])
+        elif len(self.groups) > len(old):
+            self._pack_onto(items, first, span_s, pieces, self.groups[len(old) :], [])
+        # Fill booting nodes in the order of their purchase.
+        coming = self._offers(ordered=True, on_sale=False)
+        for _, together in groupby(coming, key=lambda number: self.offers[number].ordered_s):
+            self._pack_onto(items, first, span_s, pieces, [], list(together))
         few = sum(pieces) <= PIECES_EXACT
-        return self._pack_onto(
-            items, first, span_s, pieces, use_groups=few and share, use_ordered=few, use_on_sale=True
-        )
+        groups = list(self.groups) if few and share else []
+        sources = self._offers(ordered=few, on_sale=True)
+        return self._pack_onto(items, first, span_s, pieces, groups, sources, on_sale=True)
+
+    def _offers(self, *, ordered: bool, on_sale: bool) -> list[int]:
+        """The offers with nodes left: the ordered ones, those on sale, or both."""
+        return [
+            number
+            for number, offer in enumerate(self.offers)
+            if self.left[number] and (ordered if offer.is_ordered else on_sale and self.nodes_left > 0)
+        ]
+
+    def _give_planned(self, works: Sequence[Work], items: Sequence[Item], first: int, pieces: list[int]) -> None:
+        """Give booting nodes the pieces they were bought for. ``pieces``, those that are left, is updated.
+
+        Any other packing of the same pieces might need one node more.
+        """
+        of_kind: dict[tuple[Shape, float], list[int]] = {}
+        for number, work in enumerate(works):
+            of_kind.setdefault((work.shape, work.span_s), []).append(number)
+        for source, offer in enumerate(self.offers):
+            if not offer.load or not self.left[source]:
+                continue
+            lot = self._lot(source, 0.0, sunk=True)
+            while self.left[source]:
+                contents = self._planned_contents(offer, source, lot, items, first, of_kind, pieces)
+                if not contents:
+                    break
+                each = (pieces[number] // count for number, count in contents)
+                nodes = min(self.left[source], *each)
+                self._add_loads(Packed((Load(0, nodes, contents),), ()), first, [source])
+                for number, count in contents:
+                    pieces[number] -= nodes * count
+
+    def _planned_contents(
+        self,
+        offer: Offer,
+        source: int,
+        lot: Lot,
+        items: Sequence[Item],
+        first: int,
+        of_kind: Mapping[tuple[Shape, float], Sequence[int]],
+        pieces: Sequence[int],
+    ) -> tuple[tuple[int, int], ...]:
+        """What one node of an offer gets of that for which it was bought: (item, pieces)."""
+        cores, gpus, memory_bytes = lot.cores, lot.gpus, lot.memory_bytes
+        contents: list[tuple[int, int]] = []
+        for shape, span_s, planned in offer.load:
+            for number in of_kind.get((shape, span_s), ()):
+                item = items[number]
+                if not planned or not self._may_use(source, self.works[first + number]):
+                    continue
+                if item.exclusive:
+                    alone = not contents and pieces[number] and pieces_on_empty(item, lot)
+                    return ((number, 1),) if alone else tuple(contents)
+                fitting = pieces_that_fit(item, cores, gpus, memory_bytes)
+                count = min(planned, pieces[number], item.per_node_max, fitting)
+                if count > 0:
+                    contents.append((number, count))
+                    planned -= count  # noqa: PLW2901 - the rest goes to the next work of this kind
+                    cores -= count * item.cores
+                    gpus -= count * item.gpus
+                    memory_bytes -= count * item.memory_bytes
+        return tuple(sorted(contents))
 
     def _pack_onto(
         self,
         items: Sequence[Item],
         first: int,
         span_s: float,
-        pieces: list[int] | None,
+        pieces: list[int],
+        groups: Sequence[NodeGroup],
+        offers: Sequence[int],
         *,
-        use_groups: bool,
-        use_ordered: bool,
-        use_on_sale: bool,
-        only: Sequence[int] | None = None,
+        on_sale: bool = False,
     ) -> bool:
-        """Pack items onto some of the nodes, and return whether all fit. ``pieces`` is updated to what is left."""
-        if pieces is not None:
-            items = [
-                replace(item, pieces=count) if count != item.pieces else item
-                for item, count in zip(items, pieces, strict=True)
-            ]
-        sources: list[NodeGroup | int] = list(self.groups) if use_groups else []
-        sources += [
-            number
-            for number, offer in enumerate(self.offers)
-            if self.left[number]
-            and (use_ordered if offer.is_ordered else use_on_sale and self.nodes_left > 0)
-            and (only is None or number in only)
+        """Pack items onto these nodes, and return whether all fit. ``pieces`` is updated to what is left.
+
+        ``on_sale``: some nodes may have to be bought. Otherwise as much as fits is packed, all of it paid for.
+        """
+        items = [
+            replace(item, pieces=count) if count != item.pieces else item
+            for item, count in zip(items, pieces, strict=True)
         ]
-        sources = [source for source in sources if not isinstance(source, NodeGroup) or source.cores > 0]
-        lots = [self._lot(source, span_s, sunk=use_on_sale) for source in sources]
-        fits = self._fits(items, first, sources, lots)
-        if use_on_sale or pieces is None:
-            packed = pack(items, lots, fits, PackingLimits(self.nodes_left, self.price_left))
-        else:
-            packed = fill(items, lots, fits)
-        self._add_loads(packed, first, sources)
-        if pieces is not None:
-            pieces[:] = packed.left
+        sources: list[NodeGroup | int] = [*(group for group in groups if group.cores > 0), *offers]
+        if not any(pieces):
+            return True
+        lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
+        packed, there, left_out = self._pack_best(items, lots, sources, first, on_sale=on_sale)
+        for number, other in left_out.items():
+            worse, kept = (self.offers[self._offer_number(sources[it])].node_type.name for it in (number, other))
+            self.dominated[worse] = kept
+        self._add_loads(packed, first, there)
+        pieces[:] = packed.left
         return not any(packed.left)
+
+    def _pack_best(
+        self,
+        items: Sequence[Item],
+        lots: Sequence[Lot],
+        sources: Sequence[NodeGroup | int],
+        first: int,
+        *,
+        on_sale: bool,
+    ) -> tuple[Packed, list[NodeGroup | int], Mapping[int, int]]:
+        """Pack items, the sources that were considered, and which were left out for which better one."""
+        if not on_sale:
+            return fill(items, lots, self._fits(items, first, sources, lots)), list(sources), {}
+        limits = PackingLimits(self.nodes_left, self.price_left)
+        suits, run_out = self._what_suits(sources, first), set[int]()
+        left_out = find_dominated(lots, suits)
+        used: dict[int, int] = {}
+        wanted = sum(item.pieces for item in items)
+        if any(lots[number].count < wanted for number in left_out.values()):
+            shown = [number for number in range(len(lots)) if number not in left_out]
+            endless = [replace(lots[number], count=wanted) for number in shown]
+            there = [sources[number] for number in shown]
+            packed = pack(items, endless, self._fits(items, first, there, endless), ENDLESS, Effort(0))
+            used = {shown[lot]: nodes for lot, nodes in nodes_used(packed.loads).items()}
+        effort = Effort(0) if used else self.effort  # until it is known which run out
+        while True:
+            left_out = find_dominated(lots, suits, used, run_out)
+            shown = [number for number in range(len(lots)) if number not in left_out]
+            there = [sources[number] for number in shown]
+            some = [lots[number] for number in shown]
+            packed = pack(items, some, self._fits(items, first, there, some), limits, effort)
+            nodes = nodes_used(packed.loads).items()
+            gone = {shown[lot] for lot, count in nodes if count >= some[lot].count} - run_out
+            if gone.intersection(left_out.values()):
+                run_out |= gone
+            elif effort is not self.effort:
+                effort = self.effort
+            else:
+                return packed, there, left_out
+
+    @staticmethod
+    def _offer_number(source: NodeGroup | int) -> int:
+        return source.offer if isinstance(source, NodeGroup) else source
+
+    def _what_suits(self, sources: Sequence[NodeGroup | int], first: int) -> list[tuple[object, ...]]:
+        """For each source a key that is equal if the same of this work may use it."""
+        works = self.works[first:]
+        constraints = dict.fromkeys(
+            work.shape.constraint for work in works if work.shape.constraint is not ANYWHERE
+        )
+        zoned = any(work.shape.one_zone for work in works)
+        found: list[tuple[object, ...]] = []
+        for source in sources:
+            offer = self.offers[self._offer_number(source)]
+            met = tuple(offer.suits(constraint) for constraint in constraints)
+            found.append((offer.availability, met, offer.zones if zoned else ()))
+        return found
 
     def _lot(self, source: NodeGroup | int, span_s: float, *, sunk: bool) -> Lot:
         """A group or an offer as a lot of the packing. ``sunk``: ordered nodes cost nothing.
@@ -263,9 +397,13 @@ class Allocation:
         return fits
 
     def _may_use(self, source: NodeGroup | int, work: Work) -> bool:
-        if isinstance(source, NodeGroup) and work.shape.exclusive:
-            return False
-        offer = self.offers[source.offer if isinstance(source, NodeGroup) else source]
+        if isinstance(source, NodeGroup):
+            if work.shape.exclusive:
+                return False
+            # The pieces of such jobs are dealt round robin: two lots of them on one node might be of the same job.
+            if on_different_nodes(work.shape) and any(self.works[number] is work for number, _ in source.pieces):
+                return False
+        offer = self.offers[self._offer_number(source)]
         if work.shape.one_zone:
             zones = (source.zone,) if isinstance(source, NodeGroup) else offer.zones
             if self.zones[work.shape] not in zones:
@@ -273,7 +411,7 @@ class Allocation:
         return offer.suits(work.shape.constraint)
 
     def _is_roomy(self, source: NodeGroup | int, shape: Shape) -> bool:
-        node_type = self.offers[source.offer if isinstance(source, NodeGroup) else source].node_type
+        node_type = self.offers[self._offer_number(source)].node_type
         slots = slots_per_piece(shape)
         return node_type.cores >= slots * shape.cores_per_slot and node_type.gpus >= slots * shape.gpus_per_slot
 
@@ -327,6 +465,7 @@ class AssignedNode(NamedTuple):
     offer: Offer
     zone: str
     pieces: tuple[tuple[int, int, int], ...]
+    load: NodeLoad
 
 
 class Assignment:
@@ -356,13 +495,15 @@ class Assignment:
     def nodes(self) -> Iterator[AssignedNode]:
         """All nodes, group by group."""
         begins = [0] * len(self._works)
+        works = self._works
         for group, places in zip(self._groups, self._places, strict=True):
+            load = tuple((works[work].shape, works[work].span_s, count) for work, count in group.pieces)
             for index, place in enumerate(places):
                 pieces = tuple(
                     (work, begins[work] + index * count, begins[work] + (index + 1) * count)
                     for work, count in group.pieces
                 )
-                yield AssignedNode(place, self._offers[group.offer], group.zone, pieces)
+                yield AssignedNode(place, self._offers[group.offer], group.zone, pieces, load)
             for work, count in group.pieces:
                 begins[work] += group.nodes * count
 

@@ -30,12 +30,14 @@ def memory_per_piece(shape: Shape, supply: Supply) -> int:
     wanted = shape.memory_bytes_per_slot * slots_per_piece(shape)
     if not wanted:
         return 0
-    could_have = sum(
-        supply.count_slots_for(node_type, shape.constraint) * pieces_per_node(node_type, shape, wanted)
-        for node_type in supply.policy.node_types
-        if node_type.memory_bytes >= wanted
-    )
-    return wanted if could_have >= pieces_of(shape) else 0
+    short = pieces_of(shape)
+    for node_type in supply.policy.node_types:
+        if node_type.memory_bytes >= wanted:
+            each = pieces_per_node(node_type, shape, wanted)
+            short -= each * supply.count_slots_for(node_type, shape.constraint) if each else 0
+            if short <= 0:
+                return wanted
+    return 0
 
 
 def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:

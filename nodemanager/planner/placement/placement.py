@@ -22,6 +22,7 @@ from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.planner.cost.budget import BudgetLimits, Cuts
+from nodemanager.planner.packing.types import Effort
 from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.allocation import Allocation, Assignment, Work, unplaced_work
 from nodemanager.planner.placement.demand import Demand, read_demand
@@ -47,6 +48,8 @@ QueuePosition = tuple[int, int]  # (-priority, id)
 QUEUE_END: QueuePosition = (2**63, 2**63)
 FRONT_JOBS = 512  # how many jobs are tried first if not all can be served
 RESEATS_MAX = 8  # how often all jobs are reseated because a job that cannot be served gave its seats back
+PACKING_STEPS_MAX = 250_000  # for all packings of a plan that are better than greedy
+NARROW_TRIES = 3  # how often a front part of the queue is tried that only a better packing may serve
 SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 
 
@@ -186,6 +189,7 @@ class _PlacementBuilder:
     failed_from: dict[JobKind, QueuePosition] = field(default_factory=dict)  # from where on a kind gets nothing
     obstacles: dict[JobKind, Obstacle] = field(default_factory=dict)
     known_obtainable: dict[Shape, int] = field(default_factory=dict)  # cache of ``_obtainable_pieces``
+    effort: Effort = field(default_factory=lambda: Effort(PACKING_STEPS_MAX))
     price_decimals: int = field(init=False)  # with which prices are whole numbers
 
     def __post_init__(self) -> None:
@@ -352,8 +356,11 @@ class _PlacementBuilder:
         free = free_bins(self.snapshot, self.policy, batches=self.batches)
         return free + bins_free_soon(self.snapshot, self.policy, queue_index)
 
-    def _allocate_until(self, end: QueuePosition) -> Allocation | None:
-        """An allocation that serves all jobs before a queue position; None if there is none."""
+    def _allocate_until(self, end: QueuePosition, *, greedily: bool = False) -> Allocation | None:
+        """An allocation that serves all jobs before a queue position; None if there is none.
+
+        ``greedily``: it is only a question whether they can be served.
+        """
         short = self._cores_short(end)
         if short and short > self.cores_on_offer:
             return None  # a shortcut: packing would find the same
@@ -361,7 +368,8 @@ class _PlacementBuilder:
         allocation: Allocation | None = self._empty_allocation(self.offers if works else [])
         for stage in self._stages(works):
             if allocation is not None:
-                allocation = allocation.with_work(stage, share=self.policy.rules.packing is PackingPolicy.SPREAD)
+                spread = self.policy.rules.packing is PackingPolicy.SPREAD
+                allocation = allocation.with_work(stage, share=spread, greedily=greedily)
         return allocation
 
     def _stages(self, works: Sequence[Work]) -> list[list[Work]]:
@@ -412,16 +420,39 @@ class _PlacementBuilder:
         while low < high:
             middle = min(low + step, (low + high + 1) // 2)
             step *= 4
-            tried = self._allocate_until((-priority, ids[middle - 1] + 1))
+            tried = self._allocate_until((-priority, ids[middle - 1] + 1), greedily=True)
             low, high, allocation = (middle, high, tried) if tried is not None else (low, middle - 1, allocation)
+        low, allocation = self._pack_front_again(priority, ids, low, allocation)
         while low < len(ids):
             # The rest may serve the next job alone, although packing all together failed.
             key = self._key_at(priority, ids[low])
-            more = allocation.with_work([self._work_of_job(key, ids[low])], share=True)
+            more = allocation.with_work([self._work_of_job(key, ids[low])], share=True, greedily=True)
             if more is None:
                 break
             allocation, low = more, low + 1
         return low, allocation
+
+    def _pack_front_again(
+        self, priority: int, ids: Sequence[JobId], served: int, allocation: Allocation
+    ) -> tuple[int, Allocation]:
+        """Pack the jobs that a greedy packing serves at less cost, and see how many more that leaves room for."""
+        tried = served
+        for _ in range(NARROW_TRIES):
+            can_improve = tried and self.effort.left > 0
+            packed = self._allocate_until((-priority, ids[tried - 1] + 1)) if can_improve else None
+            if packed is None:
+                break
+            served, allocation = tried, packed
+            tried = min(len(ids), served + int(served * self._share_left(allocation)))
+            if tried == served:
+                break
+        return served, allocation
+
+    def _share_left(self, allocation: Allocation) -> float:
+        """How much of the limits is left: of nodes or of the price, whichever is less."""
+        price, limit = self._price_left(allocation), self.supply.price_left
+        of_price = float(price / limit) if limit > 0 else 0.0
+        return min(of_price, allocation.nodes_left / max(1, self.supply.nodes_left))
 
     def _waiting_at(self, priority: int, end: QueuePosition, most: int) -> list[JobId]:
         """The first jobs of a priority that are not fully seated on existing nodes, in order."""
@@ -509,7 +540,7 @@ class _PlacementBuilder:
         while low < high:
             middle = high if low == 0 and high == jobs else (low + high + 1) // 2
             front = _works_before(works, positions[middle]) if middle < jobs else works
-            tried = allocation.with_work(front, share=True)
+            tried = allocation.with_work(front, share=True, greedily=True)
             low, high, best = (middle, high, tried) if tried is not None else (low, middle - 1, best)
         return (positions[low] if low < jobs else None), best
 
@@ -582,6 +613,7 @@ class _PlacementBuilder:
             price_left,
             self._memory_bytes,
             self.zones,
+            self.effort,
         )
 
     def _memory_bytes(self, shape: Shape) -> int:

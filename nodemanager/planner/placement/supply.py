@@ -11,7 +11,7 @@ from itertools import chain
 from math import inf
 
 from nodemanager.core.drains import drain_text, is_our_drain
-from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, Not
+from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, NodeLoad, Not
 from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
@@ -227,6 +227,7 @@ class Offer:
     zones: tuple[str, ...]  # where they are, or where they may be created, in the order of the tries
     matches: Matches  # which ranks satisfy which constraints
     ordered_s: float | None = None  # when they were ordered; None if they are on sale
+    load: NodeLoad = ()  # what each was bought for
 
     @property
     def is_ordered(self) -> bool:
@@ -250,11 +251,11 @@ def coming_offers(
         and not snapshot.steered(node)
     ]
     kinds = _kinds([node.launch.rank for node in booting], constraints, matches)
-    found: dict[tuple[float, TypeName, tuple[int, ...], str], list[SlotAndRank]] = {}
+    found: dict[tuple[float, TypeName, tuple[int, ...], str, NodeLoad], list[SlotAndRank]] = {}
     for node in booting:
         launch = node.launch
         kind = kinds.get(launch.rank, ())
-        found.setdefault((node.requested_s, launch.type_name, kind, launch.zone), []).append(
+        found.setdefault((node.requested_s, launch.type_name, kind, launch.zone, node.load), []).append(
             (launch.slot, launch.rank)
         )
     return [
@@ -267,8 +268,11 @@ def coming_offers(
             (zone,),
             matches,
             since_s,
+            load,
         )
-        for (since_s, name, _, zone), places in sorted(found.items(), key=lambda entry: entry[0])
+        for (since_s, name, _, zone, load), places in sorted(
+            found.items(), key=lambda entry: (*entry[0][:4], min(entry[1]))
+        )
     ]
 
 

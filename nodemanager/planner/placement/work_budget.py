@@ -24,7 +24,9 @@ STEPS_MAX = 1_000_000
 STEPS_PER_BATCH = 350
 STEPS_PER_GROUP = 2_500
 STEPS_PER_COMPARISON = 5  # of a batch with a group
-STEPS_PER_PAIR_OF_SIZES = 2  # of two batches that want different amounts of cores, GPUs or memory
+STEPS_PER_TYPE = 250
+STEPS_PER_TYPE_COMPARISON = 1  # of a batch with a node type: most types of a price list are left out by the packing
+PAIRS_PER_STEP = 4  # of two batches that want different amounts of cores, GPUs or memory
 
 Size = tuple[int, int, int, int, int | None, bool]
 
@@ -78,8 +80,10 @@ class WorkEstimate:
 
     def steps_of(self, batches: int, groups: int, sizes: int) -> int:
         """The steps for so many batches, groups of nodes and different sizes, without reading."""
-        each = STEPS_PER_BATCH + STEPS_PER_COMPARISON * groups
-        return batches * each + STEPS_PER_GROUP * groups + STEPS_PER_PAIR_OF_SIZES * sizes * sizes
+        types = min(groups, len(self.supply.policy.node_types))
+        more = groups - types
+        each = STEPS_PER_BATCH + STEPS_PER_TYPE_COMPARISON * types + STEPS_PER_COMPARISON * more
+        return batches * each + STEPS_PER_TYPE * types + STEPS_PER_GROUP * more + sizes * sizes // PAIRS_PER_STEP
 
     def add(self, key: BatchKey) -> int | None:
         """Add a batch, and return its steps; None if it is too much, and then nothing is added."""

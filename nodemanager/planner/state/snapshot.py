@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, NodeLoad, UnreadableJob
 from nodemanager.core.nodes import (
     Call,
     CloudNode,
@@ -50,6 +50,7 @@ class Node:
     recorded: bool = False  # the lease is known to be on record
     create_sent_s: float | None = None  # None: this process has certainly sent no create
     create_failure: str = ""  # the provider's words; the node may exist all the same
+    load: NodeLoad = ()  # what it was bought for; empty after a restart
     image: str | None = None  # of its create; None if this process sent none
     cloud: CloudNode | None = None
     billed_from_s: float | None = None
@@ -232,6 +233,22 @@ class Spending:
 
 
 @dataclass(frozen=True)
+class SlotSettings:
+    """What the instance declares of its slots, and how that is to change.
+
+    If nodes have less than their type declares: ``to_promise`` is what the type must declare as soon as possible,
+    ``promised`` what types were made to declare since this process began.
+    """
+
+    types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # as the instance reports them
+    mismatch: Reason | None = None  # how the instance differs from the site's description
+    wish: SlotsWish | None = None  # an unanswered wish for other slot types
+    wish_due_s: float | None = None  # deadline of the answer to the wish; until then nothing is decided
+    to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
+    promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All that is known at one moment. Mappings are never changed in place."""
 
@@ -266,14 +283,7 @@ class Snapshot:
     steering_write: Source = Source()  # the call that writes it to the record
 
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
-    slot_types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # as the instance reports them
-    site_mismatch: Reason | None = None  # how the instance differs from the site's description
-    wish: SlotsWish | None = None  # an unanswered wish for other slot types
-    # If nodes have less than their type declares: what the type must declare as soon as possible (``to_promise``),
-    # and what types were made to declare since this process began (``promised``).
-    to_promise: Mapping[TypeName, Promise] = field(default_factory=_empty)
-    promised: Mapping[TypeName, Promise] = field(default_factory=_empty)
-    wish_due_s: float | None = None  # deadline of the answer to the wish; until then nothing is decided
+    slots: SlotSettings = SlotSettings()
     rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)

@@ -85,13 +85,13 @@ def test_a_type_that_is_declared_as_measured_fits_and_promises_no_more_than_befo
 ) -> None:
     world = a_world(a_type("cloud", cores=node_type.cores, gpus=node_type.gpus), misfit=Misfit.RETYPE)
     measured(world.booting_node(), had=had)
-    for promise in world.snapshot.to_promise.values():
+    for promise in world.snapshot.slots.to_promise.values():
         promised = node_type.with_promise(promise)
         assert find_misfit(had, promised, None) is None
         assert promised.cores <= node_type.cores
         assert promised.gpus <= node_type.gpus
         assert promised.memory_bytes <= node_type.memory_bytes
-    assert bool(world.snapshot.to_promise) == (find_misfit(had, node_type, None) is not None)
+    assert bool(world.snapshot.slots.to_promise) == (find_misfit(had, node_type, None) is not None)
 
 
 # --- drain ------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_once_it_is_declared_so_the_type_is_bought_again() -> None:
     ranks = tuple(replace(rank, cores=2) if rank.gpus == 0 else rank for rank in world.snapshot.ranks.values())
     world.see(SlotsChanged(change.wish.id, NOW_S, ranks))
     assert world.snapshot.learned.blocks == {}
-    assert with_promises(world.policy, world.snapshot.promised).types[TypeName("cloud")].cores == 2
+    assert with_promises(world.policy, world.snapshot.slots.promised).types[TypeName("cloud")].cores == 2
     assert redeclare_type(world.snapshot, world.policy) is None
 
 
@@ -215,9 +215,9 @@ def test_one_that_could_not_be_done_is_not_tried_for_ever() -> None:
 
 def test_a_wish_of_somebody_elses_that_is_refused_changes_nothing_of_it() -> None:
     world = a_short_one()
-    before = world.snapshot.to_promise
+    before = world.snapshot.slots.to_promise
     world.see(SlotsRefused("hardware-cloud"))
-    assert world.snapshot.to_promise == before
+    assert world.snapshot.slots.to_promise == before
 
 
 # --- as Flux found it -------------------------------------------------------------------------------------
@@ -243,5 +243,5 @@ def test_a_change_that_was_cut_short_and_repaired_is_found_by_the_next_look() ->
     world = a_short_one()
     ranks = [replace(rank, cores=2) for rank in world.snapshot.ranks.values() if rank.gpus == 0]
     world.see_ranks(*ranks)
-    assert world.snapshot.promised == {TypeName("cloud"): Promise(2, 0, 2**34)}
-    assert world.snapshot.to_promise == {}
+    assert world.snapshot.slots.promised == {TypeName("cloud"): Promise(2, 0, 2**34)}
+    assert world.snapshot.slots.to_promise == {}

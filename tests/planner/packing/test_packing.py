@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodemanager.planner.packing.dominated import find_dominated
 from nodemanager.planner.packing.packing import fill, pack
 from nodemanager.planner.packing.types import (
     Item,
@@ -20,6 +21,7 @@ from nodemanager.planner.packing.types import (
     pieces_on_empty,
     total_cost,
 )
+from tests.benchmarks.packing_cases import FAMILIES, small
 
 UNBOUNDED = 10**9
 NO_LIMITS = PackingLimits(UNBOUNDED, 10**15)
@@ -181,6 +183,90 @@ def test_all_that_fits_somewhere_is_laid_where_there_are_no_limits(items: list[I
     made = packed(items, lots)
     for item, left in zip(items, made.left, strict=True):
         assert left == (0 if any(pieces_on_empty(item, lot) for lot in lots) else item.pieces)
+
+
+# --- at the bound -----------------------------------------------------------------------------------------
+
+
+def price(made: Packed, lots: Sequence[Lot]) -> int:
+    assert not any(made.left)
+    return total_cost(made.loads, lots)
+
+
+@pytest.mark.parametrize(
+    ("family", "least"),
+    [
+        ("c16 and r16", 3_690_000),
+        ("6 and 5 of 16", 2_310_000),
+        ("49/26/25/22 of 96", 6_133_333),
+    ],
+)
+def test_what_greedy_packing_gets_wrong_costs_little_more_than_the_linear_program(family: str, least: int) -> None:
+    case = FAMILIES[family](Random(1))
+    assert least <= price(packed(case.items(), case.lots()), case.lots()) <= 1.01 * least
+
+
+def best_fit(items: Sequence[Item], lots: Sequence[Lot]) -> int | None:
+    """What a plain best fit costs, piece by piece: the largest first, a new node of the cheapest type that fits."""
+    order = sorted((it for it in items for _ in range(it.pieces)), key=lambda it: (-it.cores, -it.memory_bytes))
+    opened: list[list[int]] = []
+    cost = 0
+    for item in order:
+        fit = [o for o in opened if o[0] >= item.cores and o[1] >= item.memory_bytes and o[2] >= item.gpus]
+        if not fit:
+            buys = [lot for lot in lots if pieces_on_empty(item, lot)]
+            if not buys:
+                return None
+            lot = min(buys, key=lambda it: it.cost)
+            cost += lot.cost
+            fit = [[lot.cores, lot.memory_bytes, lot.gpus]]
+            opened += fit
+        node = min(fit)
+        for place, size in enumerate((item.cores, item.memory_bytes, item.gpus)):
+            node[place] -= size
+    return cost
+
+
+def test_small_random_work_costs_no_more_than_best_fit_and_the_same_in_any_order() -> None:
+    draw = Random(5)
+    for seed in range(60):
+        case = small(Random(seed))
+        items, lots = case.items(), case.lots()
+        made = price(packed(items, lots), lots)
+        plain = None if any(it.exclusive or it.per_node_max < it.pieces for it in items) else best_fit(items, lots)
+        assert plain is None or made <= plain, f"seed {seed}"
+        draw.shuffle(items)
+        draw.shuffle(lots)
+        assert price(packed(items, lots), lots) == made, f"seed {seed}"
+
+
+def test_small_random_work_costs_at_most_a_twentieth_more_than_the_best_packing_known() -> None:
+    """Over 25 cases: the best of the yardstick, which solves a whole program over the columns of the linear one."""
+    pytest.importorskip("highspy")
+    from tests.benchmarks.packing_bound import bound  # noqa: PLC0415 - needs HiGHS
+
+    ratios = []
+    for seed in range(25):
+        case = small(Random(seed))
+        items, lots = case.items(), case.lots()
+        known = bound(items, lots, fits_of(items, lots), mip_s=2.0)
+        made = price(packed(items, lots), lots)
+        assert made >= known.least * (1 - 1e-6), f"seed {seed}: no packing costs so little"
+        ratios.append(made / known.best)
+    assert max(ratios) <= 1.05
+    assert sorted(ratios)[len(ratios) // 2] <= 1.0005
+
+
+def test_a_dominated_lot_is_left_out_until_the_better_one_may_run_out() -> None:
+    better, worse, small_one = a_lot(8, 40, count=50), a_lot(8, 50), a_lot(4, 30)
+    lots, suits = [better, worse, small_one], [()] * 3
+    assert find_dominated(lots, suits) == {1: 0}
+    assert find_dominated(lots, suits, used={0: 25}) == {1: 0}
+    assert find_dominated(lots, suits, used={0: 40}) == {}
+    assert find_dominated(lots, suits, run_out={0}) == {}
+    assert find_dominated(lots, [(), "other work", ()]) == {}
+    third = a_lot(8, 60)
+    assert find_dominated([better, worse, third], suits, used={0: 40}) == {2: 0}  # two take turns
 
 
 # --- against every way there is ---------------------------------------------------------------------------

@@ -376,6 +376,23 @@ def test_every_type_has_the_reason_why_it_is_bought_or_not() -> None:
     assert {reason.code for reason in a_world().plan().types.values()} == {"nothing_is_short"}
 
 
+def test_a_type_that_is_worse_in_every_way_is_left_out_until_the_better_one_runs_out() -> None:
+    better, worse = a_type("better", cores=8, price="0.80"), a_type("worse", cores=8, price="0.90")
+    one = a_world(better, worse, nodes_max=9, price_per_hour_max=Decimal(99)).job(tasks(1, cores=8)).plan()
+    assert one.types[TypeName("worse")] == because(
+        Code.ANOTHER_TYPE_IS_CHEAPER, node_type="better", price_per_hour=Decimal("0.80")
+    )
+    six = a_world(better, worse, nodes_max=9, price_per_hour_max=Decimal(99)).job(tasks(6, cores=8)).plan()
+    assert six.types[TypeName("better")] == because(Code.BOUGHT, node_count=4)
+    assert six.types[TypeName("worse")] == because(Code.BOUGHT, node_count=2)
+
+
+def test_a_price_list_of_hundreds_of_types_serves_the_queue() -> None:
+    types = [a_type(f"t{number}", cores=4 + number % 7, price=f"{1 + number / 100:.2f}") for number in range(400)]
+    made = a_world(*types, nodes_max=99, price_per_hour_max=Decimal(99)).job(*(tasks(1) for _ in range(9))).plan()
+    assert {reason.code for reason in made.jobs.values()} == {"node_ordered"}
+
+
 def test_a_gpu_node_that_small_jobs_may_take_is_warned_of() -> None:
     unguarded = a_world().idle_node("gpu1").job(tasks(1))
     assert unguarded.plan().warnings == (because(Code.GPU_NODE_UNGUARDED, node_type="gpu", job="1"),)

@@ -1,0 +1,323 @@
+"""Greedy packings: by patterns, and plain best fit. They are quick, and the columns begin with them."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+
+from nodemanager.planner.packing.types import Item, Load, Lot, Packed, dominant_share, pieces_that_fit
+
+# Up to so many pairs of item and lot, all patterns are computed again when an item runs out.
+PAIRS_REFRESHED_MAX = 2_000
+
+
+def pack_by_patterns(
+    items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], worth: Sequence[float] | None = None
+) -> Packed:
+    """In each step take the node whose best filling is worth most for its cost, as often as there is work for it.
+
+    ``worth``: of a piece of each item. Without it, the least that a piece costs alone: its dominant share of a
+    node, times the node's cost.
+    """
+    packing = _PatternPacking(items, lots, fits, worth)
+    return Packed(tuple(packing.loads()), tuple(packing.left))
+
+
+# --- by patterns ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    value: float  # the worth of its pieces, divided by the node's cost
+    pieces: tuple[tuple[int, int], ...]
+
+
+@dataclass(slots=True)
+class _PatternPacking:
+    """A greedy packing by patterns, while it is computed."""
+
+    items: Sequence[Item]
+    lots: Sequence[Lot]
+    fits: Sequence[Sequence[int]]
+    worth: Sequence[float] | None
+    left: list[int] = field(init=False)
+    _count: list[int] = field(init=False)
+    _worth: Sequence[float] = field(init=False)
+    _scarce: list[list[int]] = field(init=False)  # by lot: items that take a whole node or want GPUs
+    _plain: list[list[int]] = field(init=False)  # by lot: the others, from the least memory per core to the most
+    _least: list[tuple[int, int]] = field(init=False)  # by lot: the fewest cores and bytes of those
+
+    def __post_init__(self) -> None:
+        items, numbers = self.items, range(len(self.items))
+        self.left = [item.pieces for item in items]
+        self._count = [lot.count for lot in self.lots]
+        self._worth = self.worth if self.worth is not None else [self._least_cost(number) for number in numbers]
+        by_memory = sorted(numbers, key=lambda i: (items[i].memory_bytes / items[i].cores, items[i].cores, i))
+        scarce = sorted(
+            (i for i in numbers if items[i].exclusive or items[i].gpus),
+            key=lambda i: (not items[i].exclusive, -items[i].gpus, -items[i].cores, i),
+        )
+        plain = [i for i in by_memory if not items[i].exclusive and not items[i].gpus]
+        self._scarce = [[i for i in scarce if self.fits[i][lot]] for lot in range(len(self.lots))]
+        self._plain = [[i for i in plain if self.fits[i][lot]] for lot in range(len(self.lots))]
+        self._least = [self._least_sizes(numbers) for numbers in self._plain]
+
+    def _least_sizes(self, numbers: Sequence[int]) -> tuple[int, int]:
+        sizes = [(self.items[number].cores, self.items[number].memory_bytes) for number in numbers]
+        return min((cores for cores, _ in sizes), default=0), min((memory for _, memory in sizes), default=0)
+
+    def loads(self) -> Iterator[Load]:
+        """Use the best pattern as often as possible, then the next, until nothing more fits."""
+        refresh = len(self.items) * len(self.lots) <= PAIRS_REFRESHED_MAX
+        waiting = [(-float("inf"), lot) for lot in range(len(self.lots)) if self._count[lot] > 0]
+        patterns: dict[int, _Pattern] = {}
+        heapify(waiting)
+        while waiting:
+            _, lot = heappop(waiting)
+            pattern = patterns.get(lot)
+            if pattern is None or not all(self.left[item] >= pieces for item, pieces in pattern.pieces):
+                pattern = patterns[lot] = self._pattern(lot)
+            if not pattern.pieces:
+                continue  # nothing left fits this lot, now or later
+            if waiting and waiting[0] < (-pattern.value, lot):
+                heappush(waiting, (-pattern.value, lot))
+                continue
+            nodes = min(self.left[item] // pieces for item, pieces in pattern.pieces)
+            nodes = min(nodes, self._count[lot])
+            yield self._take(lot, nodes, pattern)
+            if self._count[lot] > 0:
+                heappush(waiting, (-pattern.value, lot))
+            if refresh and not all(self.left[item] for item, _ in pattern.pieces):
+                # Without that item the pattern of another lot may have become better.
+                patterns.clear()
+                waiting = [(-float("inf"), lot) for _, lot in waiting]
+                heapify(waiting)
+
+    def _take(self, lot: int, nodes: int, pattern: _Pattern) -> Load:
+        self._count[lot] -= nodes
+        for item, pieces in pattern.pieces:
+            self.left[item] -= nodes * pieces
+        return Load(lot, nodes, pattern.pieces)
+
+    def _least_cost(self, number: int) -> float:
+        item = self.items[number]
+        costs = [
+            (lot.cost + 1) * dominant_share(item, lot)
+            for lot, fit in zip(self.lots, self.fits[number], strict=True)
+            if fit and lot.count
+        ]
+        return min(costs, default=0.0)
+
+    def _pattern(self, lot: int) -> _Pattern:
+        """A good filling of one node with what is left."""
+        for item in self._scarce[lot]:
+            if self.items[item].exclusive and self.left[item] > 0:
+                return _Pattern(self._worth[item] / (self.lots[lot].cost + 1), ((item, 1),))
+        chosen = self._filling(lot)
+        worth = sum(self._worth[item] * pieces for item, pieces in chosen.items())
+        return _Pattern(worth / (self.lots[lot].cost + 1), tuple(sorted(chosen.items())))
+
+    def _filling(self, lot: int) -> dict[int, int]:
+        """Fill one node: items with GPUs first, then the others so that cores and memory run out together.
+
+        While the rest of the node has at least as much memory per core as the empty node, the item with the most
+        memory per core is taken, else the one with the least. Among equals the largest comes first.
+        """
+        items, left, whole = self.items, self.left, self.lots[lot]
+        chosen, cores, memory_bytes = self._with_gpus(lot)
+        order = self._plain[lot]
+        least_cores, least_bytes = self._least[lot]
+        low, high, gone = 0, len(order) - 1, 0
+        while low <= high and cores >= least_cores and memory_bytes >= least_bytes:
+            rich = memory_bytes * whole.cores >= whole.memory_bytes * cores
+            number = order[high] if rich else order[low]
+            most = left[number]
+            if most > 0:
+                item = items[number]
+                had = chosen.get(number, 0)
+                most -= had
+                most = min(most, item.per_node_max - had)
+                most = min(most, cores // item.cores)
+                if most > 0 and item.memory_bytes and memory_bytes // item.memory_bytes < most:
+                    most = memory_bytes // item.memory_bytes
+                if most > 0:
+                    if rich is (item.memory_bytes * whole.cores > whole.memory_bytes * item.cores):
+                        most = 1  # it changes the balance: check again after one
+                    chosen[number] = had + most
+                    cores -= most * item.cores
+                    memory_bytes -= most * item.memory_bytes
+                    continue
+            else:
+                gone += 1
+            if rich:
+                high -= 1
+            else:
+                low += 1
+        if gone > 16 and 4 * gone > len(order):
+            self._plain[lot] = [number for number in order if left[number] > 0]
+            self._least[lot] = self._least_sizes(self._plain[lot])
+        return chosen
+
+    def _with_gpus(self, lot: int) -> tuple[dict[int, int], int, int]:
+        """The pieces with GPUs that one node takes, and what cores and memory they leave."""
+        whole = self.lots[lot]
+        cores, gpus, memory_bytes = whole.cores, whole.gpus, whole.memory_bytes
+        chosen: dict[int, int] = {}
+        for number in self._scarce[lot]:
+            item = self.items[number]
+            if self.left[number] <= 0 or item.exclusive:
+                continue
+            pieces = min(self.left[number], item.per_node_max, pieces_that_fit(item, cores, gpus, memory_bytes))
+            if pieces > 0:
+                chosen[number] = pieces
+                cores -= pieces * item.cores
+                gpus -= pieces * item.gpus
+                memory_bytes -= pieces * item.memory_bytes
+        return chosen, cores, memory_bytes
+
+
+# --- best fit ---------------------------------------------------------------------------------------------
+
+
+def pack_best_fit(
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    *,
+    by_share: bool,
+    below: float = float("inf"),
+) -> Packed | None:
+    """Plain best fit, the largest pieces first: onto the open node with the fewest free cores, else onto a new one.
+
+    A new node is of the cheapest lot that takes the piece; ``by_share``: of the one where its share costs least.
+    None if it costs no less than ``below``.
+    """
+    packing = _BestFit(items, lots, fits, by_share, below)
+    loads = tuple(packing.loads())
+    return Packed(loads, tuple(packing.left)) if packing.cost < below else None
+
+
+@dataclass(order=True, slots=True)
+class _Open:
+    """Open nodes with equal contents, and what is free on each. Sorted by free cores."""
+
+    cores: int
+    number: int
+    nodes: int = field(compare=False)
+    lot: int = field(compare=False)
+    memory_bytes: int = field(compare=False)
+    gpus: int = field(compare=False)
+    pieces: tuple[tuple[int, int], ...] = field(compare=False)
+
+
+@dataclass(slots=True)
+class _BestFit:
+    items: Sequence[Item]
+    lots: Sequence[Lot]
+    fits: Sequence[Sequence[int]]
+    by_share: bool
+    below: float
+    cost: int = 0
+    left: list[int] = field(init=False)
+    _count: list[int] = field(init=False)
+    _open: list[_Open] = field(default_factory=list)  # that still have free cores, the fullest first
+    _full: list[_Open] = field(default_factory=list)
+    _opened: int = 0
+
+    def __post_init__(self) -> None:
+        self.left = [item.pieces for item in self.items]
+        self._count = [lot.count for lot in self.lots]
+
+    def loads(self) -> Iterator[Load]:
+        """Place all pieces, and tell what lies on the nodes."""
+        largest = [
+            max((dominant_share(item, lot) for lot, fit in zip(self.lots, row, strict=True) if fit), default=0.0)
+            for item, row in zip(self.items, self.fits, strict=True)
+        ]
+        order = sorted(
+            range(len(self.items)), key=lambda i: (-self.items[i].exclusive, -largest[i], -self.items[i].cores, i)
+        )
+        for number in order:
+            if not self.items[number].exclusive:
+                self._join(number)
+            self._start(number)
+            if self.cost >= self.below:
+                return
+        for group in sorted((*self._full, *self._open), key=lambda it: it.number):
+            yield Load(group.lot, group.nodes, tuple(sorted(group.pieces)))
+
+    def _join(self, number: int) -> None:
+        """Put pieces of an item onto open nodes."""
+        item, fits = self.items[number], self.fits[number]
+        changed: list[_Open] = []
+        kept: list[_Open] = []
+        for place, group in enumerate(self._open):
+            if not self.left[number]:
+                kept += self._open[place:]
+                break
+            each = 0
+            if group.cores >= item.cores and fits[group.lot]:
+                each = min(
+                    item.per_node_max,
+                    pieces_that_fit(item, group.cores, group.gpus, group.memory_bytes),
+                    self.left[number],
+                )
+            if not each:
+                kept.append(group)
+                continue
+            nodes = min(group.nodes, self.left[number] // each)
+            changed.append(self._with(group, nodes, number, each))
+            group.nodes -= nodes
+            if group.nodes and self.left[number]:
+                changed.append(self._with(group, 1, number, self.left[number]))
+                group.nodes -= 1
+            if group.nodes:
+                kept.append(group)
+        self._open = kept
+        self._keep(changed)
+
+    def _start(self, number: int) -> None:
+        """Open nodes for the rest of an item."""
+        item = self.items[number]
+        while self.left[number]:
+            lots = (lot for lot, fit in enumerate(self.fits[number]) if fit and self._count[lot])
+            lot = min(lots, key=lambda lot: (self._cost(item, lot), -self.lots[lot].cores, lot), default=None)
+            if lot is None:
+                return
+            each = min(self.fits[number][lot], item.per_node_max)
+            while self.left[number] and self._count[lot]:
+                each = min(each, self.left[number])
+                nodes = min(self._count[lot], self.left[number] // each)
+                size = self.lots[lot]
+                empty = _Open(size.cores, 0, nodes, lot, size.memory_bytes, size.gpus, ())
+                self._count[lot] -= nodes
+                self.cost += nodes * size.cost
+                self._keep([self._with(empty, nodes, number, each)])
+
+    def _cost(self, item: Item, lot: int) -> float:
+        cost = float(self.lots[lot].cost)
+        return cost * dominant_share(item, self.lots[lot]) if self.by_share else cost
+
+    def _with(self, group: _Open, nodes: int, number: int, each: int) -> _Open:
+        item = self.items[number]
+        self.left[number] -= nodes * each
+        self._opened += 1
+        cores = 0 if item.exclusive else group.cores - each * item.cores
+        return _Open(
+            cores,
+            self._opened,
+            nodes,
+            group.lot,
+            group.memory_bytes - each * item.memory_bytes,
+            group.gpus - each * item.gpus,
+            (*group.pieces, (number, each)),
+        )
+
+    def _keep(self, groups: Sequence[_Open]) -> None:
+        for group in groups:
+            if group.cores:
+                insort(self._open, group)
+            else:
+                self._full.append(group)

@@ -1,0 +1,98 @@
+"""The cost of the packing on cases that are hard to pack, beside plain best fit and the lower bound.
+
+    python -m tests.benchmarks.bench_packing --seeds 1 2 3 --families EC2 gangs     # families by their beginning
+    python -m tests.benchmarks.bench_packing --small 200                            # small random cases
+    python -m tests.benchmarks.bench_packing --seeds 1 2 3 --no-bound               # without HiGHS
+
+Costs are shown as a multiple of the bound by column generation (``packing_bound``; HiGHS, where ``highspy`` is
+installed), small cases as a multiple of the best packing known. ``closed`` says whether no column is missing.
+Seconds are CPU time of the packing alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from random import Random
+
+from nodemanager.planner.packing.greedy import pack_best_fit
+from nodemanager.planner.packing.packing import pack
+from nodemanager.planner.packing.types import PackingLimits, total_cost
+from tests.benchmarks.packing_cases import FAMILIES, Case, fits_of, small
+
+NO_LIMITS = PackingLimits(10**9, 10**18)
+
+
+def costs(case: Case) -> tuple[int, int, float]:
+    """What our packing costs, what plain best fit costs, and the seconds that ours took."""
+    items, lots = case.items(), case.lots()
+    fits = fits_of(items, lots)
+    begun = time.process_time()
+    made = pack(items, lots, fits, NO_LIMITS)
+    took_s = time.process_time() - begun
+    assert not any(made.left)
+    plain = pack_best_fit(items, lots, fits, by_share=False)
+    assert plain is not None
+    return total_cost(made.loads, lots), total_cost(plain.loads, lots), took_s
+
+
+def show_families(names: list[str], seeds: list[int], *, with_bound: bool) -> None:
+    """A line for each case."""
+    print("family | seed | items | types | ours | best fit | bound | closed | cpu s")
+    for name, draw_case in FAMILIES.items():
+        if names and not name.startswith(tuple(names)):
+            continue
+        for seed in seeds:
+            case = draw_case(Random(seed))
+            ours, plain, took_s = costs(case)
+            sizes = f"{name} | {seed} | {len(case.kinds)} | {len(case.sizes)}"
+            if not with_bound:
+                print(f"{sizes} | {ours:,} | {plain:,} | - | - | {took_s:.3f}", flush=True)
+                continue
+            known = _bound(case)
+            ratios = f"{ours / known.least:.4f} | {plain / known.least:.4f} | {known.least:,.0f} | {known.closed}"
+            print(f"{sizes} | {ratios} | {took_s:.3f}", flush=True)
+
+
+def show_small(count: int, first: int) -> None:
+    """Median, 95th percentile and worst of small random cases."""
+    ratios: list[tuple[float, int]] = []
+    plain_ratios: list[float] = []
+    for seed in range(first, first + count):
+        case = small(Random(seed))
+        ours, plain, _ = costs(case)
+        best = min(_bound(case, mip_s=3.0).best, ours)
+        ratios.append((ours / best, seed))
+        plain_ratios.append(plain / best)
+    ratios.sort()
+    values = [ratio for ratio, _ in ratios]
+    p95 = values[int(0.95 * len(values))]
+    print(f"{count} small cases: median {statistics.median(values):.4f}, p95 {p95:.4f}, worst {values[-1]:.4f}")
+    print(f"best fit: median {statistics.median(plain_ratios):.4f}, worst {max(plain_ratios):.4f}")
+    print("the worst seeds:", [(seed, round(ratio, 3)) for ratio, seed in ratios[-5:]])
+
+
+def _bound(case: Case, mip_s: float = 20.0):  # type: ignore[no-untyped-def]  # noqa: ANN202 - needs HiGHS
+    from tests.benchmarks.packing_bound import bound  # noqa: PLC0415
+
+    items, lots = case.items(), case.lots()
+    return bound(items, lots, fits_of(items, lots), mip_s=mip_s)
+
+
+def main() -> None:
+    """Read the command line and print."""
+    parser = argparse.ArgumentParser(description="the cost of the packing on hard cases")
+    parser.add_argument("--families", nargs="*", default=[])
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1])
+    parser.add_argument("--small", type=int, default=0)
+    parser.add_argument("--no-bound", action="store_true")
+    asked = parser.parse_args()
+    if asked.small:
+        show_small(asked.small, asked.seeds[0])
+    else:
+        show_families(asked.families, asked.seeds, with_bound=not asked.no_bound)
+
+
+if __name__ == "__main__":
+    main()

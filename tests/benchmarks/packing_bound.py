@@ -1,0 +1,154 @@
+"""The least cost of a packing, by column generation with HiGHS: the yardstick of tests and benchmarks.
+
+Gilmore and Gomory (1961): the linear program over all patterns of a node, whose columns are found one by one as
+knapsacks. Its value bounds every packing from below. If the columns do not close within the rounds, the bound of
+Farley (1990) is used, which holds for any worths. Without limits on nodes and slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import highspy
+
+from nodemanager.planner.packing.knapsack import Knapsack
+from nodemanager.planner.packing.types import Item, Lot
+
+KNAPSACK_GAP, KNAPSACK_S = 1e-4, 2.0
+CLOSE = 3e-4  # the bound is near enough to the value of the program
+
+Pattern = tuple[int, tuple[tuple[int, int], ...]]  # the lot, and (item, pieces)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``least``: no packing costs less. ``best``: what one found costs. ``closed``: no column is missing."""
+
+    least: float
+    best: float
+    closed: bool
+
+
+def bound(
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    *,
+    rounds: int = 3000,
+    mip_s: float = 20.0,
+) -> Bound:
+    """The bound, and the best packing of the columns found. Needs ``highspy``."""
+    lots_used = _undominated(lots, fits)
+    columns: dict[Pattern, None] = {}
+    for number, item in enumerate(items):
+        for lot in lots_used:
+            if fits[number][lot]:
+                columns[lot, ((number, min(item.pieces, fits[number][lot])),)] = None
+    sacks = {lot: Knapsack(items, lots[lot], [row[lot] for row in fits]) for lot in lots_used}
+    least, closed = 0.0, False
+    for _ in range(rounds):
+        value, worth = _solve(items, lots, list(columns))
+        new = _quick(sacks, worth, lots, columns)
+        if new:
+            columns.update(dict.fromkeys(new))
+            continue
+        ratio = 1.0
+        for lot in lots_used:
+            pattern, most = _knapsack(items, lots[lot], lot, fits, worth)
+            ratio = min(ratio, lots[lot].cost / most if most > 0 else 1.0)
+            if most > lots[lot].cost * (1 + 1e-7) and pattern not in columns:
+                new.append(pattern)
+        least = max(least, value * ratio)
+        if not new:
+            closed = True
+            break
+        columns.update(dict.fromkeys(new))
+        if value <= least * (1 + CLOSE):
+            closed = True
+            break
+    best = _solve_whole(items, lots, list(columns), mip_s)
+    return Bound(least, best, closed)
+
+
+def _quick(
+    sacks: Mapping[int, Knapsack], worth: Sequence[float], lots: Sequence[Lot], columns: Mapping[Pattern, None]
+) -> list[Pattern]:
+    """Patterns that save something, found greedily: they spare most of the exact searches."""
+    found = [(lot, sack.fill(worth, float("inf"))) for lot, sack in sacks.items()]
+    good = [(lot, pieces) for lot, (value, pieces) in found if value > lots[lot].cost * (1 + 1e-7)]
+    return [pattern for pattern in good if pattern not in columns]
+
+
+def _undominated(lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> list[int]:
+    """The lots for which no other is as large in every way, suits the same items and costs no more."""
+
+    def beats(other: int, lot: int) -> bool:
+        a, b = lots[other], lots[lot]
+        larger = a.cores >= b.cores and a.gpus >= b.gpus and a.memory_bytes >= b.memory_bytes
+        same = all(row[other] >= row[lot] for row in fits)
+        return larger and same and (a.cost, other) < (b.cost, lot)
+
+    numbers = range(len(lots))
+    return [lot for lot in numbers if not any(beats(other, lot) for other in numbers if other != lot)]
+
+
+def _solve(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern]) -> tuple[float, list[float]]:
+    """The value of the linear program over these columns, and the worth of a piece of each item."""
+    highs, _ = _model(items, lots, columns)
+    highs.run()
+    return float(highs.getObjectiveValue()), list(highs.getSolution().row_dual)
+
+
+def _solve_whole(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern], limit_s: float) -> float:
+    highs, count = _model(items, lots, columns)
+    highs.setOptionValue("time_limit", limit_s)
+    highs.setOptionValue("mip_rel_gap", 1e-6)
+    for column in range(count):
+        highs.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+    highs.run()
+    return float(highs.getInfo().objective_function_value)
+
+
+def _model(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern]) -> tuple[highspy.Highs, int]:
+    highs = highspy.Highs()
+    highs.silent()
+    inf = highspy.kHighsInf
+    for item in items:
+        highs.addRow(item.pieces, inf, 0, [], [])
+    for lot, pieces in columns:
+        rows = [number for number, _ in pieces]
+        highs.addCol(lots[lot].cost, 0, inf, len(rows), rows, [count for _, count in pieces])
+    return highs, len(columns)
+
+
+def _knapsack(
+    items: Sequence[Item], lot: Lot, number: int, fits: Sequence[Sequence[int]], worth: Sequence[float]
+) -> tuple[Pattern, float]:
+    """The pattern of one node with the greatest worth."""
+    alone = [i for i, item in enumerate(items) if item.exclusive and fits[i][number]]
+    best_alone = max(alone, key=lambda i: worth[i], default=None)
+    shared = [i for i, item in enumerate(items) if not item.exclusive and fits[i][number] and worth[i] > 1e-9]
+    highs = highspy.Highs()
+    highs.silent()
+    highs.setOptionValue("mip_rel_gap", KNAPSACK_GAP)
+    highs.setOptionValue("time_limit", KNAPSACK_S)
+    for i in shared:
+        highs.addCol(-worth[i], 0, min(fits[i][number], items[i].pieces), 0, [], [])
+    for resource in ("cores", "gpus", "memory_bytes"):
+        wants = [(column, getattr(items[i], resource)) for column, i in enumerate(shared)]
+        wants = [(column, size) for column, size in wants if size]
+        if wants:
+            columns, sizes = zip(*wants, strict=True)
+            highs.addRow(-highspy.kHighsInf, getattr(lot, resource), len(columns), columns, sizes)
+    for column in range(len(shared)):
+        highs.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+    highs.run()
+    value = -float(highs.getInfo().objective_function_value) if shared else 0.0
+    if best_alone is not None and worth[best_alone] >= value:
+        return (number, ((best_alone, 1),)), worth[best_alone]
+    if not shared:
+        return (number, ()), 0.0
+    chosen = [round(count) for count in highs.getSolution().col_value]
+    pieces = tuple((i, count) for i, count in zip(shared, chosen, strict=True) if count)
+    return (number, pieces), max(value, -float(highs.getInfo().mip_dual_bound))

@@ -1,0 +1,21 @@
+"""Random fleets, recounted: the placement breaks no rule, and the next plan buys nothing more."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tests.planner.placement.recount import bought_again, faults, random_fleet
+
+
+@pytest.mark.parametrize("hundred", range(5))
+def test_no_rule_is_broken_on_random_fleets(hundred: int) -> None:
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        found = list(faults(*random_fleet(Random(seed))))
+        assert not found, f"seed {seed}"
+
+
+def test_the_plan_after_a_purchase_buys_nothing_more() -> None:
+    for seed in range(1000, 1200):
+        assert bought_again(*random_fleet(Random(seed))) == 0, f"seed {seed}"
