@@ -35,6 +35,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2  # as argparse has it
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_CONFIG (sysexits.h)
 EXIT_CONFIG = 78
+DENIED = os.strerror(errno.EACCES)
 EXIT_INTERRUPTED = 130  # as shells report SIGINT, and SIGPIPE below
 EXIT_CLOSED = 141
 WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -85,6 +86,9 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
         # The join service must not have the cloud's credentials, and simulate does not need them.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
+        if chosen.verb in service_verbs.GUESTS_ASK and any(it.problem.endswith(DENIED) for it in error.faults):
+            guest = service_verbs.not_for_guests(str(error))
+            return service_verbs.print_error(guest, service_verbs.EXIT_NO_PERMISSION, as_json=chosen.json)
         return service_verbs.print_error(error, EXIT_CONFIG, as_json=chosen.json)
     return VERBS[chosen.verb](site, chosen)
 
@@ -131,11 +135,19 @@ def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, Ensembles | None]:
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
+    from nodemanager.flux.setup.bootstrap import FluxTooOld, gpu_warning
     from nodemanager.flux.setup.existing import delegation_faults
     from nodemanager.join.checks import POWEROFF_EFFECTS
 
     del chosen
     _print_warnings(site)
+    try:
+        warning = gpu_warning(site)
+    except FluxTooOld as error:
+        print(f"{site.path}: {error}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    if warning:
+        print(f"{site.path}: warning: {warning}", file=sys.stderr)
     if not site.flux.simulated:
         print(f"{site.path}: note: {POWEROFF_EFFECTS[site.cloud.provider]}")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
@@ -168,7 +180,7 @@ def _ensemble_faults(site: Site) -> list[str]:
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
     """Write the bootstrap of an elastic instance, or print what to add to an existing one."""
-    from nodemanager.flux.setup.bootstrap import BootstrapError, find_bootstrap, write_bootstrap
+    from nodemanager.flux.setup.bootstrap import BootstrapError, FluxTooOld, find_bootstrap, write_bootstrap
     from nodemanager.join.key_material import MaterialError, make_material
 
     if chosen.existing is not None:
@@ -189,6 +201,9 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
             pin = make_material(site, output)
             print(f"Written: {site.join.material_dir}, for the join service. Its fingerprint is {pin}.")
             print(f"Start the join service with\n  flux-node-manager join-service --config {site.path}")
+    except FluxTooOld as error:
+        print(error, file=sys.stderr)
+        return EXIT_UNAVAILABLE
     except (BootstrapError, MaterialError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED

@@ -31,6 +31,10 @@ class NotAllowed(Exception):
     """The service requires the token, and the client's is missing or wrong."""
 
 
+class NotTheOwner(NotAllowed):
+    """This user may not open the service's socket."""
+
+
 class RequestDeclined(Exception):
     """The service refused the request. The message says why."""
 
@@ -144,6 +148,8 @@ class Client:
             response = connection.getresponse()
         except TimeoutError as error:
             raise ServiceUnreachable(self._describe_hang(connection)) from error
+        except PermissionError as error:
+            raise NotTheOwner(f"{self.address}: {error.strerror}") from error
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(
                 f"{self.address}: no service answers ({error}): is it running with this site?"

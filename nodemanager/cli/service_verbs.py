@@ -18,6 +18,7 @@ from nodemanager.cli import tables
 from nodemanager.cli.service_client import (
     Client,
     NotAllowed,
+    NotTheOwner,
     RequestDeclined,
     ServiceUnreachable,
     make_client,
@@ -36,6 +37,21 @@ EXIT_NO_PERMISSION = 77
 
 KINDS = ("job", "node", "type")
 DEFAULT_SINCE = "7d"
+
+
+GUESTS_ASK = ("status", "nodes", "jobs", "explain")
+
+
+def not_for_guests(why: str) -> NotAllowed:
+    """Say what a user has who may not ask the service itself."""
+    return NotAllowed(
+        f"{why}. Only the owner of the Flux instance may ask the service. What every user has:\n"
+        "  why your jobs wait:   flux jobs -o '{id.f58:>12} {user.nodes}'\n"
+        '  one job in full:      flux python -c \'import flux; print(flux.Flux().rpc("node-manager-info.explain",'
+        ' {"id": "JOBID"}).get())\'\n'
+        "  how the fleet is:     flux python -c 'import flux;"
+        ' print(flux.Flux().rpc("node-manager-info.status").get())\''
+    )
 
 
 class UsageError(Exception):
@@ -57,6 +73,8 @@ def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
             return print_error(error, EXIT_FAILED, as_json=chosen.json)
         except ServiceUnreachable as error:
             return print_error(error, EXIT_UNAVAILABLE, as_json=chosen.json)
+        except NotTheOwner as error:
+            return print_error(not_for_guests(str(error)), EXIT_NO_PERMISSION, as_json=chosen.json)
         except NotAllowed as error:
             return print_error(error, EXIT_NO_PERMISSION, as_json=chosen.json)
         return EXIT_OK

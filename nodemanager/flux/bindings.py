@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from nodemanager.core.ports import FluxError
+from nodemanager.flux.parse.versions import why_too_old
 
 Handle = Any  # flux.Flux: the bindings carry no types
 Future = Any  # flux.future.Future
@@ -47,6 +48,10 @@ _ANSWERS = frozenset(
 
 class BindingsMissing(Exception):
     """flux-core's Python bindings cannot be imported. The message says how to get them."""
+
+
+class FluxTooOld(BindingsMissing):
+    """This flux-core is older than the oldest supported one. The message says what to do."""
 
 
 class VersionsDiffer(BindingsMissing):
@@ -161,6 +166,8 @@ def connect(uri: str, *, any_version: bool = False) -> Handle:
 def _check_version(handle: Handle, where: str) -> None:
     """Refuse an instance of another version: its answers may have another meaning."""
     ours = version()
+    if why := why_too_old(ours):
+        raise FluxTooOld(why)
     theirs = str(ask(handle, "attr.get", {"name": "version"}, timeout_s=_VERSION_TIMEOUT_S)["value"])
     if ours != theirs:
         raise VersionsDiffer(

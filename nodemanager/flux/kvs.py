@@ -53,7 +53,7 @@ def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: floa
             if value is None:
                 transaction.unlink(key)
             else:
-                transaction.put(key, value, raw=True)
+                transaction.put(key, value.encode())  # bytes are written as they are, in every version
         sync = flux_module("flux.constants").FLUX_KVS_SYNC
         with store.commit_async(handle, flags=sync, _kvstxn=transaction) as future:
             future.wait_for(timeout_s).get()

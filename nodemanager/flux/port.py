@@ -28,12 +28,24 @@ from nodemanager.core.ports import FluxError, NotRequeued, NotTheActor
 from nodemanager.core.records import NOTHING_SPENT, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux import kvs, retype
-from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all, ask_each, ask_texts, close, connect
+from nodemanager.flux.bindings import (
+    LEADER,
+    CallFailed,
+    Handle,
+    ask,
+    ask_all,
+    ask_each,
+    ask_texts,
+    close,
+    connect,
+    version,
+)
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
 from nodemanager.flux.fluxion import queues_that_deny
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
+from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
 from nodemanager.flux.records import held as held_record
 from nodemanager.flux.records import lease as lease_record
 from nodemanager.flux.records import spend as spend_record
@@ -108,8 +120,13 @@ class RealFluxPort:
         with self._handle() as handle:
             return ask(handle, topic, payload, rank=rank, timeout_s=timeout_s or self._timeout_s)
 
-    def _warn_of_fluxion(self, config: object) -> None:
-        queues = queues_that_deny(self._ask("module.list"), config)
+    def _warn_of_schedulers(self, config: object) -> None:
+        modules = self._ask("module.list")
+        queues = queues_that_deny(modules, config)
+        ours = parse_version(version())
+        has_gpus = any(node_type.gpus for node_type in self._node_types)
+        if ours is not None and ours < GPUS_IN_SCHED_SIMPLE and has_gpus and "sched-simple" in str(modules):
+            self._log.warning("scheduler_knows_no_gpus", what_to_do=no_gpus_text(ours))
         if queues:
             self._log.warning(
                 "fluxion_denies_jobs",
@@ -327,7 +344,7 @@ class RealFluxPort:
             resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
             if config != self._config:
                 self._config, self._slot_types = config, read_slot_types(config)
-                self._warn_of_fluxion(config)
+                self._warn_of_schedulers(config)
             self._look = self._look.next(resources, scheduler, self._last_job_ended_at, self._slot_types, stats)
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault

@@ -60,8 +60,15 @@ def _read_request(message: Any) -> Request:
         raise ValueError(f"the payload is unusable: {error}") from error
     if not isinstance(payload, dict):
         raise ValueError("the payload must be an object")  # noqa: TRY004 - the asker's fault
-    owner = message.rolemask & flux_module("flux.constants").FLUX_ROLE_OWNER
-    return Request(payload, None if owner else int(message.userid))
+    owner = _credential(message, "rolemask") & flux_module("flux.constants").FLUX_ROLE_OWNER
+    return Request(payload, None if owner else _credential(message, "userid"))
+
+
+def _credential(message: Any, name: str) -> int:
+    """Read the sender's ``userid`` or ``rolemask``. The bindings of 0.72 have no attributes for them."""
+    value = flux_module("_flux._core").ffi.new("uint32_t [1]")
+    getattr(message.pimpl, f"get_{name}")(value)
+    return int(value[0])
 
 
 class Reactor:

@@ -16,6 +16,7 @@ from typing import Any
 
 from nodemanager.core.facts import NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId, Roster, RosterEntry
+from nodemanager.flux.parse.versions import named_broker, parse_version
 from nodemanager.join import tickets
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
 from nodemanager.join.key_material import Material, MaterialError
@@ -236,7 +237,7 @@ class JoinAdmission:
             "owner_uid": material.owner_uid,
             "bootstrap": material.bootstrap,
             "curve_cert": material.curve_certificate,
-            "command": broker_command(entry.slot),
+            "command": broker_command(entry.slot, material.flux_version),
         }
 
     def _status(self, entry: RosterEntry, view: _View, silence_s: float, material: Material) -> dict[str, Any]:
@@ -283,14 +284,14 @@ def _in_use_refusal(launch: LaunchId, source: str) -> Refusal:
     return Refusal(RefusalCode.IN_USE, launch, RETRY_S, f"{source} asks, and another process did just now")
 
 
-def broker_command(slot: str) -> list[str]:
+def broker_command(slot: str, flux_version: str) -> list[str]:
     """Return the command line of a node's broker. The node replaces the words in braces by its own paths."""
+    begin, end = named_broker("{flux}", slot, parse_version(flux_version))
     return [
-        "{flux}",
-        "broker",
+        *begin,
         "--config-path={conf}",
         "-Sbroker.boot-method=config",
-        f"-Shostname={slot}",
+        *end,
         "-Srundir={rundir}",
         "-Slocal-uri=local://{rundir}/local",
     ]

@@ -182,15 +182,15 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     buying_two_too_many: 46,
     taking_accepted_for_gone: 0,
     taking_strangers_for_ours: 0,
-    taking_no_notice_of_a_new_division: 17,
+    taking_no_notice_of_a_new_division: 18,
     deciding_on_old_news: 5,
     forgetting_strays: 1,
     leaving_orphans_alone: 2,
-    buying_again_what_is_on_its_way: 5,
+    buying_again_what_is_on_its_way: 0,
     recording_no_spending: 3,
     buying_for_jobs_that_are_held: 1,
     killing_housekeeping_for_ever: 24,
-    submitting_jobs_again_and_again: 99,
+    submitting_jobs_again_and_again: 29,
 }
 
 

@@ -275,3 +275,46 @@ def test_a_verb_without_an_output_says_so(arguments: list[str]) -> None:
     closed = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "nodemanager", *arguments]
     done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
     assert (done.returncode, "standard output is closed" in done.stderr) == (1, True), done.stderr
+
+
+def test_a_flux_that_is_too_old_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By check and by init, before anything is written."""
+    flux = tmp_path / "flux"
+    flux.write_text("#!/bin/sh\nprintf 'libflux-core:\\t0.71.0\\n'\n", encoding="utf-8")
+    flux.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    site = tmp_path / "site.ini"
+    shutil.copy(LOCAL, site)
+    for arguments in (["check"], ["init", "--output", str(tmp_path / "made")]):
+        assert main.main([*arguments, "--config", str(site)]) == 69
+        said = capsys.readouterr().err
+        assert "flux-core 0.71" in said
+        assert "0.72 or later" in said
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="root may read everything")
+@pytest.mark.parametrize("verb", [["status"], ["explain", "job", "f2"]])
+@pytest.mark.parametrize("closed", ["site.ini", "state"])
+def test_a_guest_is_told_what_a_guest_has(tmp_path: Path, verb: list[str], closed: str) -> None:
+    """The site is closed to others, or only its socket is."""
+    text = LOCAL.read_text(encoding="utf-8").replace("../state/local", "state")
+    (tmp_path / "site.ini").write_text(text, encoding="utf-8")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "web.sock").touch()
+    for folder in (tmp_path, *tmp_path.parents):
+        if not folder.stat().st_mode & 0o001:
+            folder.chmod(folder.stat().st_mode | 0o011)
+    (tmp_path / "site.ini").chmod(0o644)
+    (tmp_path / closed).chmod(0)
+    as_guest = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"] if os.getuid() == 0 else []
+    command = [sys.executable, "-m", "nodemanager", *verb, "--config", str(tmp_path / "site.ini")]
+    ran = subprocess.run([*as_guest, *command], capture_output=True, text=True, check=False, cwd=ROOT)
+    if "Permission denied" in ran.stderr and ran.returncode == 126:
+        pytest.skip("this Python is closed to others")
+    assert ran.returncode == 77, ran.stderr
+    assert "Permission denied" in ran.stderr
+    assert "node-manager-info.explain" in ran.stderr
+    assert "user.nodes" in ran.stderr

@@ -92,7 +92,7 @@ from nodemanager.delegation.ports import (
     Submitted,
     Validate,
 )
-from nodemanager.delegation.relay import OutputRelay
+from nodemanager.delegation.relay import EXEC, OUTPUT, OutputRelay
 from nodemanager.delegation.steps import Relay, Sides, next_step
 from nodemanager.delegation.view import DelegatedJob, DelegationEvent, DelegationView, PeerStatus
 
@@ -276,7 +276,7 @@ class Delegator(CrashOnlyActor):
             if tracked.asked is None:
                 tracked.answered()
             self._stop_relay(tracked)
-            tracked.passing = None
+            tracked.passing, tracked.held_back = None, ""
 
     def _take_job_found(self, job: JobId, known: bool) -> None:
         """A copy's job is not active at home: it has ended, or our instance has lost it."""
@@ -521,7 +521,7 @@ class Delegator(CrashOnlyActor):
 
     def _home_done(self, request: HomeRequest) -> None:
         if isinstance(request, AppendOutput):
-            self._appended(request.job)
+            self._appended(request)
             return
         tracked = self._jobs.get(request.job)
         if tracked is None or tracked.in_flight != request:
@@ -535,7 +535,7 @@ class Delegator(CrashOnlyActor):
         name = type(request).__name__
         if isinstance(request, AppendOutput):
             self._log.warning("output_not_copied", job=format_job_id(request.job), why=why)
-            self._appended(request.job)
+            self._appended(request)
             return
         tracked = self._jobs.get(request.job)
         if tracked is None or tracked.in_flight != request:
@@ -606,6 +606,7 @@ class Delegator(CrashOnlyActor):
         peer = self._peers[placed.peer].peer
         where = f"flux proxy {peer.uri} flux job attach {format_job_id(placed.remote)}"
         tracked.passing = OutputRelay(counts, peer.output_max_bytes, where)
+        tracked.has_output = counts.get(OUTPUT, 0) > 0
         self._answered_and_step(job)
 
     def _relay(self, state: PeerState, fact: CopyOutput) -> None:
@@ -613,20 +614,36 @@ class Delegator(CrashOnlyActor):
         if tracked is None or tracked.passing is None:
             return
         if lines := tracked.passing.take(fact.key, fact.events):
-            tracked.appends += 1
-            self._home.send(AppendOutput(tracked.proxy.id, fact.key, lines))
+            if fact.key == EXEC and not tracked.has_output:
+                tracked.held_back += lines
+            else:
+                self._append(tracked, fact.key, lines)
         if tracked.passing.cut and not tracked.stream_ended:
             state.port.send(StopOutput(fact.remote))
             tracked.stream_ended = True
+            self._append_held_back(tracked)
 
     def _end_relay(self, state: PeerState, fact: CopyOutputEnded) -> None:
         if (tracked := self._relayed(state, fact)) is not None:
             tracked.stream_ended = True
+            self._append_held_back(tracked)
             self._relay_done_if(tracked)
 
-    def _appended(self, job: JobId) -> None:
-        if (tracked := self._jobs.get(job)) is not None and tracked.appends:
+    def _append(self, tracked: TrackedJob, key: str, lines: str) -> None:
+        tracked.appends += 1
+        self._home.send(AppendOutput(tracked.proxy.id, key, lines))
+
+    def _append_held_back(self, tracked: TrackedJob) -> None:
+        if lines := tracked.held_back:
+            tracked.held_back = ""
+            self._append(tracked, EXEC, lines)
+
+    def _appended(self, request: AppendOutput) -> None:
+        if (tracked := self._jobs.get(request.job)) is not None and tracked.appends:
             tracked.appends -= 1
+            if request.key == OUTPUT:
+                tracked.has_output = True
+                self._append_held_back(tracked)
             self._relay_done_if(tracked)
 
     def _relay_done_if(self, tracked: TrackedJob) -> None:

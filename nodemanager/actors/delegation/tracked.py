@@ -43,6 +43,9 @@ class TrackedJob:
     stream: int = 0
     appends: int = 0  # not answered yet
     stream_ended: bool = False
+    # Lines of the exec eventlog, until there is output: ``flux job attach`` looks for output once it reads them.
+    held_back: str = ""
+    has_output: bool = False
 
     def answered(self) -> None:
         """The request in flight was carried out."""

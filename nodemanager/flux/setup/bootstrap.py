@@ -17,6 +17,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from nodemanager.config.site import JoinMethod, Site, uuid_file
@@ -29,15 +30,28 @@ from nodemanager.core.notation import compress_hostlist, format_idset
 from nodemanager.core.slots import NodeType
 from nodemanager.flux.delegate import flux_delegate_path
 from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins
+from nodemanager.flux.parse.versions import (
+    GPUS_IN_SCHED_SIMPLE,
+    Version,
+    named_broker,
+    no_gpus_text,
+    parse_version,
+    why_too_old,
+)
 
 # A crash of rank 0 loses at most this much of its queue. A checkpoint is cheap: it writes one reference.
 _CHECKPOINT_PERIOD = "10s"
 _KEYGEN_TIMEOUT_S = 60
+_VERSION_TIMEOUT_S = 20
 _SOCKET_PATH_MAX_BYTES = 107  # unix(7)
 
 
 class BootstrapError(Exception):
     """Nothing was written; the message says why."""
+
+
+class FluxTooOld(BootstrapError):
+    """The flux on PATH is older than the oldest supported one. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,26 @@ def find_flux(flux_command: str = "flux") -> str:
     return os.path.abspath(found)  # noqa: PTH100 - do not follow links: flux finds its own parts by its path
 
 
+@cache
+def flux_version(flux_command: str) -> Version | None:
+    """Ask a flux command for its version; None if it does not say. Raises :class:`FluxTooOld`."""
+    try:
+        said = subprocess.run(  # noqa: S603 - a list of arguments, and no shell
+            [flux_command, "version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_TIMEOUT_S,
+            check=False,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if why := why_too_old(said):
+        raise FluxTooOld(f"{flux_command}: {why}")
+    return parse_version(said)
+
+
 # --- rank 0 -----------------------------------------------------------------------------------------------
 
 
@@ -86,6 +120,7 @@ def write_bootstrap(site: Site, output: Path, flux_command: str = "flux", *, nes
     Writes all or nothing, and never overwrites. Raises :class:`BootstrapError`.
     """
     flux = find_flux(flux_command)
+    flux_version(flux)  # before anything is written
     output = Path(os.path.abspath(output))  # noqa: PTH100 - do not follow links
     _check_output(site, output)
     try:
@@ -146,8 +181,8 @@ def _table_head_command(site: Site, output: Path, flux: str) -> list[str]:
 
 def broker_command(flux_command: str, folder: Path, host: str) -> list[str]:
     """Return the command of a broker that takes its place in the table by its host name."""
-    conf = folder / "conf.d"
-    return [flux_command, "broker", f"--config-path={conf}", "-Sbroker.boot-method=config", f"-Shostname={host}"]
+    begin, end = named_broker(flux_command, host, flux_version(flux_command))
+    return [*begin, f"--config-path={folder / 'conf.d'}", "-Sbroker.boot-method=config", *end]
 
 
 def _flub_head_command(site: Site, output: Path, flux: str) -> list[str]:
@@ -380,6 +415,19 @@ def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
     if site.flux.uri and site.flux.uri != uri:
         found.append(f"the manager will connect to uri = {site.flux.uri}, which is not {uri}.")
     return tuple(found)
+
+
+def gpu_warning(site: Site) -> str:
+    """Say that Flux's own scheduler knows no GPUs, if the site has some; "" if it does, or there is no flux here.
+
+    Raises :class:`FluxTooOld`.
+    """
+    if site.flux.simulated or shutil.which("flux") is None:
+        return ""
+    version = flux_version(find_flux())
+    if version is None or version >= GPUS_IN_SCHED_SIMPLE or not any(it.gpus for it in site.node_types):
+        return ""
+    return no_gpus_text(version)
 
 
 # --- guests -----------------------------------------------------------------------------------------------

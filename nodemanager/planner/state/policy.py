@@ -111,7 +111,7 @@ class Policy:
     timing: Timing = Timing()
     rules: Rules = Rules()
     calls: Calls = Calls()
-    fixed: Fixed = Fixed()
+    fixed: Fixed = field(default_factory=Fixed)
     # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out

@@ -81,7 +81,7 @@ def a_flux(folder: Path, script: str) -> str:
     """A command in place of flux."""
     command = folder / "bin of flux" / "flux"
     command.parent.mkdir(exist_ok=True)
-    command.write_text(f"#!/bin/sh\n{script}", encoding="utf-8")
+    command.write_text(f'#!/bin/sh\n[ "$1" = version ] && exit\n{script}', encoding="utf-8")
     command.chmod(0o755)
     return str(command)
 
