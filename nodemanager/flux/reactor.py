@@ -161,6 +161,7 @@ class Reactor:
 
         ``on_response`` is called with each response. ``on_end`` is called when the stream ends without being
         cancelled, with errno ENODATA if the other side ended it normally. After a cancel neither is called.
+        To cancel a stream that has ended does nothing.
         """
         cancelled = False
 
@@ -184,6 +185,8 @@ class Reactor:
 
         def cancel() -> None:
             nonlocal cancelled
+            if stream not in self._futures:
+                return
             cancelled = True
             no_response = flux_module("flux.constants").FLUX_RPC_NORESPONSE
             with flux_call(f"{topic}-cancel"):
