@@ -113,9 +113,9 @@ def design() -> str:
     return (DOC / "design.md").read_text(encoding="utf-8")
 
 
-def test_each_decision_has_a_number_of_its_own_and_is_titled_by_it() -> None:
+def test_decisions_are_numbered_without_gaps_and_titled_by_their_number() -> None:
     pages = sorted((DOC / "decisions").glob("*.md"))
-    assert len({page.name[:4] for page in pages}) == len(pages)
+    assert [int(page.name[:4]) for page in pages] == list(range(1, len(pages) + 1))
     untitled = [page.name for page in pages if not page.read_text("utf-8").startswith(f"# {int(page.name[:4])}. ")]
     assert not untitled
 
