@@ -119,7 +119,7 @@ class Session:
         if not (period_s := self.engine.ensemble.heartbeat_s):
             return []
         last = round((max(self.engine.last_tick_at, self._begun_at) - self._begun_at) / period_s)
-        self._beats = int((now_at - self._begun_at) / period_s)
+        self._beats = max(last, int((now_at - self._begun_at) / period_s))  # the clock may have been set back
         return [self._tick(number) for number in range(max(last, self._beats - TICKS_MAX) + 1, self._beats + 1)]
 
     def _tick(self, number: int) -> Tick:

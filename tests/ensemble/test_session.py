@@ -260,3 +260,16 @@ def test_changes_of_nodes_in_doubt_are_asked_for_in_their_order() -> None:
     run.start()
     run.advance(10.0)
     assert run.nodes.floors == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_no_heartbeat_is_counted_twice_if_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = "rules: [{trigger: job-fail, action: {name: terminate}}]"
+    run = SimulatedRun(f"logging: {{heartbeat: 10}}\njobs: [{{name: a, command: x}}]\n{rules}", until_done=False)
+    run.advance(35.0)
+    run.kill()
+    monkeypatch.setattr(SimulatedEnsemblePort, "wall_at", lambda _: run.world.wall_at() - 20.0)
+    run.start()
+    run.advance(60.0)
+    ticks = [it.at for it in read_inputs(run.port.read_log()) if isinstance(it, Tick)]
+    assert len(ticks) > 3
+    assert all(earlier < later for earlier, later in pairwise(ticks)), ticks
