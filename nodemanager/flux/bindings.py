@@ -233,7 +233,10 @@ def _ask_each_rank(
     timeout_s: float,
 ) -> dict[int, Any]:
     with ExitStack() as futures:
-        sent = {rank: futures.enter_context(handle.rpc(topic, payload, rank)) for rank in ranks}
+        sent: dict[int, Future] = {}
+        for rank in ranks:
+            with flux_call(_call_text(topic, rank)):
+                sent[rank] = futures.enter_context(checked_future(handle.rpc(topic, payload, rank)))
         answers: dict[int, Any] = {}
         end_s = time.monotonic() + timeout_s
         for rank, future in sent.items():
@@ -251,7 +254,7 @@ def ask_all(
         answers: dict[str, Any] = {}
         for topic, payload in payloads.items():
             with flux_call(_call_text(topic, rank)):
-                sent[topic] = futures.enter_context(handle.rpc(topic, payload, rank))
+                sent[topic] = futures.enter_context(checked_future(handle.rpc(topic, payload, rank)))
         end_s = time.monotonic() + timeout_s
         for topic, future in sent.items():
             with flux_call(_call_text(topic, rank)):

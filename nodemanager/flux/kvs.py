@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from nodemanager.flux.bindings import CallFailed, Future, Handle, flux_call, flux_module
+from nodemanager.flux.bindings import CallFailed, Future, Handle, checked_future, flux_call, flux_module
 from nodemanager.flux.reactor import Reactor
 
 # Lookups sent together: enough to hide the round trip, few enough to bound the queue.
@@ -55,7 +55,7 @@ def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: floa
             else:
                 transaction.put(key, value.encode())  # bytes are written as they are, in every version
         sync = flux_module("flux.constants").FLUX_KVS_SYNC
-        with store.commit_async(handle, flags=sync, _kvstxn=transaction) as future:
+        with checked_future(store.commit_async(handle, flags=sync, _kvstxn=transaction)) as future:
             future.wait_for(timeout_s).get()
 
 
@@ -68,14 +68,13 @@ def send_append(handle: Handle, key: str, text: str) -> Future:
     with flux_call("KVS append"):
         transaction = store.KVSTxn(handle)
         store.RAW.flux_kvs_txn_put(transaction.txn, store.RAW.FLUX_KVS_APPEND, key, text.encode())
-        return store.commit_async(handle, _kvstxn=transaction)
+        return checked_future(store.commit_async(handle, _kvstxn=transaction))
 
 
 def _lookup(handle: Handle, key: str, flags: int) -> Future:
     with flux_call(f"KVS lookup of {key}"):
-        return flux_module("flux.future").Future(
-            flux_module("flux.kvs").RAW.flux_kvs_lookup(handle, None, flags, key)
-        )
+        lookup = flux_module("flux.kvs").RAW.flux_kvs_lookup(handle, None, flags, key)
+        return checked_future(flux_module("flux.future").Future(lookup))
 
 
 def _read_lookup(future: Future, get: Callable[..., Any], key: str, timeout_s: float) -> str | None:

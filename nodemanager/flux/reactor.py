@@ -161,6 +161,7 @@ class Reactor:
 
         ``on_response`` is called with each response. ``on_end`` is called when the stream ends without being
         cancelled, with errno ENODATA if the other side ended it normally. After a cancel neither is called.
+        To cancel a stream that has ended does nothing.
         """
         cancelled = False
 
@@ -184,6 +185,8 @@ class Reactor:
 
         def cancel() -> None:
             nonlocal cancelled
+            if stream not in self._futures:
+                return
             cancelled = True
             no_response = flux_module("flux.constants").FLUX_RPC_NORESPONSE
             with flux_call(f"{topic}-cancel"):
@@ -238,7 +241,7 @@ class Reactor:
         The methods answer the instance's owner, or with ``for_users`` every user.
         """
         roles = flux_module("flux.constants").FLUX_ROLE_USER if for_users else None
-        with flux_call(f"service {service}"), self.handle.service_register(service) as registered:
+        with flux_call(f"service {service}"), checked_future(self.handle.service_register(service)) as registered:
             registered.wait_for(timeout_s).get()
         for method, answer in methods.items():
             self._watch(
@@ -253,7 +256,7 @@ class Reactor:
 
     def unserve(self, service: str, *, timeout_s: float) -> None:
         """Remove the service from this broker. Raises ``CallFailed``."""
-        with flux_call(f"service {service}"), self.handle.service_unregister(service) as removed:
+        with flux_call(f"service {service}"), checked_future(self.handle.service_unregister(service)) as removed:
             removed.wait_for(timeout_s).get()
 
     def _watch(self, watcher: Any) -> Any:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nodemanager.flux.bindings import CallFailed, Future, Handle, flux_call, flux_module
+from nodemanager.flux.bindings import CallFailed, Future, Handle, checked_future, flux_call, flux_module
 from nodemanager.flux.reactor import Reactor
 
 _URGENCY = 16  # RFC 30's default
@@ -22,7 +22,7 @@ def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> i
     ffi, raw = _c_api()
     with flux_call("job submission"):
         sent = raw.flux_job_submit(handle, json.dumps(jobspec).encode(), _URGENCY, 0)
-        with flux_module("flux.future").Future(sent) as future:
+        with checked_future(flux_module("flux.future").Future(sent)) as future:
             future.wait_for(timeout_s)
             job_id = ffi.new("flux_jobid_t[1]")
             raw.flux_job_submit_get_id(future, job_id)

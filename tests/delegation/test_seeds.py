@@ -17,6 +17,7 @@ from nodemanager.actors.delegation.targets import Targets
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.ports import Peer, PeerPort
+from nodemanager.delegation.view import DelegationView
 from nodemanager.simulation.delegation.instance import SimulatedInstance, SimulatedJob
 from nodemanager.simulation.delegation.ports import SimulatedHome, SimulatedPeer
 from nodemanager.simulation.time.pump import Inbox, Pump
@@ -40,6 +41,7 @@ class Scene:
         self.pumps: list[Pump] = []
         self.fates: list[Fate] = []
         self.submitted: list[JobId] = []
+        self.views: list[DelegationView] = []
         self.start_manager()
 
     def start_manager(self) -> None:
@@ -57,7 +59,7 @@ class Scene:
 
         targets = Targets(tuple(Peer(name, f"local:///{name}") for name in self.peers))
         clock = self.world.clock()
-        inbox = pump.spawn(Delegator, home, make_peer, targets, CLUSTER, clock, lambda _view: None, fate)
+        inbox = pump.spawn(Delegator, home, make_peer, targets, CLUSTER, clock, self.views.append, fate)
         inbox.tell(StartDelegation(inbox))
         pump.start_ticks(inbox, clock)
         self.pumps.append(pump)
@@ -189,6 +191,24 @@ def agree(scene: Scene, job: SimulatedJob) -> None:
     copy = scene.ever[placed["peer"], placed["jobid"]]  # type: ignore[attr-defined]
     assert status == next(event.context["status"] for event in copy.events if event.name == "finish")
     assert len(job.output) == len(copy.output) == 1
+
+
+@pytest.mark.parametrize("released", [True, False])
+def test_a_running_copy_of_a_lost_job_is_listed_and_a_held_one_is_cancelled(released: bool) -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    attributes = {"system": {"delegate": "b", "duration": 1000}}
+    job = scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": attributes})
+    if not released:
+        scene.home.set_urgency(job, 0)
+    scene.world.advance_by(10.0)
+    (copy,) = scene.peers[PeerName("b")].jobs.values()
+    assert copy.has("start") == released
+    del scene.home.jobs[job]
+    scene.links[0].lose()  # to home
+    scene.world.advance_by(20.0)
+    listed = [remote for peer in scene.views[-1].peers for remote in peer.orphans]
+    assert (copy.ended, listed) == ((False, [copy.id]) if released else (True, []))
 
 
 def test_inboxes_are_those_of_the_pump() -> None:

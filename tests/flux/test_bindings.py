@@ -41,6 +41,7 @@ def test_bindings_of_another_python_are_named_with_their_folder(tmp_path: Path) 
 # The part of flux-core's bindings that a connection needs.
 FLUX = """
 class Answer:
+    handle = "of a future"
     def __enter__(self): return self
     def __exit__(self, *_): pass
     def wait_for(self, timeout_s): return self
@@ -122,6 +123,7 @@ class Hanging:
     """A connection to an instance that never answers, and a clock that counts the waiting time."""
 
     now_s: float = 100.0
+    handle: object = "of a future"
 
     def monotonic(self) -> float:
         return self.now_s
@@ -148,3 +150,23 @@ def test_ranks_that_hang_are_waited_for_together(monkeypatch: pytest.MonkeyPatch
     assert hanging.now_s < 106.0
     assert bindings.ask_each(hanging, "attr.get", {}, range(16), timeout_s=5.0) == {}
     assert hanging.now_s < 112.0
+
+
+class Lost:
+    """A connection that is being lost: the bindings return a future without a handle, and raise nothing."""
+
+    handle = None
+
+    def rpc(self, topic: str, payload: object, rank: int) -> Self:
+        del topic, payload, rank
+        return self
+
+    def wait_for(self, timeout_s: float) -> Self:
+        raise ValueError(f"a bound method with a NULL handle, for {timeout_s} s")
+
+
+def test_a_call_on_a_connection_that_is_being_lost_fails() -> None:
+    with pytest.raises(bindings.CallFailed, match=r"attr\.get: the connection is lost"):
+        bindings.ask(Lost(), "attr.get", timeout_s=5.0)
+    with pytest.raises(bindings.CallFailed, match=r"attr\.get: the connection is lost"):
+        bindings.ask_each(Lost(), "attr.get", {}, range(2), timeout_s=5.0)

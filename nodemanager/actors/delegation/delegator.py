@@ -286,6 +286,8 @@ class Delegator(CrashOnlyActor):
                 self._step(job)
                 return
             del self._jobs[job]
+            for state in self._peers.values():
+                state.orphans.update(dict.fromkeys(state.copies.get(job, ()), job))
         for state in self._peers.values():
             for remote, of in list(state.orphans.items()):
                 if of == job:

@@ -48,6 +48,6 @@ def setup_faults(config: Mapping[str, Any], jobtap: Mapping[str, Any]) -> list[s
         plugins = ", ".join(f'"{name}"' for name in frobnicator_plugins(Path("/PATH", FROBNICATOR_FILE)))
         faults.append(
             f"--dependency=delegate:TARGET is unknown: add plugins = [{plugins}] to [ingest.frobnicator] in the"
-            " instance's configuration and restart rank 0 (flux-node-manager init writes the file)"
+            " instance's configuration and restart rank 0 (flux-node-manager init --existing DIR writes the file)"
         )
     return faults

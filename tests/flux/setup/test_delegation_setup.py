@@ -95,6 +95,7 @@ def test_what_is_missing_is_named() -> None:
     assert "real cores" in faults[0]
     assert '[{ load = "alloc-bypass.so" }]' in faults[0]
     assert "[ingest.frobnicator]" in faults[1]
+    assert "init --existing DIR writes the file" in faults[1]
 
 
 def test_check_finds_it_in_the_instance_s_configuration(tmp_path: Path) -> None:
