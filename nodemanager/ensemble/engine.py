@@ -153,6 +153,9 @@ class Engine:
     def _advance(self, member: Member, event: JobEvent) -> list[str]:
         """Apply an event to its job and to the figures. Returns the names of the triggers that it sets off."""
         triggers = [event.name, *member.enter(event)]
+        if member.is_refused_by(event):
+            why = event.note or event.kind
+            self._deeds.append(Noted(event.at, f"a job of group {member.group} was refused: {why}"))
         if event.name == "start":
             member.started_at = event.at
             self.metrics.add(member.group, "pending", event.at - member.submitted_at)

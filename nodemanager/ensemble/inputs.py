@@ -27,7 +27,7 @@ class JobEvent:
     """One event of a job that this ensemble submitted (RFC 21).
 
     ``group`` and ``key``, of ``submit`` only: what the job carries. ``status``, of ``finish`` only: as of wait(2).
-    ``kind`` and ``severity``, of ``exception`` only.
+    ``kind``, ``severity`` and ``note``, of ``exception`` only.
     """
 
     job: int
@@ -38,6 +38,7 @@ class JobEvent:
     status: int = 0
     kind: str = ""
     severity: int = 0
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Answered:
 Input = Begun | Tick | JobEvent | Refused | Answered
 
 _DEFAULTS = JobEvent(0, "", 0.0)
-_OPTIONAL = ("group", "key", "status", "kind", "severity")
+_OPTIONAL = ("group", "key", "status", "kind", "severity", "note")
 
 
 def write_inputs(inputs: Iterable[Input]) -> str:

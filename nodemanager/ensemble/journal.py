@@ -94,5 +94,6 @@ def _read_event(job: int, event: Mapping[str, Any], user: Mapping[str, Any]) -> 
         case "finish":
             return JobEvent(job, name, at, status=context["status"])
         case "exception":
-            return JobEvent(job, name, at, kind=context["type"], severity=context["severity"])
+            kind, severity, note = context["type"], context["severity"], str(context.get("note", ""))
+            return JobEvent(job, name, at, kind=kind, severity=severity, note=note)
     return JobEvent(job, name, at)

@@ -77,6 +77,11 @@ class Member:
         first, _, attempt = self.key.partition("+")
         return f"{first}+{int(attempt or 0) + 1}"
 
+    def is_refused_by(self, event: JobEvent) -> bool:
+        """Whether this event ends the job before it runs, and nobody cancelled it."""
+        fatal = event.name == "exception" and event.severity == _FATAL
+        return fatal and self.started_at is None and not self.cancelled
+
     def enter(self, event: JobEvent) -> Iterator[str]:
         """Apply an event to the job's state (RFC 21). Yields the names of the triggers for entering a state."""
         fatal = event.name == "exception" and event.severity == _FATAL

@@ -160,9 +160,8 @@ class Session:
 
     def _repeat_what_is_in_doubt(self) -> None:
         doubtful, self._in_doubt = self._in_doubt, set()
-        for key in doubtful:
-            if (order := self.engine.outstanding.get(key)) is not None:
-                self._do(order)
+        for order in [it for key, it in self.engine.outstanding.items() if key in doubtful]:
+            self._do(order)  # in the order in which they were made: the last floor counts
         self._submit_more()
         self._end_if_over()
 

@@ -19,14 +19,12 @@ _F58_MAX = 64
 
 def submit(handle: Handle, jobspec: Mapping[str, Any], *, timeout_s: float) -> int:
     """Submit a jobspec (RFC 14) and return the job's id. Raises ``CallFailed``."""
-    ffi, raw = _c_api()
+    _, raw = _c_api()
     with flux_call("job submission"):
         sent = raw.flux_job_submit(handle, json.dumps(jobspec).encode(), _URGENCY, 0)
         with checked_future(flux_module("flux.future").Future(sent)) as future:
             future.wait_for(timeout_s)
-            job_id = ffi.new("flux_jobid_t[1]")
-            raw.flux_job_submit_get_id(future, job_id)
-            return int(job_id[0])
+            return _read_answer(future)
 
 
 def submit_later(
@@ -39,19 +37,25 @@ def submit_later(
     timeout_s: float,
 ) -> None:
     """Submit a jobspec, and call ``on_answer`` with the job's id or ``on_failure`` from the reactor."""
-    ffi, raw = _c_api()
-
-    def read(future: Future) -> int:
-        job_id = ffi.new("flux_jobid_t[1]")
-        raw.flux_job_submit_get_id(future, job_id)
-        return int(job_id[0])
+    _, raw = _c_api()
 
     def send() -> Future:
         return flux_module("flux.future").Future(
             raw.flux_job_submit(reactor.handle, json.dumps(jobspec).encode(), urgency, 0)
         )
 
-    reactor.take_later("job submission", send, read, on_answer, on_failure, timeout_s=timeout_s)
+    reactor.take_later("job submission", send, _read_answer, on_answer, on_failure, timeout_s=timeout_s)
+
+
+def _read_answer(future: Future) -> int:
+    """Return the new job's id. Raises ``OSError`` with the words of the validator that refused the job, if any."""
+    ffi, raw = _c_api()
+    job_id = ffi.new("flux_jobid_t[1]")
+    try:
+        raw.flux_job_submit_get_id(future, job_id)
+    except OSError as error:
+        raise OSError(error.errno, future.error_string() or error.strerror) from error
+    return int(job_id[0])
 
 
 def parse_id(text: str) -> int:

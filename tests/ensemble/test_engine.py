@@ -347,3 +347,21 @@ def test_a_run_is_not_idle_while_a_heartbeat_can_set_off_a_rule() -> None:
                 story.take(Answered(deed.key, story.at))
     story.take(Answered("2.1", story.at))
     assert story.engine.is_idle
+
+
+def test_why_a_job_can_never_run_is_shown() -> None:
+    story = Story("{name: a, command: x, count: 2}")
+    job, cancelled = story.submitted("1.1.0.0"), story.submitted("1.1.0.1")
+    story.event(job, "exception", kind="alloc", severity=0, note="unsatisfiable request")
+    assert [deed.text for deed in story.deeds if isinstance(deed, Noted)] == [
+        "a job of group a was refused: unsatisfiable request"
+    ]
+    story.event(cancelled, "exception", kind="cancel", severity=0, note="by its user")
+    assert not any(isinstance(deed, Noted) for deed in story.deeds)
+
+
+def test_a_running_job_that_meets_an_exception_is_not_called_refused() -> None:
+    story = Story("{name: a, command: x}")
+    job = story.runs("1.1.0.0")
+    story.event(job, "exception", kind="timeout", severity=0, note="resource allocation expired")
+    assert not any(isinstance(deed, Noted) for deed in story.deeds)

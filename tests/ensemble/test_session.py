@@ -249,3 +249,14 @@ def test_a_broken_rule_is_noticed(
     mutation(monkeypatch)
     with pytest.raises(AssertionError, match="seed"):
         run_all_with_kills(range(20))
+
+
+def test_changes_of_nodes_in_doubt_are_asked_for_in_their_order() -> None:
+    grow = "  - {trigger: start, action: {name: grow}}\n"
+    run = SimulatedRun("jobs: [{name: a, command: x}]\nrules:\n" + 8 * grow, until_done=False)
+    while not run.session.engine.outstanding:
+        run.advance(0.001)
+    run.kill()
+    run.start()
+    run.advance(10.0)
+    assert run.nodes.floors == [1, 2, 3, 4, 5, 6, 7, 8]

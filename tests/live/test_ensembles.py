@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from nodemanager.ensemble.deeds import Call
+from nodemanager.ensemble.file.schema import read_ensemble
+from nodemanager.flux.ensembles.functions import WorkerFunctions
+from nodemanager.flux.reactor import Reactor
 from tests.live.ensemble_runs import DATA, WITHIN_S, EnsembleProcess, ask, groups_of_jobs
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 from tests.paths import CONFIG
@@ -106,6 +110,73 @@ rules:
         assert why in notes
     assert run.counts("b") == {"finished": 1, "success": 1}, run.errors
     assert "heard" in run.errors
+
+
+def test_a_custom_function_that_takes_too_long_is_ended_and_the_next_one_is_called(instance: LiveInstance) -> None:
+    ensemble, _ = read_ensemble("""\
+custom: |
+  def hang(**k):
+      while True: pass
+  def decide(**k): return {"name": "terminate"}
+jobs: [{name: a, command: "true"}]
+rules:
+  - {trigger: start, action: {name: custom, label: hang}}
+  - {trigger: start, action: {name: custom, label: decide}}
+""")
+    returned: list[tuple[Any, str]] = []
+    with Reactor(instance.uri) as reactor:
+        functions = WorkerFunctions(reactor, ensemble, instance.uri, limit_s=5.0)
+
+        def then(action: Any, why: str) -> None:
+            returned.append((action, why))
+            if len(returned) == 2:
+                reactor.stop()
+
+        functions.call(Call("1.1", "hang", 1), then)
+        functions.call(Call("2.1", "decide", 2), then)
+        reactor.after(WITHIN_S, reactor.stop)
+        try:
+            reactor.run()
+        finally:
+            functions.close()
+    assert returned == [(None, "it took longer than 5 s"), ({"name": "terminate"}, "")]
+
+
+def test_the_optional_keys_reach_flux_and_each_refusal_shows_its_reason(
+    instance: LiveInstance, tmp_path: Path
+) -> None:
+    file = tmp_path / "optional.yaml"
+    file.write_text("""\
+jobs:
+  - {name: environment, command: "sh -c 'echo $COLOUR > colour'", environment: {COLOUR: "deep blue=x"}}
+  - {name: whole, command: "true", nodes: 2, exclusive: true, urgency: 20}
+  - {name: gpu, command: "true", gpus: 1}
+  - {name: queue, command: "true", queue: nosuchqueue}
+  - {name: property, command: "true", requires: nosuchproperty}
+rules:
+  - {trigger: start, action: {name: submit, label: environment}}
+  - {trigger: start, action: {name: submit, label: whole}}
+  - {trigger: start, action: {name: submit, label: gpu}}
+  - {trigger: start, action: {name: submit, label: queue}}
+  - {trigger: start, action: {name: submit, label: property}}
+""")
+    run = EnsembleProcess(instance.uri, instance.directory, file, "--until-done", cwd=tmp_path)
+    assert run.wait() == 0, run.errors
+    assert (tmp_path / "colour").read_text() == "deep blue=x\n"
+    assert {group: run.counts(group) for group in ("whole", "gpu", "queue", "property")} == {
+        "whole": {"finished": 1, "success": 1},
+        "gpu": {"refused": 1},
+        "queue": {"refused": 1},
+        "property": {"refused": 1},
+    }
+    shown = instance.run("jobs", "-a", "-n", "-o", "{urgency} {nnodes} {ncores}").splitlines()
+    assert "20 2 4" in shown, "an exclusive job has all cores of its nodes"
+    notes = {
+        event["text"].split(" was refused: ")[0]: event["text"] for event in run.events if event["event"] == "note"
+    }
+    assert "GPUs each" in notes["a job of group gpu"]
+    assert "nosuchqueue" in notes["a job of group queue"]
+    assert "unsatisfiable request" in notes["a job of group property"]
 
 
 def test_the_example_simulates_until_its_estimate_is_precise(instance: LiveInstance, tmp_path: Path) -> None:

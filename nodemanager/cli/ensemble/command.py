@@ -134,7 +134,7 @@ def _run(arguments: list[str], chosen: Namespace) -> int:
     except (NameTaken, AnotherFile) as error:
         outcome, closing = "", str(error)
     except FluxError as error:
-        closing = str(error)
+        closing = str(error) if chosen.json else ""  # people read it on standard error
         raise
     finally:
         view.close(closing, summary)

@@ -77,7 +77,8 @@ class LineView:
         for group, counts in summary.get("groups", {}).items():
             shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
             self._print(f"{group}: {shown or 'nothing submitted'}")
-        self._print(outcome)
+        if outcome:
+            self._print(outcome)
 
     def _print(self, line: str) -> None:
         print(f"{time.strftime('%H:%M:%S')} {escape_unprintable(line)}", flush=True)
@@ -112,7 +113,8 @@ class LiveView:
             self._live.update(self._picture(self._session.summary()), refresh=True)
 
     def close(self, outcome: str, summary: Mapping[str, Any]) -> None:
-        self._say(outcome)
+        if outcome:
+            self._say(outcome)
         if summary:
             self._live.update(self._picture(summary), refresh=True)
         self._live.stop()

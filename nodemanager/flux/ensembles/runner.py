@@ -164,7 +164,10 @@ class Runner:
             reactor.serve(service, {"status": self._status, "stop": self._stop}, timeout_s=TIMEOUT_S)
         except CallFailed as failure:
             if failure.errno == errno.EEXIST:
-                raise NameTaken(f"another process runs the ensemble {assignment.name}") from failure
+                raise NameTaken(
+                    f"another process runs the ensemble {assignment.name}. To see it: flux-node-manager ensemble"
+                    f" status {assignment.name}. To run the file once more: choose another --name"
+                ) from failure
             if failure.errno == errno.EPERM:
                 raise FluxError(NOT_THE_OWNER) from failure
             raise
