@@ -50,7 +50,7 @@ class BindingsMissing(Exception):
     """flux-core's Python bindings cannot be imported. The message says how to get them."""
 
 
-class FluxTooOld(BindingsMissing):
+class BindingsTooOld(BindingsMissing):
     """This flux-core is older than the oldest supported one. The message says what to do."""
 
 
@@ -167,7 +167,7 @@ def _check_version(handle: Handle, where: str) -> None:
     """Refuse an instance of another version: its answers may have another meaning."""
     ours = version()
     if why := why_too_old(ours):
-        raise FluxTooOld(why)
+        raise BindingsTooOld(why)
     theirs = str(ask(handle, "attr.get", {"name": "version"}, timeout_s=_VERSION_TIMEOUT_S)["value"])
     if ours != theirs:
         raise VersionsDiffer(

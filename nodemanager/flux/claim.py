@@ -31,7 +31,7 @@ import structlog
 
 from nodemanager.core.ports import FluxError, Info
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, rank_of
-from nodemanager.flux.reactor import Answer, Reactor, Request
+from nodemanager.flux.reactor import Answer, Reactor, RpcRequest
 
 SERVICE = "node-manager"
 INFO_SERVICE = "node-manager-info"
@@ -104,16 +104,16 @@ class Claim:
             raise
         return thread
 
-    def _answer_owner(self, _: Request) -> str:
+    def _answer_owner(self, _: RpcRequest) -> str:
         return json.dumps({"token": self._owner.token, "pid": self._owner.pid, "host": self._owner.host})
 
-    def _answer_floor(self, request: Request) -> str:
+    def _answer_floor(self, request: RpcRequest) -> str:
         """Answer an ensemble that asks for nodes (:mod:`nodemanager.service.floors`)."""
         if self._floor is None:
             raise LookupError("this manager keeps no nodes for ensembles")
         return json.dumps({"why": self._floor(request.payload)})
 
-    def _answer_explain(self, request: Request) -> str:
+    def _answer_explain(self, request: RpcRequest) -> str:
         job_id = request.payload.get("id")
         if not isinstance(job_id, str) or len(job_id) > JOB_ID_MAX:
             raise ValueError('the payload must be {"id": JOBID}, with the id as a text')

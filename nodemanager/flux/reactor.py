@@ -27,14 +27,14 @@ from nodemanager.flux.bindings import (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RpcRequest:
     """A request to a service. ``userid`` is None if the instance's owner asks."""
 
     payload: Mapping[str, Any]
     userid: int | None
 
 
-Answer = Callable[[Request], str]  # returns JSON; raises LookupError or ValueError
+Answer = Callable[[RpcRequest], str]  # returns JSON; raises LookupError or ValueError
 
 
 def _respond(handle: Handle, message: Any, answer: Answer) -> None:
@@ -52,7 +52,7 @@ def _respond(handle: Handle, message: Any, answer: Answer) -> None:
             handle.respond(message, found)
 
 
-def _read_request(message: Any) -> Request:
+def _read_request(message: Any) -> RpcRequest:
     """Raises ``ValueError``, also if the payload is not JSON or not an object."""
     try:
         payload = message.payload if message.payload_str is not None else {}
@@ -61,7 +61,7 @@ def _read_request(message: Any) -> Request:
     if not isinstance(payload, dict):
         raise ValueError("the payload must be an object")  # noqa: TRY004 - the asker's fault
     owner = _credential(message, "rolemask") & flux_module("flux.constants").FLUX_ROLE_OWNER
-    return Request(payload, None if owner else _credential(message, "userid"))
+    return RpcRequest(payload, None if owner else _credential(message, "userid"))
 
 
 def _credential(message: Any, name: str) -> int:

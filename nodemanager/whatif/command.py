@@ -19,7 +19,7 @@ from rich.console import Console
 
 from nodemanager.config.site import ConfigError, Site
 from nodemanager.service import logs
-from nodemanager.whatif.cloud.learned import Learned, learn_from
+from nodemanager.whatif.cloud.learned import LearnedCloud, learn_from
 from nodemanager.whatif.cloud.parameters import cloud_conditions
 from nodemanager.whatif.replay.baselines import BASELINES
 from nodemanager.whatif.report.findings import headline, sentences
@@ -200,7 +200,7 @@ def _no_jobs_message(workload: Workload, oddities: Oddities) -> str:
     return f"{workload.name}: it has no job that can be replayed{': ' if odd else ''}{odd}"
 
 
-def _learn(site: Site, chosen: argparse.Namespace) -> Learned | None:
+def _learn(site: Site, chosen: argparse.Namespace) -> LearnedCloud | None:
     """Learn how the site's nodes behave: from the history given by ``--learn-from``, or from the one replayed."""
     if chosen.actors and chosen.learn_from not in (None, "none"):
         raise WorkloadError("--actors uses the cloud of [Simulation]: leave out --learn-from")

@@ -27,7 +27,7 @@ from nodemanager.ensemble.session import Session
 from nodemanager.flux.bindings import LEADER, CallFailed, rank_of
 from nodemanager.flux.ensembles import records
 from nodemanager.flux.ensembles.port import LOG_TIMEOUT_S, RealEnsemblePort
-from nodemanager.flux.reactor import Reactor, Request
+from nodemanager.flux.reactor import Reactor, RpcRequest
 
 TIMEOUT_S = 10.0
 REFRESH_S = 0.5
@@ -217,10 +217,10 @@ class Runner:
 
         reactor.request("resource.status", None, on_answer, lambda _: self._view.refresh(None), timeout_s=TIMEOUT_S)
 
-    def _status(self, _: Request) -> str:
+    def _status(self, _: RpcRequest) -> str:
         return json.dumps(self.summary)
 
-    def _stop(self, _: Request) -> str:
+    def _stop(self, _: RpcRequest) -> str:
         if self._session_now is not None:
             self._session_now.stop(STOPPED)
         return "{}"

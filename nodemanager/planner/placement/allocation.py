@@ -500,7 +500,11 @@ class Assignment:
         begins = [0] * len(self._works)
         works = self._works
         for group, places in zip(self._groups, self._places, strict=True):
-            load = tuple((works[work].shape, works[work].span_s, count) for work, count in group.pieces)
+            planned: dict[tuple[Shape, float], int] = {}  # one entry for each kind, also if two works are of it
+            for work, count in group.pieces:
+                kind = (works[work].shape, works[work].span_s)
+                planned[kind] = planned.get(kind, 0) + count
+            load = tuple((shape, span_s, count) for (shape, span_s), count in planned.items())
             for index, place in enumerate(places):
                 pieces = tuple(
                     (work, begins[work] + index * count, begins[work] + (index + 1) * count)

@@ -61,7 +61,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedCloud:
     """The observations in one history file, by type name."""
 
     source: str
@@ -75,7 +75,7 @@ class Learned:
         return seen
 
 
-def learn_from(path: Path) -> Learned:
+def learn_from(path: Path) -> LearnedCloud:
     """Learn from a service's history file, which the service may still write. Raises :class:`WorkloadError`."""
     reader = HistoryReader(path)
     try:
@@ -84,7 +84,7 @@ def learn_from(path: Path) -> Learned:
         raise WorkloadError(f"--learn-from: {error}: not a journal of the service") from error
     if not of_type:
         raise WorkloadError(f"--learn-from: {path}: this journal contains no nodes, so nothing can be learned")
-    return Learned(path.name, of_type)
+    return LearnedCloud(path.name, of_type)
 
 
 def learn(lives: Iterable[NodeLife], stops: Iterable[tuple[str, float]]) -> Mapping[TypeName, Observed]:

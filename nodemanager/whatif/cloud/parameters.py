@@ -13,7 +13,7 @@ from nodemanager.config.text.settings import SimulationSettings
 from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.whatif.cloud.cloud import SPREAD, CloudConditions
 from nodemanager.whatif.cloud.distributions import Distribution, TypeBehaviour
-from nodemanager.whatif.cloud.learned import Learned, Observed
+from nodemanager.whatif.cloud.learned import LearnedCloud, Observed
 
 SAMPLES_MIN = 10  # boots, stops, attempts: fewer are not enough to learn from
 
@@ -28,7 +28,7 @@ class Figure:
     source: str
 
 
-def cloud_conditions(site: Site, learned: Learned | None) -> tuple[CloudConditions, tuple[Figure, ...]]:
+def cloud_conditions(site: Site, learned: LearnedCloud | None) -> tuple[CloudConditions, tuple[Figure, ...]]:
     """Build the cloud of a site's runs. Also return its figures, for people."""
     markets = {node_type.name: node_type.market for node_type in site.node_types}
     sources = [_TypeParameters(node_type, site.simulation, learned, markets) for node_type in site.node_types]
@@ -71,7 +71,7 @@ class _TypeParameters:
         self,
         node_type: NodeType,
         simulation: SimulationSettings,
-        learned: Learned | None,
+        learned: LearnedCloud | None,
         markets: Mapping[TypeName, Market],
     ) -> None:
         self.node_type = node_type

@@ -10,7 +10,7 @@ from typing import TextIO
 
 from nodemanager.config.site import Site
 from nodemanager.service.service import policy_of
-from nodemanager.whatif.cloud.learned import Learned
+from nodemanager.whatif.cloud.learned import LearnedCloud
 from nodemanager.whatif.cloud.parameters import Figure, cloud_conditions
 from nodemanager.whatif.replay.baselines import BASELINES
 from nodemanager.whatif.replay.engine import Decider, ReplayEngine, RunSetup
@@ -64,7 +64,7 @@ class Runner:
     workload: Workload
     progress: Progress
     jobs_max: int | None = None
-    learned: Learned | None = None
+    learned: LearnedCloud | None = None
 
     def run_production(
         self, name: str, site: Site, sink: TextIO | None = None, oddities: Oddities | None = None
@@ -106,7 +106,7 @@ class Runner:
         return islice(self.workload.read(oddities), self.jobs_max)
 
 
-def run_setup(site: Site, workload: Workload, learned: Learned | None = None) -> RunSetup:
+def run_setup(site: Site, workload: Workload, learned: LearnedCloud | None = None) -> RunSetup:
     """Build a run's setup: the site's nodes and limits, and the cloud from ``learned`` and ``[Simulation]``."""
     conditions, _ = cloud_conditions(site, learned)
     return RunSetup(

@@ -485,3 +485,13 @@ def test_behind_those_that_lack_more_than_can_come_all_is_as_by_the_long_way(
     assert short.actions == long.actions
     assert [why.code for why in dict(short.jobs).values()] == [why.code for why in dict(long.jobs).values()]
     assert short.nodes == long.nodes
+
+
+def test_two_jobs_of_one_shape_still_get_the_node_that_was_bought_for_both() -> None:
+    """The first job has two of its three slots elsewhere, so the node was bought for one slot and for three."""
+    world = a_world(a_type("cloud", slots=1), a_type("large", cores=16, price="0.80")).idle_node("cloud1")
+    world.job(tasks(3, cores=2), nodes(1, cores=4), tasks(3, cores=2))
+    assert boots(world.decide()) == ["large1"]
+    served = {job: reason.code for job, reason in world.plan().jobs.items()}
+    assert served == {JobId(1): Code.NODE_ORDERED, JobId(2): Code.NODE_ORDERED, JobId(3): Code.NODE_ORDERED}
+    assert world.plan().nodes[world.id("large1")].code is not Code.LEASE_NOT_WANTED

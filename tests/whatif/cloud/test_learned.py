@@ -19,7 +19,7 @@ from nodemanager.core.slots import TypeName
 from nodemanager.history.node_lives import NodeLife
 from nodemanager.whatif.cloud.cloud import CloudConditions, CloudDraws, ReplayMachine
 from nodemanager.whatif.cloud.distributions import QUANTILES_MAX, Distribution, TypeBehaviour
-from nodemanager.whatif.cloud.learned import Learned, Observed, learn, learn_from
+from nodemanager.whatif.cloud.learned import LearnedCloud, Observed, learn, learn_from
 from nodemanager.whatif.cloud.parameters import SAMPLES_MIN, cloud_conditions
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.study.variants import with_key
@@ -36,8 +36,8 @@ def _seen(*lives: NodeLife) -> Observed:
     return learn(lives, ())[THIN]
 
 
-def _learned(*lives: NodeLife, stops: Sequence[tuple[str, float]] = ()) -> Learned:
-    return Learned("journal.sqlite", learn(lives, stops))
+def _learned(*lives: NodeLife, stops: Sequence[tuple[str, float]] = ()) -> LearnedCloud:
+    return LearnedCloud("journal.sqlite", learn(lives, stops))
 
 
 # --- how durations are spread -----------------------------------------------------------------------------
