@@ -41,6 +41,13 @@ EXIT_CLOSED = 141
 WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
+class _Parser(argparse.ArgumentParser):
+    """Lets a failed write end the command. Some versions of argparse ignore it, so a cut --help would look whole."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        (file or sys.stderr).write(message)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
     try:
@@ -536,7 +543,7 @@ boots before rank 0 is back waits, and then joins by itself."""
 
 def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
     """``simulates``: whether to add the options of ``simulate`` and ``chaos``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="flux-node-manager",
         description="Provide cloud nodes for a Flux instance: buy them when jobs need them, and terminate them "
         "when they are no longer worth their price.",
