@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -42,7 +42,7 @@ WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, 
 
 
 class _Parser(argparse.ArgumentParser):
-    """Lets a failed write end the command. Some versions of argparse ignore it, so a cut --help would look whole."""
+    """Lets a failed write end the command. Some versions of argparse ignore it, so a cut --help seems whole."""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         (file or sys.stderr).write(message)
