@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation.jobs import DURATION, HOLD, PROXY_R, JobEvent, nodelist_of
+from nodemanager.delegation.jobs import DURATION, HOLD, JobEvent
 from nodemanager.delegation.jobspec import read_duration_s, read_target
 from nodemanager.simulation.time.world import World
 
@@ -210,11 +210,3 @@ class SimulatedInstance:
                 self.post(job, "finish", status=256)
                 self.post(job, "clean")
         self._schedule()
-
-
-def proxy_nodelist(job: SimulatedJob) -> str:
-    """The node list that a proxy shows."""
-    for event in reversed(job.events):
-        if PROXY_R in event.context:
-            return nodelist_of(event.context[PROXY_R])
-    return read_target(job.jobspec)
