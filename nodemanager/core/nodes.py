@@ -73,6 +73,7 @@ class CloudNode:
     impaired: str = ""  # the provider's words for a fault of a running node; "" if it is healthy
     queued: bool = False  # it has not been created yet: it waits in the provider's own queue
     died_of: FailureKind | None = None  # what its end means for further creates; None: nothing, or unknown
+    size: str = ""  # the provider's name of its size; "" if the provider does not say
 
 
 class LeftoverKind(StrEnum):
@@ -137,6 +138,8 @@ class Launch:
     zone: str = ""  # the provider's zone; "" leaves the choice to the provider
     # The price at which it was bought. It counts if the site no longer names the type. None in old records.
     tariff: Tariff | None = None
+    size: str = ""  # the provider's name of the size; "" in old records
+    market: Market | None = None  # None in old records
 
 
 class JoinPhase(StrEnum):

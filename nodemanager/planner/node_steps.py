@@ -161,19 +161,28 @@ def _step_requested(node: Node, context: StepContext) -> Step:
         return Step(review.reason, EndLease(node.launch, review.reason) if review.ends else None)
     if node_type is None:
         return Step(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name))
-    block = block_on(node_type, node.launch.zone, context.snapshot)
+    size = context.policy.type_as_bought(node.launch)
+    if size is None:
+        reason = because(Code.UNKNOWN_SIZE, node_type=node_type.name, size=node.launch.size)
+        return Step(reason, EndLease(node.launch, reason))
+    return _create(node, size, context)
+
+
+def _create(node: Node, size: NodeType, context: StepContext) -> Step:
+    """Create the node as the size of its launch, unless that is blocked or it is not its turn."""
+    block = block_on(size, node.launch.zone, context.snapshot)
     if block is not None:
         return _step_blocked(node, block, context)
-    if (none_left := context.allowance.why_none(node_type)) is not None:
+    if (none_left := context.allowance.why_none(size)) is not None:
         return Step(none_left, EndLease(node.launch, none_left))
     if context.create_credit < 1.0:
         return _wait_for_turn(context)
     if context.cloud_calls_left <= 0:
         return _wait_for_answer(context)
-    context.allowance.take(node_type)
+    context.allowance.take(size)
     context.create_credit -= 1.0
     context.cloud_calls_left -= 1
-    return Step(because(Code.CREATING), CreateNode(node.launch, node_type))
+    return Step(because(Code.CREATING), CreateNode(node.launch, size))
 
 
 def _step_blocked(node: Node, block: Block, context: StepContext) -> Step:

@@ -25,7 +25,7 @@ from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT, Spend
-from nodemanager.core.slots import NodeType, Rank, Tariff, TypeName
+from nodemanager.core.slots import Market, NodeType, Rank, Tariff, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node_index import node_index_of
@@ -398,13 +398,16 @@ def _last_job_ends(snapshot: Snapshot, queue_index: QueueIndex) -> dict[Rank, fl
     return ends
 
 
-def closed_types(limits: BudgetLimits, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that the budget forbids to buy: all, or all except those with the cheapest cores."""
+def closed_sizes(limits: BudgetLimits, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
+    """The sizes of each type that the budget forbids to buy: all, or all except those with the cheapest cores."""
     if limits.obstacle is None:
         return {}
     least = min((it.price_per_hour / it.cores for it in policy.node_types), default=Decimal(0))
     return {
-        it.name: limits.obstacle
-        for it in policy.node_types
-        if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
+        name: {
+            (it.size, it.market): limits.obstacle
+            for it in sizes
+            if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
+        }
+        for name, sizes in policy.by_size.items()
     }
