@@ -16,8 +16,10 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "policy": None,
     "timing": None,
     # Each create names its image, and no existing node depends on it.
-    "cloud": frozenset({"creates_per_s", "creates_burst", "image"}),
-    "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image"}),
+    "cloud": frozenset({"creates_per_s", "creates_burst", "image", "price_list"}),
+    "nodes": frozenset(
+        {"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image", "sizes"}
+    ),
 }
 NOT_RELOADABLE = {
     "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data
