@@ -326,8 +326,13 @@ def job_document(job: Job, published: Publication, clock: ClockReading) -> Docum
         "waits_s": max(0.0, clock.wall_at - job.submitted_at) if waits else None,
         "on": [_host(held.rank, published.snapshot) for held in job.allocations],
         "reason": reason_document(reason, clock) if reason is not None else None,
-        "delegated": None,
+        "delegated": not_placed(job.delegated_to) if job.delegated_to else None,
     }
+
+
+def not_placed(target: str) -> Document:
+    """Write where a delegated job is that no peer is known to have."""
+    return {"target": target, "peer": None, "uri": "", "remote": None, "started_at": None, "chosen": None}
 
 
 def _host(rank: Rank, snapshot: Snapshot) -> str:
