@@ -155,7 +155,7 @@ def test_a_bug_in_an_answer_of_the_claim_does_not_give_up_the_name(monkeypatch: 
     sent: list[tuple[int, str]] = []
     handle = SimpleNamespace(respond_error=lambda _message, number, text: sent.append((number, text)))
     monkeypatch.setattr(reactor, "_read_request", lambda _message: reactor.RpcRequest({"id": "f1"}, None))
-    holder = claim.Claim("", timeout_s=1.0, floor=_buggy_answer)
+    holder = claim.Claim("", timeout_s=1.0, floor=lambda it: {"why": _buggy_answer(it)})
     with capture_logs() as logs:
         reactor._respond(handle, SimpleNamespace(handle=None), _buggy_answer)
         reactor._respond(handle, SimpleNamespace(handle=None), holder._answer_floor)
