@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from nodemanager.actors.manager import Publication
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.notation import NotationError, format_job_id, parse_job_id
 from nodemanager.core.reason_codes import Code
@@ -42,10 +43,16 @@ class UnknownSubject(Exception):
 # --- the present ------------------------------------------------------------------------------------------
 
 
-def job(published: Publication, text: str, reader: HistoryReader | None = None) -> Document:
+def job(
+    published: Publication,
+    text: str,
+    reader: HistoryReader | None = None,
+    job_end: Callable[[JobId], JobEnd | None] | None = None,
+) -> Document:
     """Explain why an active job waits, by its id in any of Flux's forms. Raises ``UnknownSubject``.
 
-    The error of a job that is not active tells its end, from the history, and where Flux tells its exception.
+    Of an ended job it tells the end and the exceptions by Flux's record, which ``job_end`` reads. The error of a
+    job of which Flux says nothing tells its end from the history.
     """
     job_id = _job_id(text)
     clock = clock_of(published)
@@ -55,6 +62,8 @@ def job(published: Publication, text: str, reader: HistoryReader | None = None) 
         return {"subject": format_job_id(job_id), "at": clock.wall_at, "job": None, "reason": reason, "nodes": []}
     found = snapshot.jobs.get(job_id)
     if found is None:
+        if job_end is not None and (end := job_end(job_id)) is not None:
+            return _ended_job(job_id, end, clock.wall_at)
         raise UnknownSubject(
             f"no active job {text}: {_how_it_ended(job_id, reader)}."
             f" For its end and any exception in Flux's own words: flux job eventlog {format_job_id(job_id)}."
@@ -83,6 +92,36 @@ def job_to_user(published: Publication, text: str, userid: int | None) -> Docume
         raise UnknownSubject(f"you have no active job {text}; for its end: flux job eventlog {text}")
     explained = job(published, text)
     return {**explained, "nodes": [it["slot"] for it in explained["nodes"]]}
+
+
+def _ended_job(job_id: JobId, end: JobEnd, at: float) -> Document:
+    return {
+        "subject": format_job_id(job_id),
+        "at": at,
+        "job": None,
+        "reason": None,
+        "nodes": [],
+        "ended": {
+            "at": end.ended_at,
+            "began_at": end.began_at,
+            "result": end.result,
+            "how": end.how,
+            "text": _end_text(end),
+            "exceptions": [{"type": it.type, "severity": it.severity, "note": it.note} for it in end.exceptions],
+        },
+    }
+
+
+def _end_text(end: JobEnd) -> str:
+    if end.result == "REFUSED":
+        return f"Flux refused it at {format_wall_time(end.ended_at)}"
+    how = f" ({end.how})" if end.how else ""
+    ran = (
+        f"it ran from {format_wall_time(end.began_at)} to {format_wall_time(end.ended_at)}"
+        if end.began_at is not None
+        else f"it ended at {format_wall_time(end.ended_at)} and never ran"
+    )
+    return f"{ran}: {end.result}{how}"
 
 
 def _how_it_ended(job_id: JobId, reader: HistoryReader | None) -> str:
