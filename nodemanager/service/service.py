@@ -202,7 +202,7 @@ class NodesCannotJoin(Exception):
 
 
 def make_ports(
-    site: Site, info: Info | None = None, floor: Callable[[Mapping[str, Any]], str] | None = None
+    site: Site, info: Info | None = None, floor: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 ) -> SitePorts:
     """Make the ports that the site names. Only their modules are imported.
 

@@ -12,6 +12,7 @@ KINDS = ("job", "node", "type")
 PROGRAM = "flux-node-manager"
 SITE = "--config site.ini"
 NAMES_VERB = "names"  # for the shell's completion, so --help does not list it
+GRPC_LISTEN = "127.0.0.1:50051"
 NAMED = ("jobs", "nodes", "types")
 
 AddArguments = Callable[[Parser], None]
@@ -127,12 +128,13 @@ def _ensemble(parser: Parser) -> None:
         ("status", "Show groups, counts and rules of an ensemble, or list all", _maybe_ensemble),
         ("stop", "Stop an ensemble; its jobs run on", _one_ensemble),
         ("list", "List the ensembles of the instance", _nothing),
+        ("serve", "Serve members of other instances by gRPC, in the foreground until SIGTERM or SIGINT", _serve),
     ):
         verb = verbs.add_parser(name, help=meaning, description=f"{meaning}.")
         add(verb)
         if name != "check":
             verb.add_argument("--uri", help="the Flux instance (default: the enclosing one)")
-        if name != "stop":
+        if name not in {"stop", "serve"}:
             _json(verb)
 
 
@@ -144,6 +146,26 @@ def _ensemble_run(parser: Parser) -> None:
     _file(parser)
     parser.add_argument("--name", help="the ensemble's name (default: the file's, without .yaml)")
     parser.add_argument("--until-done", action="store_true", help="also end when nothing more can happen")
+
+    parser.add_argument("--service", metavar="HOST:PORT", help="the gRPC service that keeps nodes for the run")
+    _material(parser)
+
+
+def _serve(parser: Parser) -> None:
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=GRPC_LISTEN,
+        help=f"where to listen (default: {GRPC_LISTEN})",
+    )
+    _material(parser)
+
+
+def _material(parser: Parser) -> None:
+    parser.add_argument("--material", metavar="DIR", help="the folder with the service's token and certificate")
+    parser.add_argument(
+        "--plaintext", action="store_true", help="use neither TLS nor token, on the loopback interface only"
+    )
 
 
 def _maybe_ensemble(parser: Parser) -> None:
