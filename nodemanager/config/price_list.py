@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -88,10 +89,9 @@ def read_bundled_table(provider: str, sizes: Mapping[str, int] | None = None) ->
 
 def ec2_hardware() -> Mapping[str, SizeHardware]:
     """What EC2's instance types have, by libcloud's table. ``cores`` are virtual CPUs."""
-    # This import takes 0.1 s, and few sites need it.
-    from libcloud.compute.constants.ec2_instance_types import INSTANCE_TYPES  # noqa: PLC0415
-
-    types = cast("Mapping[str, Mapping[str, Any]]", INSTANCE_TYPES)
+    # Only its table is used, as with ``pricing.json``. Loading it takes 0.1 s, and few sites need it.
+    module = import_module("libcloud.compute.constants.ec2_instance_types")
+    types = cast("Mapping[str, Mapping[str, Any]]", module.INSTANCE_TYPES)
     return {
         name: SizeHardware(int(it["extra"]["vcpu"]), int(it["extra"].get("gpu", 0)), int(it["ram"]) * _MIB)
         for name, it in types.items()
