@@ -461,8 +461,8 @@ class CloudSettings(SectionSettings):
     image: _OptionalWord = ""
     network: _JoinedWords = ""  # several are joined by ","
     zones: _Words = ()
-    region: _OptionalWord = ""
     price_list: Annotated[Path | None, ValueFormat("a path", _path)] = None
+    region: _OptionalWord = ""
     endpoint: Annotated[str, ValueFormat('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
     subnets: _ZoneSubnets = ()
     security_groups: _Words = ()
