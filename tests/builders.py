@@ -62,10 +62,10 @@ from nodemanager.core.records import NOTHING_SPENT
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
+from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.planner.state.snapshot import Learned, Node, SlotSettings, Snapshot, Source, Spending
 
-GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, SlotSettings, Spending)
+GROUPS = (Limits, Timing, Rules, Calls, Upkeep, Fixed, Learned, SlotSettings, Spending)
 _Value = TypeVar("_Value", Policy, Snapshot)
 
 NOW_S = 100_000.0

@@ -527,7 +527,7 @@ SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
     "explain": "job ID, node NAME or type NAME",
     "hold": "NODE, named by its slot or its launch",
     "release": "NODE",
-    "retire": "NODE",
+    "retire": "NODE, or --all",
 }
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos, "ensemble": ensemble}
 SERVING = frozenset({"run", "join-service"})  # they print nothing
@@ -568,6 +568,9 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="for verbs that print tables: print JSON instead")
     parser.add_argument("--at", metavar="TIME", help='for explain: explain a past time ("2h" is two hours ago)')
     parser.add_argument("--since", metavar="SPAN", help="for report: how far to look back (default 7d)")
+    parser.add_argument("--all", action="store_true", help="for retire: every node")
+    parser.add_argument("--type", metavar="TYPE", help="for retire --all: only nodes of this type")
+    parser.add_argument("--rolling", action="store_true", help="for retire: in turns, as [Disruption] allows")
     parser.add_argument("--follow", action="store_true", help="for events: also show new events as they happen")
     parser.add_argument(
         "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos and ensemble need"

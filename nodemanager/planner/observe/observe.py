@@ -44,6 +44,7 @@ from nodemanager.core.facts import (
     RanksMeasured,
     RanksSeen,
     RecordSeen,
+    ReplacementsRequested,
     RetirementRequested,
     SlotsChanged,
     SlotsRefused,
@@ -536,6 +537,7 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     # operators, and what is written to the record
     HoldPlaced: _told_by_operator,
     RetirementRequested: _told_by_operator,
+    ReplacementsRequested: _told_by_operator,
     NodeReleased: _told_by_operator,
     DecisionsPaused: _told_by_operator,
     DecisionsResumed: _told_by_operator,

@@ -12,6 +12,7 @@ from nodemanager.core.facts import (
     HoldPlaced,
     NodeReleased,
     OperatorFact,
+    ReplacementsRequested,
     RetirementRequested,
     SteeringKept,
     SteeringNotKept,
@@ -51,6 +52,9 @@ def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
             retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
             retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
             return _change_drain_reason(retired, launch, retired_by_operator(retirements[launch]))
+        case ReplacementsRequested(launches=launches, mark=mark):
+            wanted = {id_: now.replacements.get(id_, mark) for id_ in launches if id_ in snapshot.nodes}
+            return replace(snapshot, steering=replace(now, replacements={**now.replacements, **wanted}))
         case NodeReleased(launch=launch):
             return forget_steering(snapshot, launch)
         case _:
@@ -67,8 +71,8 @@ def _change_drain_reason(snapshot: Snapshot, launch: LaunchId, reason: Reason) -
 
 
 def forget_steering(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
-    """The snapshot without an operator's hold or retirement of a launch."""
-    if not snapshot.steering.blocks_work_on(launch):
+    """The snapshot without an operator's hold, retirement or replacement of a launch."""
+    if launch not in snapshot.steering.launches:
         return snapshot
     return replace(snapshot, steering=_without(snapshot.steering, launch))
 
@@ -78,6 +82,7 @@ def _without(steering: Steering, launch: LaunchId) -> Steering:
         steering,
         holds={id_: mark for id_, mark in steering.holds.items() if id_ != launch},
         retirements={id_: mark for id_, mark in steering.retirements.items() if id_ != launch},
+        replacements={id_: mark for id_, mark in steering.replacements.items() if id_ != launch},
     )
 
 
@@ -99,7 +104,7 @@ def apply_steering_record(snapshot: Snapshot, on_record: Steering) -> Snapshot:
     """After the record was read: it applies, unless a change made here is not on it yet."""
     unkept = snapshot.steering != snapshot.steering_on_record
     steering = snapshot.steering if unkept else on_record
-    for launch in {**steering.holds, **steering.retirements}:
+    for launch in steering.launches:
         if launch not in snapshot.nodes:
             steering = _without(steering, launch)
     return replace(snapshot, steering=steering, steering_on_record=on_record, steering_write=Source())
