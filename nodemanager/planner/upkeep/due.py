@@ -11,16 +11,17 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.core.upkeep.rules import Drift, changed_parts
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Make, Node, Snapshot
+from nodemanager.planner.state.snapshot import Make, Snapshot
 
 UNDER_WAY = (NodeState.DRAINING, NodeState.STOPPING)
 
 
 def why_due(launch: Launch, snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why a node is to be replaced; None if it is not."""
-    mark = snapshot.steering.replacements.get(launch.id)
+    mark = snapshot.operator.steering.replacements.get(launch.id)
     if mark is not None:
         return because(Code.REPLACED_BY_OPERATOR, by=mark.by, since_at=mark.at)
     node_type = policy.types.get(launch.type_name)
@@ -50,7 +51,7 @@ def is_on_its_way_out(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
 def due_nodes(snapshot: Snapshot, policy: Policy) -> Mapping[LaunchId, Reason]:
     """All nodes that are due, with the reason, by the time of their order. Costs little while none is."""
     found: dict[LaunchId, Reason] = {}
-    for id_ in (*_too_old(snapshot, policy), *_drifted(snapshot, policy), *snapshot.steering.replacements):
+    for id_ in (*_too_old(snapshot, policy), *_drifted(snapshot, policy), *snapshot.operator.steering.replacements):
         node = snapshot.nodes.get(id_)
         if node is not None and id_ not in found:
             why = why_due(node.launch, snapshot, policy)

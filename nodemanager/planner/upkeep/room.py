@@ -7,10 +7,11 @@ from collections.abc import Collection, Container
 from nodemanager.core.nodes import COMING, USABLE, LaunchId, NodeState
 from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import queue_index_of
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 
 class SpareRoom:
@@ -92,9 +93,9 @@ class SpareRoom:
 
     def _jobs_come(self) -> bool:
         """Whether jobs wait, or one has come lately."""
-        newest_s = self._snapshot.newest_job_s
+        newest_s = self._snapshot.news.newest_job_s
         lately = newest_s is not None and (
             self._snapshot.now_s - newest_s
             < max(self._policy.rules.idle_timeout_s, self._policy.timing.settle_max_s)
         )
-        return lately or bool(queue_index_of(self._snapshot.jobs, self._snapshot.queue_index).batches)
+        return lately or bool(queue_index_of(self._snapshot.jobs, self._snapshot.indexes.queue).batches)

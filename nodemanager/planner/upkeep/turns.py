@@ -21,9 +21,10 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.core.upkeep.windows import is_open, next_change_at, opens_at
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.upkeep.due import due_nodes, is_on_its_way_out, next_due_at
 from nodemanager.planner.upkeep.room import SpareRoom
 

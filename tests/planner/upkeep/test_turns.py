@@ -15,7 +15,7 @@ from nodemanager.core.records import Mark
 from nodemanager.core.slots import NodeType
 from nodemanager.core.upkeep.rules import Disruption, Drift, changed_parts, fingerprint_of
 from nodemanager.core.upkeep.windows import opens_at, read_windows
-from nodemanager.planner.state.snapshot import Node
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.upkeep.turns import Stage
 from tests.builders import (
     NOW_S,
@@ -131,7 +131,7 @@ def test_an_operator_has_nodes_replaced_and_takes_it_back() -> None:
     world.see(NodeReleased(both[0]))
     assert stages(world) == {"cloud2": Stage.LEAVES}
     world.see(ReplacementsRequested((LaunchId("nobody"),), Mark("ada", WALL_AT)))
-    assert set(world.snapshot.steering.replacements) == {both[1]}
+    assert set(world.snapshot.operator.steering.replacements) == {both[1]}
 
 
 # --- how many at once, and when -------------------------------------------------------------------------
