@@ -216,6 +216,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "listens on are always allowed. Requests for other hosts are refused.",
         "jobs_shown_to": "Who sees the list of jobs and the reason why each waits. `owner`: users of the socket "
         "and holders of the token; others see counts. `everybody`: everybody.",
+        "grpc_listen": "Where to answer ensembles of other instances that ask for nodes ([ensembles.md]"
+        "(ensembles.md)). `off`: nowhere. It needs the extra `ensemble`.",
+        "grpc_material": "The folder with `token`, `tls.crt` and `tls.key` of `grpc_listen`. If they are missing, "
+        "the service creates them. Relative to the site file's folder. Default: `grpc` in `state_dir`.",
+        "grpc_plaintext": "Use neither TLS nor token for `grpc_listen`. It must then be an address of the loopback "
+        "interface. Every user of the machine may then ask for nodes.",
     },
     "Disruption": {
         "max": "How many nodes may be out of service at once because they are replaced ([upkeep.md](upkeep.md)): a "

@@ -261,7 +261,7 @@ def test_nodes_are_replaced_in_turns_and_the_status_says_when(client: TestClient
     # Those that are not up yet take their turn once they are.
     assert len(answer.json()["nodes"]) > status["nodes"]["to_replace"] == len(status["due"]) > 1
     first, second = status["due"][:2]
-    assert (first["why"]["code"], first["stage"]) == ("replaced_by_operator", "leaves")
+    assert (first["why"]["code"], first["stage"]) == ("replaced_by_operator", "replaced_first")
     assert (second["reason"]["code"], second["stage"]) == ("waits_for_turn", "waits")
     assert asked(client, f"/explain/node/{second['slot']}")["node"]["due"]["code"] == "waits_for_turn"
     assert steer(client, f"/release/{second['slot']}").status_code == 200
