@@ -39,8 +39,9 @@ from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
 from nodemanager.core.upkeep.rules import Disruption
+from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.ports import HomePort, Peer, PeerPort
+from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.service.systemd import Notifier
