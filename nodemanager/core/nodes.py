@@ -57,6 +57,7 @@ class Identity:
     launch: LaunchId
     slot: SlotName
     type_name: TypeName
+    made_from: str = ""  # the launch's fingerprint; "" if the node carries none
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class Launch:
     tariff: Tariff | None = None
     size: str = ""  # the provider's name of the size; "" in old records
     market: Market | None = None  # None in old records
+    made_from: str = ""  # the fingerprint of what it was made from; "" in old records
 
 
 class JoinPhase(StrEnum):

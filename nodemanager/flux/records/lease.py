@@ -38,6 +38,7 @@ def encode(launch: Launch) -> str:
         "requested_at": launch.requested_at,
         "zone": launch.zone,
         "size": launch.size,
+        "made_from": launch.made_from,
     }
     if launch.market is not None:
         fields["market"] = str(launch.market)
@@ -68,6 +69,7 @@ def decode(text: str, slot: SlotName) -> Launch:
         tariff=_tariff(fields["tariff"]) if "tariff" in fields else None,
         size=text_at(fields.get("size", ""), "record.size"),
         market=_market(fields["market"]) if "market" in fields else None,
+        made_from=text_at(fields.get("made_from", ""), "record.made_from"),
     )
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from types import MappingProxyType
@@ -27,6 +27,7 @@ def _empty() -> Mapping[Any, Any]:
 
 
 Bought = tuple[TypeName, str, Market | None]  # a node's type, and the size and market of its launch
+Make = tuple[TypeName, str, str]  # what a node was made from: its type, fingerprint and zone
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class NodeIndex:
     count_by_size: Mapping[Bought, int] = field(default_factory=_empty)  # the same
     launch_of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
     launch_of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
+    count_by_make: Mapping[Make, int] = field(default_factory=_empty)
+    by_age: Sequence[tuple[float, LaunchId]] = ()  # all nodes by ``requested_at``, the oldest first
 
 
 @dataclass(frozen=True, slots=True)
