@@ -40,7 +40,7 @@ from nodemanager.delegation.ports import (
     Validate,
 )
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
-from nodemanager.flux.bindings import CallFailed, ask, connection, flux_module
+from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
 from nodemanager.flux.delegate.events import read_eventlog, read_events
 from nodemanager.flux.delegate.link import CAUGHT_UP, Link, Session
@@ -204,7 +204,7 @@ class _HomeSession(Session[HomeRequest]):
         update = {"id": request.job, "updates": {DURATION: request.duration_s}}
         try:
             with connection(self._uri) as handle:
-                _take_user_role(handle)
+                handle.take_user_role()
                 ask(handle, "job-manager.update", update, timeout_s=self._timeout_s)
         except CallFailed as failure:
             self._tell(HomeRefused(request, str(failure)))
@@ -303,10 +303,3 @@ def _namespace(job: JobId) -> str:
 
 def _by_us(events: list[dict[str, Any]]) -> bool:
     return any(event["name"] == "submit" and event["context"].get("userid") == os.getuid() for event in events)
-
-
-def _take_user_role(handle: Any) -> None:
-    """Send this handle's messages without the owner's role. Source: flux-core's local connector."""
-    ffi = flux_module("_flux._core").ffi
-    role = ffi.new("uint32_t *", flux_module("flux.constants").FLUX_ROLE_USER)
-    handle.opt_set("flux::testing_rolemask", role, ffi.sizeof("uint32_t"))
