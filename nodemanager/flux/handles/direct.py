@@ -116,7 +116,7 @@ class DirectHandle:
     def lookup_names(self, directory: str) -> Future:
         return self._future(
             far_side.send_lookup(self._flux, directory, "", names=True),
-            lambda future: far_side.read_lookup(future, names=True) or [],
+            lambda future: far_side.read_lookup(future, names=True),
         )
 
     def commit(self, changes: Sequence[Change], *, namespace: str = "", sync: bool = False) -> Future:

@@ -88,7 +88,7 @@ def send_lookup(handle: Any, key: str, namespace: str, names: bool) -> Any:
 
 
 def read_lookup(future: Any, names: bool) -> Any:
-    """Return the value as text, or the sorted names; None if the key does not exist. Raises ``OSError``."""
+    """Return the value as text, None if there is none; or the sorted names. Raises ``OSError``."""
     import flux.kvs
     from _flux._core import ffi
 
@@ -99,7 +99,7 @@ def read_lookup(future: Any, names: bool) -> Any:
         else:
             flux.kvs.RAW.flux_kvs_lookup_get(future, value)
     except FileNotFoundError:
-        return None
+        return [] if names else None
     text = ffi.string(value[0]).decode(errors="replace") if value[0] != ffi.NULL else ""
     return sorted(json.loads(text)["data"]) if names else text
 
