@@ -94,6 +94,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "the slot. The node's broker must join under this name.",
         "boot_server": "With `join = flub`: the URI by which nodes reach rank 0, such as `ssh://HOST/PATH`. "
         "Default: `uri`.",
+        "bridge": "Whether the manager speaks to Flux through a process that flux-core's own Python runs"
+        " (`flux python`). `auto`: if the manager's Python cannot import flux-core's bindings. If no `flux` is on PATH"
+        " and `uri` is `ssh://HOST/PATH`, the process runs on HOST.",
         "restart_command": "The command by which `resize` restarts rank 0, such as `systemctl restart flux`. It "
         "runs without a shell. Default: `resize` stops rank 0 and waits for its supervisor to start it again.",
     },

@@ -149,6 +149,27 @@ class Job:
     requeued_from: JobId | None = None  # the job that it replaces
     # We hold it in Flux by urgency 0. ``urgency`` and ``priority`` are those that it has again once it is released.
     held_by_us: bool = False
+    delegated_to: str = ""  # it runs in another instance: what its user asked for (``delegate:TARGET``)
+
+
+@dataclass(frozen=True, slots=True)
+class JobException:
+    """An exception of a job in Flux's words (RFC 21). Severity 0 ends the job."""
+
+    type: str
+    severity: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ended, by Flux's own record. ``how``: the exit code or signal in words; "" if it never ran."""
+
+    ended_at: float
+    result: str  # as ``flux jobs`` shows it, or REFUSED for a job that was refused at submission
+    began_at: float | None = None
+    how: str = ""
+    exceptions: tuple[JobException, ...] = ()  # the fatal ones first
 
 
 @dataclass(frozen=True, slots=True)

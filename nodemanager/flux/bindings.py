@@ -15,9 +15,9 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from enum import StrEnum
 from typing import Any
 
+from nodemanager.config.text.settings import Bridge
 from nodemanager.core.ports import FluxError
 from nodemanager.flux.handles import direct, far_side
 from nodemanager.flux.handles.bridged import BridgedHandle, bridge_command
@@ -28,6 +28,7 @@ __all__ = [
     "LEADER",
     "BindingsMissing",
     "BindingsTooOld",
+    "Bridge",
     "CallFailed",
     "Future",
     "Handle",
@@ -74,14 +75,6 @@ class CallFailed(FluxError):
 
 
 # --- handles ----------------------------------------------------------------------------------------------
-
-
-class Bridge(StrEnum):
-    """Whether calls go through a process that flux-core's own Python runs."""
-
-    AUTO = "auto"  # where this Python cannot import the bindings
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 _bridge = Bridge.AUTO

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from nodemanager.flux.bindings import LEADER, CallFailed, Future, connect, flux_call
+import structlog
+
+from nodemanager.core.ports import FluxError
+from nodemanager.flux.bindings import LEADER, BindingsMissing, CallFailed, Future, connect, flux_call
 from nodemanager.flux.handles.handle import ServiceRequest, Watcher
 
 
@@ -30,6 +33,21 @@ class RpcRequest:
 Answer = Callable[[RpcRequest], str]  # returns JSON; raises LookupError or ValueError
 
 
+@contextmanager
+def contained(stream: str) -> Iterator[None]:
+    """Turn an unexpected exception of a callback into a ``FluxError``, after logging it with its traceback.
+
+    Everything that a connection knows ends with it, so a new connection is as good as a new process.
+    """
+    try:
+        yield
+    except (FluxError, BindingsMissing):
+        raise
+    except Exception as bug:
+        structlog.get_logger().error("stream_failed", stream=stream, exc_info=bug)
+        raise FluxError(f"{stream}: {type(bug).__name__}: {bug} (the log has the traceback)") from bug
+
+
 def _respond(request: ServiceRequest, answer: Answer) -> None:
     """Answer one request. Nothing that a user sends may raise, because that would end the service."""
     try:
@@ -38,6 +56,9 @@ def _respond(request: ServiceRequest, answer: Answer) -> None:
         found, number = str(error.args[0]), errno.ENOENT
     except ValueError as error:
         found, number = str(error), errno.EPROTO
+    except Exception as bug:  # noqa: BLE001 - a stream ends, and begins again
+        structlog.get_logger().error("request_failed", exc_info=bug)
+        found, number = f"a fault of the manager: {type(bug).__name__}: {bug}", errno.EIO
     with suppress(OSError):  # the asker is gone
         if number:
             request.respond_error(number, found)
@@ -55,6 +76,14 @@ def _read_request(request: ServiceRequest) -> RpcRequest:
     if not isinstance(payload, dict):
         raise ValueError("the payload must be an object")  # noqa: TRY004 - the asker's fault
     return RpcRequest(payload, None if request.by_owner else request.userid)
+
+
+def _read(future: Future) -> Any:
+    """Raises ``OSError``, with EPROTO if the answer is not JSON or is nested too deep."""
+    try:
+        return future.get()
+    except (ValueError, RecursionError) as error:
+        raise OSError(errno.EPROTO, f"the answer cannot be read: {error}") from error
 
 
 class Reactor:
@@ -122,7 +151,7 @@ class Reactor:
 
         def take() -> None:
             try:
-                answer = future.get()
+                answer = _read(future)
             except OSError as error:
                 on_failure(CallFailed(what, error))
             else:
@@ -151,7 +180,7 @@ class Reactor:
 
         def take() -> None:
             try:
-                response = stream.get()
+                response = _read(stream)
             except OSError as error:
                 if not cancelled:
                     on_end(CallFailed(topic, error))

@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
@@ -30,7 +31,7 @@ _START_TIMEOUT_S = 30.0  # an ssh connection and flux's Python
 _WRITE_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 2.0
 _READ_BYTES = 1 << 18
-_FRAME_BYTES_MAX = 1 << 30
+_FRAME_BYTES_MAX = 1 << 28  # less than any text would be, read as a length
 _WORDS_KEPT = 2_000  # of what a process that failed wrote
 _LOST = "the connection is lost"
 # Python reads the length of the program and the program from its input; all that follows are frames.
@@ -69,8 +70,7 @@ class BridgedHandle:
         self._numbers = itertools.count(1)
         self._futures: dict[int, _BridgedFuture] = {}
         self._services: dict[str, _RequestWatcher] = {}
-        self._asked: collections.deque[_BridgedRequest] = collections.deque()
-        self._answered: collections.deque[_BridgedFuture] = collections.deque()
+        self._due: collections.deque[Callable[[], None]] = collections.deque()  # callbacks, as their frames arrived
         self._timers: list[tuple[float, int, _Timer]] = []
         self._selector = selectors.DefaultSelector()
         self._unread = bytearray()
@@ -215,22 +215,20 @@ class BridgedHandle:
 
     def _dispatch(self, frame: Mapping[str, Any]) -> None:
         if "asked" in frame:
-            self._asked.append(_BridgedRequest(self, frame))
+            self._due.append(partial(self._services[frame["topic"]].callback, _BridgedRequest(self, frame)))
         elif "lost" in frame:
             self._lose(OSError(frame["lost"] or errno.ENOTCONN, frame["text"]))
         elif (future := self._futures.get(frame["id"])) is not None:
             failed = "errno" in frame
-            future.arrived.append(OSError(frame["errno"], frame["text"]) if failed else frame["get"])
             future.is_over = failed or not future.streaming
-            self._answered.append(future)
+            future.arrive(OSError(frame["errno"], frame["text"]) if failed else frame["get"])
 
     def _lose(self, why: OSError | None = None) -> None:
         if self._lost is not None:
             return
         self._lost = why or OSError(errno.ENOTCONN, self._why_lost())
         for future in self._futures.values():
-            future.arrived.append(self._lost)
-            self._answered.append(future)
+            future.arrive(self._lost)
 
     def _why_lost(self) -> str:
         if self._lost is not None:
@@ -292,13 +290,13 @@ class BridgedHandle:
                 raise self._lost
             self._select(self._timers[0][0] - time.monotonic() if self._timers else None)
 
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self._due.append(callback)
+
     def _call_back(self) -> bool:
         """Make one callback that is due; False if none is."""
-        if self._answered:
-            self._answered.popleft().call_back()
-        elif self._asked:
-            request = self._asked.popleft()
-            self._services[request.topic].callback(request)
+        if self._due:
+            self._due.popleft()()
         elif self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2].fire()
         else:
@@ -362,18 +360,24 @@ class _BridgedFuture:
         self._handle.wait_for(self, timeout_s)
         return self
 
+    def arrive(self, answer: Any) -> None:
+        self.arrived.append(answer)
+        if self._callback is not None:
+            self._handle.call_soon(self._call_back)
+
     def then(self, callback: Callable[[], None], timeout_s: float | None = None) -> None:
         self._callback = callback
+        for _ in self.arrived:
+            self._handle.call_soon(self._call_back)
         if timeout_s is not None:
             self._timeout = self._handle.timer(timeout_s, 0.0, self._end_waiting)
             self._timeout.start()
 
     def _end_waiting(self) -> None:
         if not self.arrived:
-            self.arrived.append(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
-            self.call_back()
+            self.arrive(OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
 
-    def call_back(self) -> None:
+    def _call_back(self) -> None:
         if self._callback is not None and self.arrived:
             if self._timeout is not None:
                 self._timeout.stop()
@@ -482,7 +486,6 @@ class _BridgedRequest:
         self._handle = handle
         self._asked = frame["asked"]
         self._text: str | bool | None = frame["text"]
-        self.topic = str(frame["topic"])
         self.userid = int(frame["userid"])
         self.by_owner = bool(frame["owner"])
 
