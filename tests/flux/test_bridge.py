@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from nodemanager.flux import bindings
+from nodemanager.flux.handles import direct
 from nodemanager.flux.handles.bridged import BridgedHandle, bridge_command
 from nodemanager.flux.reactor import Reactor, RpcRequest
 
@@ -202,6 +203,21 @@ def test_a_flux_that_cannot_run_python_is_told_in_its_words(flux: Path) -> None:
     command = flux.parent / "flux"
     command.write_text("#!/bin/sh\necho 'flux: no such command: python' >&2\nexit 1\n")
     with pytest.raises(bindings.CallFailed, match="no such command: python"):
+        bindings.connect("")
+
+
+def test_a_python_without_bindings_uses_the_bridge_by_itself(flux: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    del flux
+
+    def find_none() -> None:
+        raise bindings.BindingsMissing("none")
+
+    monkeypatch.setattr(direct, "load", find_none)
+    monkeypatch.setattr(bindings, "_bridge", bindings.Bridge.AUTO)
+    with Reactor("", any_version=True) as reactor:
+        assert isinstance(reactor.handle, BridgedHandle)
+    monkeypatch.setattr(bindings, "_bridge", bindings.Bridge.NEVER)
+    with pytest.raises(bindings.BindingsMissing, match="none"):
         bindings.connect("")
 
 
