@@ -219,6 +219,27 @@ def ask_all(
         return answers
 
 
+@contextmanager
+def held_service(handle: Handle, service: str, *, timeout_s: float) -> Iterator[bool]:
+    """Hold a service name on this broker for the ``with`` block; False if another process holds it.
+
+    Requests to it meanwhile are not answered.
+    """
+    try:
+        with flux_call(f"service {service}"), handle.register(service) as registered:
+            registered.wait(timeout_s).get()
+    except CallFailed as failure:
+        if failure.errno != errno.EEXIST:
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with flux_call(f"service {service}"), handle.unregister(service) as removed:
+            removed.wait(timeout_s).get()
+
+
 def _time_left_s(end_s: float) -> float:
     """Return the time left of the limit that all calls sent together share, enough to read an answer received."""
     return max(_LEAST_WAIT_S, end_s - time.monotonic())
