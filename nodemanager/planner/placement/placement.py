@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, PackingPolicy, QueuePolicy, Shape
 from nodemanager.core.reasons import Reason
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.planner.cost.budget import BudgetLimits, Cuts
@@ -385,14 +385,28 @@ class _PlacementBuilder:
         ]
 
     def _stages_by_cost(self, works: Sequence[Work]) -> list[list[Work]]:
-        """Group the work for packing: together if all types share a billing rule, else the longest jobs first."""
+        """Group the work for packing: together if all types share a billing rule, else the longest jobs first.
+
+        Jobs that differ much in the risk of a spot node are packed apart, if there is a choice between the markets.
+        """
         if not works:
             return []
         rules = {offer.node_type.billing for offer in self.offers}
         if len(rules) <= 1 and self.policy.rules.packing is PackingPolicy.SPREAD:
-            return [list(works)]
+            risks = {work.span_s: self._risk_class(work.span_s) for work in works}
+            classes = sorted(set(risks.values()), reverse=True)
+            return [[work for work in works if risks[work.span_s] == risk] for risk in classes]
         spans = sorted({work.span_s for work in works}, reverse=True)
         return [[work for work in works if work.span_s == span_s] for span_s in spans]
+
+    def _risk_class(self, span_s: float) -> int:
+        """How risky a spot node is for jobs of this length: 0 up to a loss of a tenth, 1 up to a fifth, and so on."""
+        markets = {offer.node_type.market for offer in self.offers if not offer.is_ordered}
+        if len(markets) < 2:
+            return 0
+        spot = (it.node_type for it in self.offers if it.node_type.market is Market.SPOT)
+        most = max(timings.rerun_factor(self.snapshot, it, self.policy, span_s) for it in spot)
+        return int(10.0 * (most - 1.0)).bit_length()
 
     def _longest_front(self, end: QueuePosition) -> tuple[Allocation, tuple[BatchKey, QueuePosition] | None]:
         """Serve the longest front part of the queue, and return the first job behind it, or None."""
@@ -615,6 +629,8 @@ class _PlacementBuilder:
             self._memory_bytes,
             self.zones,
             self.effort,
+            fleet=self.supply.fleet,
+            spot_share_max=self.policy.rules.spot_share_max,
         )
 
     def _memory_bytes(self, shape: Shape) -> int:
@@ -631,12 +647,17 @@ class _PlacementBuilder:
         return int(offer.node_type.price_per_hour.scaleb(self.price_decimals))
 
     def _cost(self) -> Callable[[Offer, float], int]:
-        """The cost of a node for as long as a job may run, plus 1: among equal costs, fewer nodes win."""
+        """The cost of a node for as long as a job may run, plus 1: among equal costs, fewer nodes win.
+
+        The cost of a spot node includes the work that is likely to be lost.
+        """
 
         def cost(offer: Offer, span_s: float) -> int:
             boot_s = timings.boot_s(self.snapshot, offer.node_type.name) or 0.0
             billed_s = SECONDS_PER_HOUR if span_s == inf else paid_s(offer.node_type.billing, boot_s + span_s)
-            return self._price(offer) * int(billed_s) + 1
+            cost = self._price(offer) * int(billed_s)
+            factor = timings.rerun_factor(self.snapshot, offer.node_type, self.policy, span_s)
+            return (int(cost * factor) if factor > 1.0 else cost) + 1
 
         return cost
 

@@ -339,6 +339,7 @@ class Supply:
     blocked_sizes: Mapping[TypeName, Mapping[tuple[str, Market], Reason]]
     nodes_left: int
     price_left: Decimal
+    fleet: tuple[int, int] = (0, 0)  # all nodes that cost or may cost, and the spot nodes among them
     budget_left: Reason | None = None  # set if the budget, not the price limit, decides ``price_left``
 
     @lazy_property
@@ -511,7 +512,9 @@ def current_supply(
     snapshot: Snapshot, policy: Policy, price: Decimal, limits: BudgetLimits | None = None
 ) -> Supply:
     """What may be bought now. ``price``: what the fleet costs per hour, booting and stopping nodes included."""
-    costing = sum(node_index_of(snapshot).count_by_type.values())
+    by_size = node_index_of(snapshot).count_by_size
+    costing = sum(by_size.values())
+    spot = sum(count for bought, count in by_size.items() if _market_of(bought, policy) is Market.SPOT)
     price_left, budget_left = policy.limits.price_per_hour_max - price, None
     if limits is not None and limits.left_per_hour is not None and limits.left_per_hour[0] < price_left:
         price_left, budget_left = limits.left_per_hour
@@ -525,6 +528,7 @@ def current_supply(
         blocked_sizes={name: {**sizes.get(name, {}), **closed.get(name, {})} for name in {**sizes, **closed}},
         nodes_left=policy.limits.nodes_max - costing - len(ownerless_strays(snapshot)),
         price_left=price_left,
+        fleet=(costing, spot),
         budget_left=budget_left,
     )
 
@@ -596,6 +600,12 @@ def _type_bought(bought: Bought, policy: Policy) -> NodeType | None:
     """A type as the size it was bought as; None if the site no longer has the type or the size."""
     node_type = policy.types.get(bought[0])
     return policy.of_size.get(bought) if node_type is not None and node_type.sizes else node_type
+
+
+def _market_of(bought: Bought, policy: Policy) -> Market | None:
+    """The market on which a node was bought; that of its type if its lease does not record it."""
+    node_type = policy.types.get(bought[0])
+    return bought[2] or (node_type.market if node_type is not None else None)
 
 
 def create_credit(snapshot: Snapshot, policy: Policy) -> float:

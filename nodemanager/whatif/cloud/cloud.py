@@ -135,5 +135,7 @@ class CloudDraws:
 
     def reclaimed_after_s(self, node_type: NodeType) -> float:
         """Draw how long a node stays after its join until it is reclaimed; infinite if it is not."""
+        if node_type.market is Market.ON_DEMAND and any(it.market is Market.SPOT for it in node_type.sizes):
+            return math.inf  # the rate of the type is that of its spot nodes
         rate = self._conditions.behaviours[node_type.name].lost_per_hour
         return self._losses.expovariate(rate / 3600.0) if rate > 0 else math.inf
