@@ -303,6 +303,11 @@ class CloudListed:
 
 
 @dataclass(frozen=True, slots=True)
+class CloudChanged:
+    """Something happened to the nodes at the provider: list them again."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCreated:
     """The provider created the node of a launch."""
 
@@ -408,5 +413,5 @@ FluxFact = (
     | OrderLapsed
 )
 OperatorFact = HoldPlaced | RetirementRequested | NodeReleased | DecisionsPaused | DecisionsResumed
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+CloudFact = CloudListed | CloudChanged | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact
