@@ -63,6 +63,7 @@ class MiniCluster:
     cluster_uuid: str = ""
     launched: Mapping[int, Launched] = field(default_factory=dict)
     why_unusable: str = ""  # why its size cannot be changed; "" if it can
+    highest_of_others: int = 0  # the highest index below ``size`` that has no annotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def read_minicluster(found: Mapping[str, Any]) -> MiniCluster:
     status = found.get("status") or {}
     annotations = metadata.get("annotations") or {}
     cluster, _, cluster_uuid = str(annotations.get(CLUSTER_KEY, "")).partition(" ")
-    size = _whole(spec, "size", 1)
+    size, launched = _whole(spec, "size", 1), dict(_read_launched(annotations))
     size_max = _whole(spec, "maxSize", 0) or status.get("maximumSize") or None
     return MiniCluster(
         name=str(metadata.get("name", "")),
@@ -108,8 +109,9 @@ def read_minicluster(found: Mapping[str, Any]) -> MiniCluster:
         size_shown=_whole(status, "size", 0) if "size" in status else None,
         cluster=cluster,
         cluster_uuid=cluster_uuid,
-        launched=dict(_read_launched(annotations)),
+        launched=launched,
         why_unusable=_why_unusable(metadata, spec, status),
+        highest_of_others=max((it for it in range(1, size) if it not in launched), default=0),
     )
 
 
@@ -229,7 +231,7 @@ def _cloud_node(index: int, found: MiniCluster, pod: Pod | None, scope: Scope) -
     created_at = launched.created_at if launched is not None else pod.created_at if pod is not None else None
     waits = pod is not None and pod.phase == "Pending"
     return CloudNode(
-        provider_id=provider_id(found.name, index, launched.launch if launched is not None else None),
+        provider_id=provider_id(found.name, index, launched.launch if launched else found_launch(found.name, index)),
         state=state,
         identity=identity,
         created_at=created_at,
@@ -238,8 +240,18 @@ def _cloud_node(index: int, found: MiniCluster, pod: Pod | None, scope: Scope) -
         queued=state is CloudState.PENDING and waits and bool(pod and pod.unschedulable),
         impaired=pod.failing if pod is not None and state is CloudState.RUNNING else "",
         note=(pod.failing or pod.unschedulable) if pod is not None and state is CloudState.PENDING else "",
-        fixed=f"spec.minSize is {found.size_min}" if index < min(found.size_min, found.size) else "",
+        fixed=_why_fixed(index, found, scope),
     )
+
+
+def _why_fixed(index: int, found: MiniCluster, scope: Scope) -> str:
+    if index < min(found.size_min, found.size):
+        return f"spec.minSize is {found.size_min}"
+    if scope.owner is Owner.SHARED:
+        above = found.highest_of_others
+        if above > index:
+            return f"index {above} above it belongs to others"
+    return ""
 
 
 def _state(index: int, found: MiniCluster, pod: Pod | None) -> CloudState:
@@ -277,9 +289,9 @@ def found_launch(name: str, index: int) -> LaunchId:
     return LaunchId(f"{name}-{index}-found")
 
 
-def provider_id(name: str, index: int, launch: LaunchId | None) -> ProviderId:
+def provider_id(name: str, index: int, launch: LaunchId) -> ProviderId:
     """The id of a node. It has the launch in it, because an index returns after it left."""
-    return ProviderId(f"{name}-{index}/{launch if launch is not None else found_launch(name, index)}")
+    return ProviderId(f"{name}-{index}/{launch}")
 
 
 # --- a resize ---------------------------------------------------------------------------------------------
@@ -313,7 +325,7 @@ def resize(
     for position, order in enumerate(orders):
         if isinstance(order, CreateNode):
             _sort_create(position, order, found, scope, wanted, refused)
-        elif (index := _index_of_node(order.provider_id, found)) is not None and index < found.size:
+        elif (index := _index_of_node(order.provider_id, found, scope)) is not None and index < found.size:
             leaving[index] = position
     size = found.size
     while size - 1 in leaving and size > found.size_min:
@@ -384,15 +396,10 @@ def _why_stay(staying: Mapping[int, int], found: MiniCluster, size: int) -> dict
     return refused
 
 
-def _index_of_node(id_: ProviderId, found: MiniCluster) -> int | None:
-    """The index of a node that still has this id; None if it has left."""
-    slot, _, launch = id_.partition("/")
-    index = index_of(slot, found.name)
-    if index is None or provider_id(found.name, index, _launch_at(found, index)) != id_:
+def _index_of_node(id_: ProviderId, found: MiniCluster, scope: Scope) -> int | None:
+    """The index of a node of ours that still has this id; None if it has left, or is not ours."""
+    index = index_of(id_.partition("/")[0], found.name)
+    identity = _identity(index, found, scope) if index is not None else None
+    if index is None or identity is None or identity.cluster_uuid != scope.cluster_uuid:
         return None
-    return index if launch else None
-
-
-def _launch_at(found: MiniCluster, index: int) -> LaunchId | None:
-    launched = found.launched.get(index)
-    return launched.launch if launched is not None else None
+    return index if provider_id(found.name, index, identity.launch) == id_ else None
