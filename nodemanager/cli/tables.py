@@ -289,6 +289,8 @@ def explanation(document: Mapping[str, Any]) -> Group:
     if reason:
         rows.append(("reason", reason["code"]))
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
+    for it in (document.get("ended") or {}).get("exceptions", ()):
+        rows.append(("exception", f"{it['type']} (severity {it['severity']}): {it['note']}"))
     rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)
     if document.get("said_at"):
         rows.append(("recorded", clock(document["said_at"])))
@@ -306,6 +308,8 @@ def _without_reason(document: Mapping[str, Any]) -> str:
     """What to show if there is no reason: a started job needs none, and a new node or job has none yet."""
     if (past := NO_REASON_TEXTS.get(document.get("what", ""))) is not None:
         return past
+    if (ended := document.get("ended")) is not None:
+        return str(ended["text"])
     job = document.get("job")
     if job and job["state"] in STARTED_JOB_STATES:
         return f"it runs on {', '.join(job['on'])}" if job["on"] else "it has started"

@@ -152,6 +152,26 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class JobException:
+    """An exception of a job in Flux's words (RFC 21). Severity 0 ends the job."""
+
+    type: str
+    severity: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How a job ended, by Flux's own record. ``how``: the exit code or signal in words; "" if it never ran."""
+
+    ended_at: float
+    result: str  # as ``flux jobs`` shows it, or REFUSED for a job that was refused at submission
+    began_at: float | None = None
+    how: str = ""
+    exceptions: tuple[JobException, ...] = ()  # the fatal ones first
+
+
+@dataclass(frozen=True, slots=True)
 class UnreadableJob:
     """A job whose jobspec could not be read. It is reported and gets no nodes; other jobs are not affected."""
 

@@ -67,7 +67,7 @@ def _read_owner(answer: Any) -> Owner:
     return Owner(str(known.get("token", "")), pid if isinstance(pid, int) else 0, str(known.get("host", "?")))
 
 
-Floor = Callable[[Mapping[str, Any]], str]  # answers a request to keep nodes: why not, or ""
+Floor = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # answers an ensemble that asks for nodes
 
 
 class Claim:
@@ -111,7 +111,7 @@ class Claim:
         """Answer an ensemble that asks for nodes (:mod:`nodemanager.service.floors`)."""
         if self._floor is None:
             raise LookupError("this manager keeps no nodes for ensembles")
-        return json.dumps({"why": self._floor(request.payload)})
+        return json.dumps(self._floor(request.payload))
 
     def _answer_explain(self, request: RpcRequest) -> str:
         job_id = request.payload.get("id")

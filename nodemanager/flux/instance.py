@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.ports import Clock, FluxError, Info
 from nodemanager.core.slots import NodeType
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Claim, Floor
+from nodemanager.flux.parse.job_end import read_job_end
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.watch import RealFluxWatch
 
@@ -56,6 +59,7 @@ class RealFlux:
         self._flub = flub
         self._leader_runs_jobs = leader_runs_jobs
         self._claim = Claim(uri, timeout_s=timeout_s, info=info, floor=floor)
+        self._one_job_end = threading.Lock()
 
     def port(self) -> RealFluxPort:
         """Make a port for one thread. Its first call opens the handle."""
@@ -79,6 +83,20 @@ class RealFlux:
     def claim(self) -> Claim:
         """The hold on the name, for other ports that act on the instance."""
         return self._claim
+
+    def job_end(self, job: JobId) -> JobEnd | None:
+        """Read from Flux how a job ended; None if Flux does not say. Any thread may ask, one at a time."""
+        if not self._one_job_end.acquire(timeout=self._timeout_s):
+            return None
+        try:
+            with bindings.connection(self._uri) as handle:
+                lookup = {"id": int(job), "keys": ["eventlog"], "flags": 0}
+                answer = bindings.ask(handle, "job-info.lookup", lookup, timeout_s=self._timeout_s)
+            return read_job_end(answer["eventlog"])
+        except (FluxError, ValueError):
+            return None
+        finally:
+            self._one_job_end.release()
 
     def close(self) -> None:
         """Release the name if it is held. The end of the process also releases it."""

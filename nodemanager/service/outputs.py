@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import structlog
@@ -11,6 +12,7 @@ import structlog
 from nodemanager.actors.manager import Publication
 from nodemanager.config.site import Site
 from nodemanager.config.text.settings import Viewers
+from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.ports import Info
 from nodemanager.delegation.view import DelegationView
 from nodemanager.history.events import HistoryEvent
@@ -90,7 +92,7 @@ class Outputs:
         except explain.UnknownSubject as error:
             raise LookupError(str(error)) from error
 
-    def start(self, service: SteeredService) -> None:
+    def start(self, service: SteeredService, job_end: Callable[[JobId], JobEnd | None] | None = None) -> None:
         """Start the threads, and the web servers unless ``[Web] listen = off``."""
         self._writer.start()
         self._history_thread.start()
@@ -106,7 +108,7 @@ class Outputs:
                 by_socket=isinstance(place, UnixSocket),
                 jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
             )
-            context = WebContext(self.board, self._metrics, reader, control, access)
+            context = WebContext(self.board, self._metrics, reader, control, access, job_end)
             server = WebServer(place, context, self._site.web.hosts)
             self.servers.append(server)
             server.start()

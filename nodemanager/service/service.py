@@ -34,6 +34,7 @@ from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import ConfigError, DelegateTo, JoinMethod, Provider, Site, load_site, name_file, uuid_file
 from nodemanager.config.text.settings import SectionSettings
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
+from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
@@ -81,6 +82,7 @@ class SitePorts:
     close: Callable[[], None]
     join: Callable[[], JoinPort] | None = None  # None if nodes join without a join service
     delegation: DelegationPorts | None = None  # None if the site delegates no jobs
+    job_end: Callable[[JobId], JobEnd | None] | None = None  # reads from Flux how a job ended; None if it cannot
     cloud_watch: CloudWatch | None = None  # None if the provider tells no news
 
 
@@ -202,7 +204,7 @@ class NodesCannotJoin(Exception):
 
 
 def make_ports(
-    site: Site, info: Info | None = None, floor: Callable[[Mapping[str, Any]], str] | None = None
+    site: Site, info: Info | None = None, floor: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 ) -> SitePorts:
     """Make the ports that the site names. Only their modules are imported.
 
@@ -237,7 +239,7 @@ def make_ports(
         raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
-    return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, news)
+    return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end, news)
 
 
 def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPorts:
@@ -454,7 +456,7 @@ def serve(
     # A bug in any other thread (the watch, the ticker) ends the process too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_text)
-    outputs.start(service)
+    outputs.start(service, ports.job_end)
     freeze_startup_objects()
     service.start()
     if ensembles is not None:

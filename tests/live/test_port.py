@@ -154,3 +154,24 @@ def test_57_a_job_is_submitted_once_more_and_runs_only_once_its_node_is_lost(
 
 def _rank(port: RealFluxPort, number: int) -> FluxRank:
     return next(rank for rank in port.ranks() if rank.rank == number)
+
+
+def test_the_end_of_a_job_is_told_in_flux_s_own_words(instance: LiveInstance) -> None:
+    flux = RealFlux(instance.uri, CLUSTER_UUID, MonotonicClock())
+    instance.start_slot(1)
+    failed = int(instance.run("job", "id", "--to=dec", instance.run("submit", "-N1", "sh", "-c", "exit 3")))
+    canceled, never = instance.submit("-N1"), instance.submit("-N9")
+    eventually("the first has ended", lambda: flux.job_end(JobId(failed)))
+    instance.run("cancel", str(canceled))
+    eventually("all have ended", lambda: all(flux.job_end(JobId(job)) for job in (failed, canceled, never)))
+    seen = [flux.job_end(JobId(job)) for job in (failed, canceled, never)]
+    assert [it.result for it in seen if it] == [
+        instance.run("jobs", "-ano", "{result}", str(job)) for job in (failed, canceled, never)
+    ]
+    assert seen[0] is not None
+    assert seen[0].how == "exit code 3"
+    assert seen[2] is not None
+    assert seen[2].began_at is None
+    assert "unsatisfiable" in seen[2].exceptions[0].note
+    assert flux.job_end(JobId(12345)) is None
+    flux.close()

@@ -8,12 +8,14 @@ import pytest
 
 from tests.live.elastic import VERB_WITHIN_S, Elastic, Offer, an_elastic_site
 
+# A node whose job was lost comes back idle. It stays until the next job is submitted, because its time is paid.
+PAID = "10m"
 OFFERS = (Offer("small", "0.10", "s[1-2]"), Offer("gpu", "1.00", "g1", gpus=1))
 
 
 @pytest.fixture
 def site() -> Iterator[Elastic]:
-    with an_elastic_site(OFFERS) as elastic:
+    with an_elastic_site(OFFERS, billing=PAID) as elastic:
         yield elastic
 
 
@@ -58,7 +60,7 @@ def test_nodes_come_back_to_the_longer_table_and_the_manager_uses_it(site: Elast
 
 @pytest.fixture
 def by_tickets() -> Iterator[Elastic]:
-    with an_elastic_site(OFFERS, by_tickets=True) as elastic:
+    with an_elastic_site(OFFERS, billing=PAID, by_tickets=True) as elastic:
         elastic.start_join_service()
         yield elastic
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from nodemanager.actors.manager import Publication
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.notation import NotationError, format_job_id, parse_job_id
 from nodemanager.core.reason_codes import Code
@@ -17,7 +18,7 @@ from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.cost import timings
-from nodemanager.planner.state.snapshot import Node
+from nodemanager.planner.state.node import Node
 from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,
@@ -42,19 +43,27 @@ class UnknownSubject(Exception):
 # --- the present ------------------------------------------------------------------------------------------
 
 
-def job(published: Publication, text: str, reader: HistoryReader | None = None) -> Document:
+def job(
+    published: Publication,
+    text: str,
+    reader: HistoryReader | None = None,
+    job_end: Callable[[JobId], JobEnd | None] | None = None,
+) -> Document:
     """Explain why an active job waits, by its id in any of Flux's forms. Raises ``UnknownSubject``.
 
-    The error of a job that is not active tells its end, from the history, and where Flux tells its exception.
+    Of an ended job it tells the end and the exceptions by Flux's record, which ``job_end`` reads. The error of a
+    job of which Flux says nothing tells its end from the history.
     """
     job_id = _job_id(text)
     clock = clock_of(published)
     snapshot = published.snapshot
-    if (bad := snapshot.unreadable.get(job_id)) is not None:
+    if (bad := snapshot.queues.unreadable.get(job_id)) is not None:
         reason = reason_document(because(Code.UNREADABLE, why=bad.why), clock)
         return {"subject": format_job_id(job_id), "at": clock.wall_at, "job": None, "reason": reason, "nodes": []}
     found = snapshot.jobs.get(job_id)
     if found is None:
+        if job_end is not None and (end := job_end(job_id)) is not None:
+            return _ended_job(job_id, end, clock.wall_at)
         raise UnknownSubject(
             f"no active job {text}: {_how_it_ended(job_id, reader)}."
             f" For its end and any exception in Flux's own words: flux job eventlog {format_job_id(job_id)}."
@@ -83,6 +92,36 @@ def job_to_user(published: Publication, text: str, userid: int | None) -> Docume
         raise UnknownSubject(f"you have no active job {text}; for its end: flux job eventlog {text}")
     explained = job(published, text)
     return {**explained, "nodes": [it["slot"] for it in explained["nodes"]]}
+
+
+def _ended_job(job_id: JobId, end: JobEnd, at: float) -> Document:
+    return {
+        "subject": format_job_id(job_id),
+        "at": at,
+        "job": None,
+        "reason": None,
+        "nodes": [],
+        "ended": {
+            "at": end.ended_at,
+            "began_at": end.began_at,
+            "result": end.result,
+            "how": end.how,
+            "text": _end_text(end),
+            "exceptions": [{"type": it.type, "severity": it.severity, "note": it.note} for it in end.exceptions],
+        },
+    }
+
+
+def _end_text(end: JobEnd) -> str:
+    if end.result == "REFUSED":
+        return f"Flux refused it at {format_wall_time(end.ended_at)}"
+    how = f" ({end.how})" if end.how else ""
+    ran = (
+        f"it ran from {format_wall_time(end.began_at)} to {format_wall_time(end.ended_at)}"
+        if end.began_at is not None
+        else f"it ended at {format_wall_time(end.ended_at)} and never ran"
+    )
+    return f"{ran}: {end.result}{how}"
 
 
 def _how_it_ended(job_id: JobId, reader: HistoryReader | None) -> str:
@@ -118,7 +157,7 @@ def node(published: Publication, name: str) -> Document:
         "at": clock.wall_at,
         "node": document,
         "reason": document["reason"] or _standstill(published),
-        "retiring": reason_document(found.retiring, clock) if found.retiring is not None else None,
+        "retiring": reason_document(found.stop.retiring, clock) if found.stop.retiring is not None else None,
         "story": [clock.with_wall_time(line) for line in found.moves],
         "boot_takes_s": boot_s,
     }
@@ -137,7 +176,7 @@ def find_node(published: Publication, name: str) -> Node:
     by_slot = [it for it in nodes.values() if name in (it.launch.slot, it.cloud and it.cloud.provider_id)]
     if by_slot:
         return by_slot[0]
-    is_slot = name in published.snapshot.rank_of_slot
+    is_slot = name in published.snapshot.slots.rank_of_slot
     why = f"slot {name} has no node" if is_slot else f"there is no node or slot {name}"
     raise UnknownSubject(f"{why}; flux-node-manager nodes lists all nodes")
 
@@ -160,7 +199,7 @@ def node_type(published: Publication, name: str) -> Document:
         "reason": reason_document(reason, clock) if reason is not None else _standstill(published),
         "nodes": dict(Counter(str(it.state) for it in there)),
         "wanted": nodes_wanted(published).get(found.name, 0),
-        "slots_known": sum(1 for slot in found.slots if slot in snapshot.rank_of_slot),
+        "slots_known": sum(1 for slot in found.slots if slot in snapshot.slots.rank_of_slot),
         "boot_takes_s": timings.boot_s(snapshot, found.name),
         "blocks": [it for it in blocks(snapshot, clock) if it["node_type"] in (found.name, "*")],
     }

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.user_names import user_name
+from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
@@ -40,6 +41,7 @@ class WebContext:
     reader: HistoryReader
     control: Control
     access: Access
+    job_end: Callable[[JobId], JobEnd | None] | None = None
 
 
 Handler = Callable[[WebContext, Request, bytes], Response]
@@ -136,7 +138,7 @@ def explain_job(context: WebContext, request: Request, body: bytes) -> Response:
     """Explain a job, now or at a past time."""
 
     def explain_now(published: Publication, name: str) -> Document:
-        document = explain.job(published, name, context.reader)
+        document = explain.job(published, name, context.reader, context.job_end)
         if document["job"] is None:
             return document
         clock = documents.clock_of(published)

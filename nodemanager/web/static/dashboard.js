@@ -252,11 +252,12 @@ async function explain(kind, name, at) {
 
 function explanation(kind, answer) {
   const parts = [made("p", "note", kind), made("h3", "", answer.subject)];
-  const because = made("p", "because", answer.reason?.text ?? "No reason is known.");
+  const because = made("p", "because", answer.reason?.text ?? answer.ended?.text ?? "No reason is known.");
   if (answer.reason) because.append(made("code", "", answer.reason.code));
   parts.push(because);
   const figures = Object.entries(answer.reason?.figures ?? {}).map(([key, value]) => [key, figure(key, value)]);
   if (figures.length) parts.push(list(figures));
+  for (const it of answer.ended?.exceptions ?? []) parts.push(list([["exception", `${it.type} (severity ${it.severity}): ${it.note}`]]));
   const subject = answer.node ?? answer.job;
   const shown = answer.node
     ? ["state", "slot", "node_type", "market", "zone", "provider_id", "cores", "cores_free", "jobs", "cost", "price_per_hour", "requested_at", "since_at"]

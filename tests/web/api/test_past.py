@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from nodemanager.cli import tables
 from nodemanager.cli.tables import clock
-from nodemanager.core.jobs import JobState
+from nodemanager.core.jobs import JobEnd, JobException, JobState
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_text import format_wall_time
 from nodemanager.history.store.writer import HistoryWriter
@@ -108,6 +108,25 @@ def test_a_job_that_has_ended_is_told_with_its_end_and_where_flux_tells_why(tmp_
     assert f"it ended at {ended}." in errors[1]
     assert "it has ended, or was never submitted here." in errors[2]
     assert "flux job eventlog f3." in errors[1]
+
+
+def test_an_ended_job_is_told_with_its_end_and_its_exception_by_flux_s_own_record(tmp_path: Path) -> None:
+    refused = JobException("alloc", 0, "unsatisfiable request: need 9 node(s)")
+    ends = {
+        1: JobEnd(WALL_AT + 60, "FAILED", WALL_AT + 30, "exit code 3"),
+        2: JobEnd(WALL_AT + 60, "FAILED", exceptions=(refused,)),
+    }
+    stand = a_stand(tmp_path / "journal.sqlite", jobs_for_everybody=True)
+    stand.served = replace(stand.served, job_end=ends.get)
+    stand.post(a_moment(120))
+    with TestClient(stand.application, base_url=f"http://{HOST}") as client:
+        ran, never, unknown = (client.get(f"/explain/job/{job}") for job in (1, 2, 3))
+    began, ended = format_wall_time(WALL_AT + 30), format_wall_time(WALL_AT + 60)
+    assert f"it ran from {began} to {ended}: FAILED (exit code 3)" in as_text(tables.explanation(ran.json()))
+    shown = as_text(tables.explanation(never.json()))
+    assert f"it ended at {ended} and never ran: FAILED" in shown
+    assert "alloc (severity 0): unsatisfiable request: need 9 node(s)" in shown
+    assert unknown.status_code == 404
 
 
 @pytest.mark.parametrize(("after_s", "what", "shown"), [(150, "began", "was running"), (200, "ended", "had ended")])
