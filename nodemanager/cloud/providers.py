@@ -57,7 +57,7 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
 
 
 def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:
-    """Return the watch on the site's cloud; None if its provider has none. Then the cloud is listed now and then."""
+    """Return the watch on the site's cloud; None if its provider has none."""
     if site.cloud.provider is not Provider.MINICLUSTER:
         return None
     from nodemanager.cloud.minicluster.from_site import minicluster_watch  # noqa: PLC0415

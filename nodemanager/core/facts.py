@@ -413,5 +413,7 @@ FluxFact = (
     | OrderLapsed
 )
 OperatorFact = HoldPlaced | RetirementRequested | NodeReleased | DecisionsPaused | DecisionsResumed
-CloudFact = CloudListed | CloudChanged | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+CloudFact = (
+    CloudListed | CloudChanged | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+)
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact

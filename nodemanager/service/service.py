@@ -31,7 +31,16 @@ from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolic
 from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, DelegateTo, JoinMethod, Provider, Site, load_site, name_file, uuid_file
+from nodemanager.config.site import (
+    ConfigError,
+    DelegateTo,
+    JoinMethod,
+    Provider,
+    Site,
+    load_site,
+    name_file,
+    uuid_file,
+)
 from nodemanager.config.text.settings import SectionSettings
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
 from nodemanager.core.jobs import JobEnd, JobId

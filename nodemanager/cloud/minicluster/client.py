@@ -42,7 +42,7 @@ class Client:
         self._clock = clock
         self._timeout_s = timeout_s
         self._session = requests.Session()
-        # Or a .netrc would replace the Authorization header, and a proxy of the site would see calls in the cluster.
+        # Else a .netrc would replace the Authorization header, and a proxy of the site would be asked.
         self._session.trust_env = False
         self._session.verify = access.verify
         self._session.cert = access.client_certificate

@@ -26,7 +26,13 @@ ANNOTATION = "flux-node-manager"  # the prefix of our annotations
 CLUSTER_KEY = f"{ANNOTATION}/cluster"  # its value: the cluster's name and UUID
 _INDEX_KEY = re.compile(rf"{ANNOTATION}/index-([0-9]+)")
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "job-index")
-_FAILING = ("CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "CreateContainerConfigError", "InvalidImageName")
+_FAILING = (
+    "CrashLoopBackOff",
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "CreateContainerConfigError",
+    "InvalidImageName",
+)
 
 
 class Owner(StrEnum):
@@ -229,15 +235,15 @@ def _cloud_node(index: int, found: MiniCluster, pod: Pod | None, scope: Scope) -
     if state is CloudState.TERMINATED and launched is None:
         return None
     created_at = launched.created_at if launched is not None else pod.created_at if pod is not None else None
-    waits = pod is not None and pod.phase == "Pending"
     return CloudNode(
-        provider_id=provider_id(found.name, index, launched.launch if launched else found_launch(found.name, index)),
+        provider_id=provider_id(
+            found.name, index, launched.launch if launched else found_launch(found.name, index)
+        ),
         state=state,
         identity=identity,
         created_at=created_at,
         addresses=(pod.address,) if pod is not None and pod.address else (),
         died_because="the size was reduced" if state is CloudState.TERMINATED else "",
-        queued=state is CloudState.PENDING and waits and bool(pod and pod.unschedulable),
         impaired=pod.failing if pod is not None and state is CloudState.RUNNING else "",
         note=(pod.failing or pod.unschedulable) if pod is not None and state is CloudState.PENDING else "",
         fixed=_why_fixed(index, found, scope),

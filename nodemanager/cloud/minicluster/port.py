@@ -112,7 +112,9 @@ class MiniClusterCloud:
             if change.patch is not None:
                 self._refuse_autoscaler()
                 if self._clock.monotonic_s() - started_s >= self._call_timeout_s:
-                    raise CloudError(FailureKind.TRANSIENT, "reading the MiniCluster took too long: it is unchanged")
+                    raise CloudError(
+                        FailureKind.TRANSIENT, "reading the MiniCluster took too long: it is unchanged"
+                    )
                 try:
                     found = read_minicluster(self._client.patch(self._paths.minicluster, change.patch))
                 except Conflict:
@@ -145,6 +147,6 @@ class MiniClusterCloud:
                 name = (item.get("metadata") or {}).get("name")
                 raise CloudError(
                     FailureKind.CONFIG,
-                    f"HorizontalPodAutoscaler {name} in namespace {self._namespace} scales MiniCluster {self._name} "
-                    "too: delete it, or write mode = observe",
+                    f"HorizontalPodAutoscaler {name} in namespace {self._namespace} scales MiniCluster "
+                    f"{self._name} too: delete it, or write mode = observe",
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -39,7 +40,7 @@ class MiniClusterWatch:
     def start(self, listener: Listener) -> None:
         """Start watching."""
         for follower in self._followers:
-            self._start_thread(lambda it=follower: it.run(self._changed, self._stopped))
+            self._start_thread(partial(follower.run, self._changed, self._stopped))
         self._start_thread(lambda: self._tell(listener))
 
     def stop(self) -> None:

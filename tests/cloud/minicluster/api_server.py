@@ -1,9 +1,9 @@
 """A small Kubernetes API server on loopback, with the rules that a client can get wrong.
 
 Objects have resource versions, and a stale one is a conflict (409). Custom resources take no strategic patch (415),
-a JSON patch whose ``test`` fails is invalid (422), and so is a size that is no number. There are bearer tokens (401)
-with roles (403), the scale subresource, pages, and watches with bookmarks that expire (410). kubectl and lightkube
-speak with it too, which ``test_clients.py`` checks.
+a JSON patch whose ``test`` fails is invalid (422), and so is a size that is no number. There are bearer tokens
+(401) with roles (403), the scale subresource, pages, and watches with bookmarks that expire (410). kubectl and
+lightkube speak with it too, which ``test_clients.py`` checks.
 """
 
 from __future__ import annotations
@@ -184,6 +184,13 @@ class ApiServer:
 
     # --- answering ---
 
+    def admit(self, token: str) -> ApiServer:
+        if token not in self.tokens:
+            raise Refused(401, "Unauthorized", "Unauthorized")
+        if self.faults.throttle:
+            raise Refused(429, "TooManyRequests", "too many requests", {"Retry-After": "7"})
+        return self
+
     def answer(self, call: Call, accept: str) -> tuple[int, dict[str, Any]] | Iterator[dict[str, Any]]:
         if (found := _PATH.fullmatch(call.path)) is None:
             return 200, _discovery(call.path)
@@ -217,7 +224,9 @@ class ApiServer:
         _, role = next((it for it in self.tokens.values() if it[0] == call.user), ("", frozenset()))
         watching = call.query.get("watch") in ("1", "true")
         reading = "get" if name is not None else "watch" if watching else "list"
-        verb = {"GET": reading, "PATCH": "patch", "PUT": "update", "POST": "create", "DELETE": "delete"}[call.method]
+        verb = {"GET": reading, "PATCH": "patch", "PUT": "update", "POST": "create", "DELETE": "delete"}[
+            call.method
+        ]
         what = resource[2] + (f"/{sub}" if sub else "")
         if role is not None and (resource[0], what, verb) not in role:
             raise Refused(
@@ -255,7 +264,9 @@ class ApiServer:
                     raise Refused(415, "UnsupportedMediaType", f"{what}, not {other}")
             return self._keep(resource, namespace, stored, changed, sub)
 
-    def _replace(self, call: Call, resource: Resource, namespace: str, name: str, sub: str | None) -> dict[str, Any]:
+    def _replace(
+        self, call: Call, resource: Resource, namespace: str, name: str, sub: str | None
+    ) -> dict[str, Any]:
         with self.store.changed:
             return self._keep(resource, namespace, self.store.get(resource, namespace, name), call.body, sub)
 
@@ -449,11 +460,7 @@ class _Handler(BaseHTTPRequestHandler):
         call = Call(self.command, parts.path, query, user, (self.headers.get("Content-Type") or ""), body)
         api.calls.append(call)
         try:
-            if token not in api.tokens:
-                raise Refused(401, "Unauthorized", "Unauthorized")
-            if api.faults.throttle:
-                raise Refused(429, "TooManyRequests", "too many requests", {"Retry-After": "7"})
-            answer = api.answer(call, self.headers.get("Accept") or "")
+            answer = api.admit(token).answer(call, self.headers.get("Accept") or "")
         except Refused as refused:
             status = {
                 "kind": "Status",
@@ -472,7 +479,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._stream(answer)
 
-    do_GET = do_PATCH = do_PUT = do_POST = do_DELETE = _answer
+    do_GET = do_PATCH = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815
 
     def _send(self, code: int, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
         text = json.dumps(body).encode()
@@ -494,5 +501,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
         self.wfile.write(b"0\r\n\r\n")
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *_: Any) -> None:
         """Say nothing."""

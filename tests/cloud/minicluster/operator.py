@@ -1,9 +1,9 @@
 """A simulated Flux Operator with Kubernetes' Job controller and kubelet, over the objects of the API server.
 
-It resizes as the operator does (flux-operator 0d75cef8). A MiniCluster that contradicts itself is ignored without a
-word. A size below 1 is written back, and one above the maximum is written down. The indexes above a smaller size go,
-whatever runs there: their processes ignore SIGTERM and get SIGKILL after the grace period. A pod that ends is made
-again with the same index.
+It resizes as the operator does (flux-operator 0d75cef8). A MiniCluster that contradicts itself is ignored without
+a word. A size below 1 is written back, and one above the maximum is written down. The indexes above a smaller size
+go, whatever runs there: their processes ignore SIGTERM and get SIGKILL after the grace period. A pod that ends is
+made again with the same index.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Memory:
 
 
 class Operator:
-    """One MiniCluster's operator. ``silent``: it does nothing. ``room``: how many pods the machines have room for."""
+    """One MiniCluster's operator. ``silent``: it does nothing. ``room``: how many pods fit on the machines."""
 
     def __init__(self, api: ApiServer, name: str, kubelet: Kubelet, *, grace_s: float = 0.0) -> None:
         self.api, self.name, self.kubelet = api, name, kubelet
@@ -101,7 +101,7 @@ class Operator:
         if (most and most < size) or least > size or (most and least > most):
             return  # no event, no condition
         if "maximumSize" not in status:
-            maximum = most if most > size else size
+            maximum = max(size, most)
             self._change(lambda it: it.update(status=self._status(size, maximum)))
             self._set_job(size)
             return
@@ -176,16 +176,20 @@ class Operator:
             elif running < self.room and index not in self.paused_pods:
                 running += 1
                 self.kubelet.start(index)
-                status = {"phase": "Running", "podIP": f"10.1.{index // 250}.{index % 250 + 1}"}
-                self.api.store.change(PODS, NAMESPACE, name, lambda it, to=status: it.update(status=to))
+                self._set_status(name, {"phase": "Running", "podIP": f"10.1.{index // 250}.{index % 250 + 1}"})
             else:
                 reason = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
                 conditions = [{**reason, "message": "0/3 nodes are available: 3 Insufficient cpu."}]
-                status = {"phase": "Pending", "conditions": conditions}
-                self.api.store.change(PODS, NAMESPACE, name, lambda it, to=status: it.update(status=to))
+                self._set_status(name, {"phase": "Pending", "conditions": conditions})
+
+    def _set_status(self, name: str, status: dict[str, Any]) -> None:
+        self.api.store.change(PODS, NAMESPACE, name, lambda it: it.update(status=status))
 
 
 def a_minicluster(name: str, size: int = 1, **spec: Any) -> dict[str, Any]:
     """A MiniCluster as somebody applies it."""
     container = {"image": "example.org/flux:0.88", "runFlux": True}
-    return {"metadata": {"name": name}, "spec": {"size": size, "interactive": True, "containers": [container], **spec}}
+    return {
+        "metadata": {"name": name},
+        "spec": {"size": size, "interactive": True, "containers": [container], **spec},
+    }
