@@ -219,6 +219,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "listens on are always allowed. Requests for other hosts are refused.",
         "jobs_shown_to": "Who sees the list of jobs and the reason why each waits. `owner`: users of the socket "
         "and holders of the token; others see counts. `everybody`: everybody.",
+        "grpc_listen": "Where to answer ensembles of other instances that ask for nodes ([ensembles.md]"
+        "(ensembles.md)). `off`: nowhere. It needs the extra `ensemble`.",
+        "grpc_material": "The folder with `token`, `tls.crt` and `tls.key` of `grpc_listen`. If they are missing, "
+        "the service creates them. Relative to the site file's folder. Default: `grpc` in `state_dir`.",
+        "grpc_plaintext": "Use neither TLS nor token for `grpc_listen`. It must then be an address of the loopback "
+        "interface. Every user of the machine may then ask for nodes.",
     },
     "Journal": {
         "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
@@ -381,14 +387,14 @@ a bug. It ends the process with an error that lists the node's latest moves.
 
 def pages() -> Mapping[str, str]:
     """Each page's name and text."""
-    parser, verbs = main._parser(), {name: verb.__doc__ or "" for name, verb in main.VERBS.items()}  # noqa: SLF001
+    parser = main.make_parser()
     settings = {section: [*_settings(section, of)] for section, of in SECTIONS.items()}
     return {
         "settings.md": settings_page(),
         "lifecycle.md": lifecycle_page(),
-        "man/flux-node-manager.1": manuals.command_page(parser, verbs),
+        "man/flux-node-manager.1": manuals.command_page(parser),
         "man/site.ini.5": manuals.site_page(settings, CREDENTIALS.partition("\n\n")[2]),
-        "../config/bash-completion/flux-node-manager": manuals.bash_completion(parser, verbs),
+        "../config/bash-completion/flux-node-manager": manuals.bash_completion(parser),
     }
 
 

@@ -239,6 +239,8 @@ class _SiteLoader:
         self._faults += _contradictions(
             self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, join=join, nodes=nodes
         )
+        if web and web.exposes_plaintext:
+            self._fault("Web", "grpc_plaintext", "grpc_listen must then be an address of the loopback interface")
         if cloud:
             needed = _provider_faults(self._document, cloud, nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
@@ -401,7 +403,14 @@ class _SiteLoader:
         elif listen.startswith("unix:"):
             listen = f"unix:{_absolute(self._folder / listen.removeprefix('unix:'))}"
         folder = self._folder if "token_file" in web.model_fields_set else state_dir
-        return web.model_copy(update={"listen": listen, "token_file": _absolute(folder / web.token_file)})
+        material = self._folder if "grpc_material" in web.model_fields_set else state_dir
+        return web.model_copy(
+            update={
+                "listen": listen,
+                "token_file": _absolute(folder / web.token_file),
+                "grpc_material": _absolute(material / web.grpc_material),
+            }
+        )
 
     def _complete_join(
         self, join: JoinSettings, flux: FluxSettings, cloud: CloudSettings, state_dir: Path

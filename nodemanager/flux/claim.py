@@ -31,7 +31,7 @@ import structlog
 
 from nodemanager.core.ports import FluxError, Info
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, rank_of
-from nodemanager.flux.reactor import Answer, Reactor, RpcRequest
+from nodemanager.flux.reactor import Answer, Reactor, RpcRequest, contained
 
 SERVICE = "node-manager"
 INFO_SERVICE = "node-manager-info"
@@ -164,7 +164,7 @@ class _ServiceThread:
     def _keep(self) -> None:
         with self._asked_to_end:
             try:
-                with Reactor(self._uri) as reactor:
+                with contained(f"the service {self._service}"), Reactor(self._uri) as reactor:
                     self._register(reactor)
                     self._ready.set()
                     reactor.run()

@@ -40,16 +40,16 @@ from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.cost.budget import budget_changes_s
+from nodemanager.planner.limits.holds import hold_orders, may_hold
+from nodemanager.planner.limits.make_room import make_room
+from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.node_steps import BUSY, FleetSteps, NodeAction, StepContext, step_nodes
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.placement import supply
-from nodemanager.planner.placement.holds import hold_orders, may_hold
-from nodemanager.planner.placement.make_room import make_room
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import count_ready, count_usable, spare_purchases
 from nodemanager.planner.stacked.growth import places_between

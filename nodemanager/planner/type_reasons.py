@@ -19,9 +19,9 @@ from nodemanager.planner.observe.backoff import open_breakers
 from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
-from nodemanager.planner.placement.flux_scheduler import slots_per_piece
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.scheduler.sched_simple import slots_per_piece
 from nodemanager.planner.stacked.stack import idle_below_a_busy_node
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of

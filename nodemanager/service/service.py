@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -47,8 +47,9 @@ from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
+from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.ports import HomePort, Peer, PeerPort
+from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing
 from nodemanager.service.systemd import Notifier
@@ -57,7 +58,6 @@ from nodemanager.web.api.control import ReloadRefused
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
     from nodemanager.flux.instance import RealFlux
-    from nodemanager.service.ensembles import Ensembles
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
@@ -254,11 +254,14 @@ def make_ports(
 def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPorts:
     from nodemanager.flux.delegate.home import RealHome  # noqa: PLC0415
     from nodemanager.flux.delegate.peer import RealPeer  # noqa: PLC0415
+    from nodemanager.flux.setup.existing import frobnicator_in_use  # noqa: PLC0415
 
     def make_peer(peer: Peer) -> PeerPort:
         return RealPeer(peer.name, peer.uri, site.cluster_uuid, clock)
 
-    return DelegationPorts(lambda: RealHome(site.flux.uri, flux.claim), make_peer, targets_of(site))
+    return DelegationPorts(
+        lambda: RealHome(site.flux.uri, flux.claim, frobnicator_in_use(site)), make_peer, targets_of(site)
+    )
 
 
 def targets_of(site: Site) -> Targets:
@@ -443,14 +446,27 @@ class Service:
         self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))
 
 
+class Companion(Protocol):
+    """Something with threads of its own that runs while the service does."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Stop within about a second."""
+        ...
+
+
 def serve(
     site: Site,
     ports: SitePorts,
     outputs: Outputs,
     floors: Floors | None = None,
-    ensembles: Ensembles | None = None,
+    companions: Sequence[Companion] = (),
 ) -> int:
-    """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status."""
+    """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status.
+
+    ``companions`` are started after the actors, and stopped before them.
+    """
     log: Any = structlog.get_logger()
     systemd = Notifier()
 
@@ -468,8 +484,8 @@ def serve(
     outputs.start(service, ports.job_end)
     freeze_startup_objects()
     service.start()
-    if ensembles is not None:
-        ensembles.start()
+    for companion in companions:
+        companion.start()
     # The kernel may deliver a signal to another thread. Python then handles it only after this wait has ended.
     while not service.fate.ended.wait(SIGNALS_EVERY_S):
         if floors is not None:
@@ -478,8 +494,8 @@ def serve(
             outputs.board.nodes_kept = floors.shares()
             service.keep_nodes(floors.total)
     systemd.notify_stopping()
-    if ensembles is not None:
-        ensembles.stop()
+    for companion in companions:
+        companion.stop()
     service.stop()
     outputs.stop(STOP_S)
     if service.fate.crashed is not None:

@@ -6,6 +6,7 @@ are parsed by the field's :class:`ValueFormat`; other values are taken as they a
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 import uuid
@@ -281,6 +282,14 @@ def _host_and_port(text: str) -> str:
     return text
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only processes on this machine reach an address. A name other than localhost counts as remote."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _hosts_and_ports(text: str) -> tuple[str, ...]:
     return tuple(_host_and_port(item.strip()) for item in text.split(",")) if text else ()
 
@@ -317,6 +326,11 @@ def _endpoint(text: str) -> str:
         parts = _http(text)
         _require("@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
     return text
+
+
+def _grpc_listen(text: str) -> str:
+    _require(not text.startswith("unix"))
+    return _listen(text)
 
 
 def _listen(text: str) -> str:
@@ -543,6 +557,15 @@ class WebSettings(SectionSettings):
         tuple[str, ...], ValueFormat('a list of names such as "head.example" or "*.example", without ports', _hosts)
     ] = ()
     jobs_shown_to: Annotated[Viewers, _one_of(Viewers)] = Viewers.OWNER
+    grpc_listen: Annotated[str, ValueFormat('"HOST:PORT" or "off"', _grpc_listen)] = "off"
+    grpc_material: _Path = Path("grpc")
+    grpc_plaintext: _YesOrNo = False
+
+    @property
+    def exposes_plaintext(self) -> bool:
+        """Whether other machines would reach the gRPC service, which has neither TLS nor token."""
+        served = self.grpc_plaintext and self.grpc_listen != "off"
+        return served and not is_loopback(self.grpc_listen.rpartition(":")[0])
 
 
 class BudgetSettings(SectionSettings):

@@ -21,7 +21,8 @@ from nodemanager.planner.cost.budget import BudgetLimits, closed_types
 from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
 from nodemanager.planner.observe.zones import blocked_types, open_zones
-from nodemanager.planner.placement.flux_scheduler import Availability, Bin, pieces_of, slots_per_piece
+from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
+from nodemanager.planner.scheduler.seating import Availability, Bin
 from nodemanager.planner.state.constraints import Matches, alike
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.node import Node
@@ -96,7 +97,7 @@ def _reachable_bins(
     found: dict[Rank, Bin] = {}
     for shape in shapes:
         suited = -1 if shape.constraint is ANYWHERE else index.matches.of(shape.constraint)
-        least, left = 1 if shape.exclusive else shape.cores_per_slot * slots_per_piece(shape), pieces
+        least, left = 1 if shape.exclusive else cores_of_piece(shape), pieces
         for _, _, rank in index.by_room:
             if rank not in made:
                 made[rank] = bin_of(index.with_room[rank])
@@ -105,7 +106,7 @@ def _reachable_bins(
                 continue
             if bin_.cores < least:
                 break  # the others have even fewer
-            if bin_.slots_that_fit(shape) >= slots_per_piece(shape):
+            if bin_.pieces_that_fit(shape):
                 found[rank] = bin_
                 left -= 1
                 if left == 0:

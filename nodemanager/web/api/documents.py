@@ -113,6 +113,7 @@ def status(published: Publication) -> Document:
             "total": len(snapshot.nodes),
             "by_state": dict(Counter(str(node.state) for node in nodes)),
             "by_type": {name: dict(counts) for name, counts in sorted(by_type.items())},
+            "price_by_type": _price_by_type(published),
             "wanted": nodes_wanted(published),
             "held": len(snapshot.operator.steering.holds),
             "drained": {
@@ -136,6 +137,16 @@ def status(published: Publication) -> Document:
         "warnings": [reason_document(warning, clock) for warning in plan.warnings],
         "sources": sources(published),
     }
+
+
+def _price_by_type(published: Publication) -> dict[str, float]:
+    """What the nodes of each type cost an hour."""
+    prices: defaultdict[str, Decimal] = defaultdict(Decimal)
+    for node in published.snapshot.nodes.values():
+        tariff = billing.tariff_of(node.launch, published.policy) if node.may_be_billed else None
+        if tariff is not None:
+            prices[node.launch.type_name] += tariff.price_per_hour
+    return {name: float(price) for name, price in sorted(prices.items())}
 
 
 def sources(published: Publication) -> Mapping[str, Document]:
@@ -332,8 +343,13 @@ def job_document(job: Job, published: Publication, clock: ClockReading) -> Docum
         "waits_s": max(0.0, clock.wall_at - job.submitted_at) if waits else None,
         "on": [_host(held.rank, published.snapshot) for held in job.allocations],
         "reason": reason_document(reason, clock) if reason is not None else None,
-        "delegated": None,
+        "delegated": not_placed(job.delegated_to) if job.delegated_to else None,
     }
+
+
+def not_placed(target: str) -> Document:
+    """Write where a delegated job is that no peer is known to have."""
+    return {"target": target, "peer": None, "uri": "", "remote": None, "started_at": None, "chosen": None}
 
 
 def _host(rank: Rank, snapshot: Snapshot) -> str:
