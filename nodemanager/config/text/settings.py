@@ -492,7 +492,8 @@ class CloudSettings(SectionSettings):
     ssh_public_key: Annotated[str, ValueFormat('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
     name: _KubernetesName = ""
     namespace: _KubernetesName = ""  # "" means that of the kubeconfig or of the manager's pod
-    kubeconfig: _Path | None = None  # None means the service account of the manager's pod
+    # None means the service account of the manager's pod.
+    kubeconfig: Annotated[Path | None, ValueFormat("a path", _path)] = None
     owner: Annotated[SizeOwner, _one_of(SizeOwner)] = SizeOwner.US
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0

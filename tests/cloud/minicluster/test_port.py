@@ -281,9 +281,7 @@ class TestAccess:
     def test_a_missing_permission_is_named(self, mini: Setting) -> None:
         without_patch = MANAGER_ROLE - {(MINICLUSTERS[0], "miniclusters", "patch")}
         mini.api.tokens["reader"] = ("reader", without_patch)
-        with pytest.raises(
-            CloudError, match="cannot patch resource"
-        ) as failed:
+        with pytest.raises(CloudError, match="cannot patch resource") as failed:
             mini.port(token="reader").create(launch_of(1), a_type())
         assert failed.value.kind is FailureKind.CREDENTIALS
 
