@@ -23,6 +23,10 @@ def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[F
     yield from common.unsupported_keys(document, cloud, nodes, _UNSUPPORTED, _NAME)
     yield from common.unsupported_spot(document, nodes, _NAME)
     yield from common.credential_faults(document, ((),))
+    for name, node in nodes.items():
+        if node.max_age_s is not None:
+            what = "no single pod of a MiniCluster can be replaced: remove the key"
+            yield document.fault(common.NODE + name, "max_age", what)
     for name in list(nodes)[1:]:
         yield document.fault(common.NODE + name, "", "all pods of a MiniCluster are alike: give one [Node NAME]")
     for name, node in nodes.items() if cloud.name else ():

@@ -39,6 +39,7 @@ def test_the_example_is_good_and_its_nodes_form_a_stack(tmp_path: Path) -> None:
         ("[Cloud]\n", "[Cloud]\nregion = eu\n", "does not use this key"),
         ("[Cloud]\n", "[Cloud]\nowner = me\n", "us or shared is needed"),
         ("[Flux]\n", "[Flux]\njoin = service\n", "remove the key"),
+        ("[Node pod]\n", "[Node pod]\nmax_age = 1d\n", "no single pod"),
         ("[Node pod]\n", "[Node pod]\nmarket = spot\n", "spot nodes are not supported"),
         (
             "[Node pod]\n",
