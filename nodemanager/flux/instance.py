@@ -46,7 +46,6 @@ class RealFlux:
         flub: bool = False,
         leader_runs_jobs: bool = False,
     ) -> None:
-        bindings.load()
         with suppress(FluxError), bindings.connection(uri):
             pass  # every connection checks the version; a wrong one should fail before anything is started
         self._uri = uri
