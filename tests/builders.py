@@ -62,11 +62,26 @@ from nodemanager.core.records import NOTHING_SPENT
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
+from nodemanager.planner.state.node import Create, Health, JoinReport, Listing, Node, Seen, Stop
 from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
-from nodemanager.planner.state.snapshot import Learned, Node, SlotSettings, Snapshot, Source, Spending
+from nodemanager.planner.state.snapshot import (
+    Account,
+    Learned,
+    News,
+    Operator,
+    Queues,
+    SlotSettings,
+    Snapshot,
+    Source,
+    Sources,
+    Spending,
+)
 
-GROUPS = (Limits, Timing, Rules, Calls, Fixed, Learned, SlotSettings, Spending)
-_Value = TypeVar("_Value", Policy, Snapshot)
+_OF_POLICY = (Limits, Timing, Rules, Calls, Fixed)
+_OF_SNAPSHOT = (Sources, Queues, News, Operator, SlotSettings, Account, Learned, Spending)
+_OF_NODE = (Create, Listing, Seen, Stop, JoinReport, Health)
+GROUPS = (*_OF_POLICY, *_OF_SNAPSHOT, *_OF_NODE)
+_Value = TypeVar("_Value", Policy, Snapshot, Node)
 
 NOW_S = 100_000.0
 WALL_AT = 1_800_000_000.0
@@ -229,18 +244,15 @@ def a_node(
     """A node as a running manager's snapshot holds it, with the fields that belong to its state."""
     policy = policy if policy is not None else a_policy()
     launch = changes.pop("launch", None) or a_launch(slot, policy)
+    node = Node(launch, state, NOW_S - 300, Create(NOW_S - 600))
     fields: dict[str, Any] = {
-        "launch": launch,
-        "state": state,
-        "since_s": NOW_S - 300,
-        "requested_s": NOW_S - 600,
         "recorded": True,
         "rank": _rank_in(state, slot, launch, policy),
         "rank_seen_s": NOW_S,
     }
     if state is not NodeState.REQUESTED:
         fields |= {
-            "create_sent_s": NOW_S - 600,
+            "sent_s": NOW_S - 600,
             "image": policy.type_of_slot[launch.slot].image,
             "cloud": a_cloud_node(launch),
             "billed_from_s": NOW_S - 600,
@@ -253,7 +265,7 @@ def a_node(
             "retiring": because(Code.WINDOW_CLOSES, idle_s=300.0, window_left_s=50.0, stop_lead_s=60.0),
             "drained_s": NOW_S - 1,
         }
-    return Node(**(fields | changes))
+    return changed(node, **(fields | changes))
 
 
 def _rank_in(state: NodeState, slot: str, launch: Launch, policy: Policy) -> FluxRank:
@@ -368,7 +380,7 @@ class World:
 
     def unreadable_job(self, number: int, why: str) -> World:
         bad = UnreadableJob(JobId(number), why)
-        self.snapshot = replace(self.snapshot, unreadable={**self.snapshot.unreadable, bad.id: bad})
+        self.snapshot = changed(self.snapshot, unreadable={**self.snapshot.queues.unreadable, bad.id: bad})
         return self
 
     def rank(self, slot: str, **changes: Any) -> World:
@@ -416,7 +428,7 @@ class World:
     def all_is_fresh(self) -> World:
         """Every source answers and reports nothing new."""
         listed = [node.cloud for node in self.snapshot.nodes.values() if node.cloud is not None]
-        strays = [stray.node for stray in self.snapshot.strays.values()]
+        strays = [stray.node for stray in self.snapshot.account.strays.values()]
         return self.see(QueueProbed(self.snapshot.now_s)).see_ranks().see_cloud(*listed, *strays)
 
     # -- what is decided

@@ -67,7 +67,7 @@ class DecisionLog:
                 self._log.warning(what, order=order, nodes=list(launches), why=why)
             case QueueSeen(unreadable=unreadable):
                 for job in unreadable:
-                    if job.id not in known.unreadable:
+                    if job.id not in known.queues.unreadable:
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
             case NodeReported():
                 self._log_report(fact, known)
@@ -101,7 +101,7 @@ class DecisionLog:
 
     def log_moves(self, before: Snapshot, after: Snapshot) -> None:
         """Log how nodes moved between two snapshots, new and ended leases, and nodes of another cluster."""
-        if after.claimed and not before.claimed:
+        if after.sources.claimed and not before.sources.claimed:
             self._log.info("claimed" if self._acts else "observes", launches=len(after.nodes))
         if after.nodes is not before.nodes:
             for id_, node in after.nodes.items():
@@ -111,8 +111,8 @@ class DecisionLog:
                     self._log.info("node", node=id_, was=was, now=str(node.state), why=node.moves[-1:])
             for id_ in before.nodes.keys() - after.nodes.keys():
                 self._log.info("lease_ended", node=id_)
-        for intruder in after.intruders:
-            if intruder not in before.intruders:
+        for intruder in after.account.intruders:
+            if intruder not in before.account.intruders:
                 self._log.error("foreign_cluster_uuid", provider_id=intruder.provider_id)
 
     def log_plan(self, new_plan: Plan) -> None:

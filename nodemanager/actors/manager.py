@@ -172,7 +172,7 @@ class Manager(CrashOnlyActor):
         """Post the roster, but only while this manager holds the instance and acts."""
         snapshot = self._brain.snapshot
         self._post_by_s = snapshot.now_s + POST_EVERY_S
-        if addresses.join is not None and snapshot.claimed and self._acts:
+        if addresses.join is not None and snapshot.sources.claimed and self._acts:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._brain.policy)))
 
     def _send_orders(self, decision: Decision, addresses: Begin) -> None:

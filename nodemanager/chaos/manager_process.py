@@ -108,7 +108,7 @@ class ManagerProcess:
         if run.trace is not None:
             for action in published.plan.actions:
                 run.note(f"{self.token} {_describe_order(action)}")
-        if published.snapshot.claimed:
+        if published.snapshot.sources.claimed:
             self.witness.knows_leases = True
             run.published = published
             self.plan_checks.check(published)

@@ -108,7 +108,7 @@ class Tally:
             if job.state is JobState.RUN:
                 self.waits_s.setdefault(job.id, snapshot.wall_at - job.submitted_at)
         for node in snapshot.nodes.values():
-            if node.billed_from_s is not None and node.state is not NodeState.GONE:
+            if node.listing.billed_from_s is not None and node.state is not NodeState.GONE:
                 self.lives_s[node.id] = (node.launch.type_name, billing.age_s(node, snapshot.now_s))
             if node.state is NodeState.STOPPING:
                 self.retired.add(node.id)

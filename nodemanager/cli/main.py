@@ -522,7 +522,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
 }
 SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
     "simulate": "WORKLOAD, a trace, a history or a model (doc/what-if.md)",
-    "ensemble": "check FILE, run FILE, status [NAME], stop NAME or list",
+    "ensemble": "check FILE, run FILE, status [NAME], stop NAME, list or serve",
     "expand": "JOBID, the outer job that runs the instance",
     "explain": "job ID, node NAME or type NAME",
     "hold": "NODE, named by its slot or its launch",
@@ -576,6 +576,20 @@ def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
     parser.add_argument("--name", help="for ensemble run: the ensemble's name (default: the file's, without .yaml)")
     parser.add_argument(
         "--until-done", action="store_true", help="for ensemble run: also end when nothing more can happen"
+    )
+    parser.add_argument(
+        "--service", metavar="HOST:PORT", help="for ensemble run: the gRPC service that keeps nodes for it"
+    )
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="for ensemble serve: where to listen (default 127.0.0.1:50051)"
+    )
+    parser.add_argument(
+        "--material", metavar="DIR", help="for ensemble serve, run --service: the folder with token and certificate"
+    )
+    parser.add_argument(
+        "--plaintext",
+        action="store_true",
+        help="for ensemble serve, run --service: use neither TLS nor token, on the loopback interface only",
     )
     parser.add_argument("--keep", action="store_true", help="for cloud-test: keep the node")
     parser.add_argument(

@@ -180,6 +180,7 @@ class Code(StrEnum):
     BREAKER_OPEN = "breaker_open", "node_type image failures why retry_s"
     BREAKER_TRYING = "breaker_trying", "node_type image failures why"
     # a job runs in another instance
+    DELEGATION_STOPPED = "delegation_stopped", "detail"
     DELEGATED_NEW = "delegated_new"
     DELEGATED_DEPENDENCY = "delegated_dependency"
     DELEGATION_CHOOSING = "delegation_choosing"

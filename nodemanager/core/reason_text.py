@@ -287,6 +287,7 @@ SENTENCES: Mapping[str, str] = {
     Code.GONE_YET_ONLINE: "gone at the provider, but its rank is still online",
     Code.GONE: "gone",
     # a job runs in another instance
+    Code.DELEGATION_STOPPED: "no job is delegated now: {detail}",
     Code.DELEGATED_NEW: "to run in another instance; not looked at yet",
     Code.DELEGATED_DEPENDENCY: "to run in another instance; waits for a dependency first",
     Code.DELEGATION_CHOOSING: "asks the peers whether it fits",

@@ -7,6 +7,7 @@ A fold may see an event twice, because a new connection begins with the whole ev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -24,6 +25,11 @@ STARTED = "delegate::start"
 REFUSED = "delegate::refused"
 DURATION = "attributes.system.duration"
 PROXY_R = "attributes.system.alloc-bypass.R"
+_SECONDS_MAX = 1e15
+_STATUS_MAX = 0xFFFF  # of ``waitpid``
+_NOTE_MAX = 1000  # characters
+_EXCEPTION_TYPE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OTHER_TYPE = "delegate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,8 @@ def _fatal(job: Proxy | Copy, event: JobEvent) -> Failure | None:
     context = event.context
     if job.failure is not None or context.get("severity") != 0:
         return job.failure
-    return Failure(str(context.get("type", "")), str(context.get("note", "")))
+    type_, note = str(context.get("type", "")), str(context.get("note", ""))
+    return Failure(type_ if _EXCEPTION_TYPE.fullmatch(type_) else _OTHER_TYPE, note[:_NOTE_MAX])
 
 
 def _whole(context: Mapping[str, Any], key: str, default: int) -> int:
@@ -157,8 +164,16 @@ def _whole(context: Mapping[str, Any], key: str, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+def read_number(value: object) -> float | None:
+    """Read a number of seconds; None if it is none, or is one that no clock shows."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _SECONDS_MAX:
+        return None
+    return float(value)
+
+
+def _status(context: Mapping[str, Any]) -> int | None:
+    value = context.get("status")
+    return value if isinstance(value, int) and 0 <= value <= _STATUS_MAX else None
 
 
 def _proxy_after(job: Proxy, event: JobEvent) -> Proxy:  # noqa: C901, PLR0912 - one arm an event
@@ -177,7 +192,7 @@ def _proxy_after(job: Proxy, event: JobEvent) -> Proxy:  # noqa: C901, PLR0912 -
             job = replace(job, waits_for=job.waits_for | {str(context.get("description", ""))})
         case "dependency-remove":
             job = replace(job, waits_for=job.waits_for - {str(context.get("description", ""))})
-        case "set-flags" if "alloc-bypass" in context.get("flags", ()):
+        case "set-flags" if _has_flag(context, "alloc-bypass"):
             job = replace(job, bypass_at=max(job.bypass_at, event.at))
         case "jobspec-update":
             job = _updated(job, event)
@@ -200,8 +215,13 @@ def _proxy_after(job: Proxy, event: JobEvent) -> Proxy:  # noqa: C901, PLR0912 -
     return replace(job, phase=_later(job.phase, event))
 
 
+def _has_flag(context: Mapping[str, Any], flag: str) -> bool:
+    flags = context.get("flags")
+    return isinstance(flags, list) and flag in flags
+
+
 def _updated(job: Proxy, event: JobEvent) -> Proxy:
-    duration_s = _number(event.context.get(DURATION))
+    duration_s = read_number(event.context.get(DURATION))
     if duration_s is not None and (job.duration_wanted_s is not None or duration_s != job.duration_s):
         job = replace(job, duration_wanted_s=duration_s)
     r = event.context.get(PROXY_R)
@@ -210,9 +230,9 @@ def _updated(job: Proxy, event: JobEvent) -> Proxy:
     return job
 
 
-def nodelist_of(r: Mapping[str, Any]) -> str:
+def nodelist_of(r: object) -> str:
     """Return the node list of a resource set (RFC 20); "" if it has none."""
-    execution = r.get("execution")
+    execution = r.get("execution") if isinstance(r, Mapping) else None
     nodelist = execution.get("nodelist") if isinstance(execution, Mapping) else None
     return ",".join(map(str, nodelist)) if isinstance(nodelist, list) else ""
 
@@ -222,17 +242,17 @@ def _copy_after(job: Copy, event: JobEvent) -> Copy:
     match event.name:
         case "submit" | "urgency":
             job = replace(job, urgency=_whole(context, "urgency", job.urgency))
-        case "jobspec-update" if (duration_s := _number(context.get(DURATION))) is not None:
+        case "jobspec-update" if (duration_s := read_number(context.get(DURATION))) is not None:
             job = replace(job, duration_s=duration_s)
         case "annotations":
             annotations = context.get("annotations")
             sched = annotations.get("sched") if isinstance(annotations, Mapping) else None
             if isinstance(sched, Mapping) and "t_estimate" in sched:
-                job = replace(job, expected_at=_number(sched["t_estimate"]))
+                job = replace(job, expected_at=read_number(sched["t_estimate"]))
         case "start":
             job = replace(job, started_at=job.started_at or event.at)
         case "finish":
-            job = replace(job, status=_whole(context, "status", 0))
+            job = replace(job, status=_status(context))
         case "exception" if context.get("severity") == 0:
             ending = Phase.ENDING if job.phase.value < Phase.ENDING.value else job.phase
             job = replace(job, failure=_fatal(job, event), phase=ending)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.choose import Needs
-from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.jobs import PeerName, read_number
 
 ANY = "any"
 DELEGATE = "delegate"  # the attribute that the frobnicator makes of the dependency
@@ -58,10 +58,14 @@ def read_target(jobspec: object) -> str:
     return target if isinstance(target, str) else ""
 
 
+def read_pretended_resources(jobspec: object) -> object:
+    """Read the resource set (RFC 20) that a proxy pretends to have; None if it has none."""
+    return _at(jobspec, "attributes", "system", "alloc-bypass", "R")
+
+
 def read_duration_s(jobspec: object) -> float:
     """Read the time limit; 0 if there is none."""
-    duration = _at(jobspec, "attributes", "system", "duration")
-    return float(duration) if isinstance(duration, int | float) and not isinstance(duration, bool) else 0.0
+    return read_number(_at(jobspec, "attributes", "system", "duration")) or 0.0
 
 
 def copy_jobspec(original: Mapping[str, Any], marker: Marker) -> dict[str, Any]:
@@ -70,8 +74,8 @@ def copy_jobspec(original: Mapping[str, Any], marker: Marker) -> dict[str, Any]:
     system = dict(attributes.get("system") or {})
     for key in _OF_THE_PROXY:
         system.pop(key, None)
-    ours = dict(system.get(OUR_ATTRIBUTES) or {})
-    system[OUR_ATTRIBUTES] = {**ours, MARKER: marker.encode()}
+    ours = system.get(OUR_ATTRIBUTES)
+    system[OUR_ATTRIBUTES] = {**(ours if isinstance(ours, Mapping) else {}), MARKER: marker.encode()}
     return {**original, "attributes": {**attributes, "system": system}}
 
 
@@ -115,7 +119,7 @@ def read_needs(original: Mapping[str, Any]) -> Needs:
         gpus=gpus,
         duration_s=read_duration_s(original),
         queue=queue if isinstance(queue, str) else "",
-        patience_s=float(patience) if isinstance(patience, int | float) else 0.0,
+        patience_s=read_number(patience) or 0.0,
     )
 
 
@@ -133,7 +137,10 @@ def _count(resource: object) -> dict[str, int]:
     total = {"node": 0, "core": 0, "gpu": 0}
     if kind in total:
         total[kind] = many
-    for inner in resource.get("with") or ():
+    inners = resource.get("with") or []
+    if not isinstance(inners, list):
+        raise ValueError("resources: with must be a list")  # noqa: TRY004
+    for inner in inners:
         for name, found in _count(inner).items():
             total[name] += many * found
     return total

@@ -41,11 +41,15 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Keep at least ``floor`` nodes for this ensemble: ``change`` more, or fewer, than so far."""
+    """Keep at least ``floor`` nodes for this ensemble: ``change`` more, or fewer, than so far.
+
+    ``asked``: the change that the rule asks for. It may shrink by more than was given.
+    """
 
     key: str
     change: int
     floor: int
+    asked: int
 
 
 @dataclass(frozen=True, slots=True)

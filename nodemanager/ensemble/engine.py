@@ -224,9 +224,10 @@ class Engine:
             case ActionKind.NOTIFY:
                 self._order(Notify(key, action.text or action.label or f"rule {rule} matched", job))
             case ActionKind.GROW | ActionKind.SHRINK:
-                wanted = action.value if action.kind is ActionKind.GROW else -min(action.value, self.floor)
-                self.floor += wanted
-                self._order(Resize(key, wanted, self.floor))
+                asked = action.value if action.kind is ActionKind.GROW else -action.value
+                change = max(asked, -self.floor)
+                self.floor += change
+                self._order(Resize(key, change, self.floor, asked))
             case ActionKind.CUSTOM:
                 is_metric = self.rules[rule - 1].rule.metric is not None
                 shown = None if event is None or is_metric else _record(event)

@@ -21,7 +21,7 @@ def to_document(deed: Deed, at: float) -> dict[str, Any]:
             return {"event": "cancel", "at": at, "key": key, "jobs": [_id(job) for job in jobs], "text": why}
         case Notify(key, text, job):
             return {"event": "notify", "at": at, "key": key, "job": _id(job), "text": text}
-        case Resize(key, change, floor):
+        case Resize(key, change, floor, _):
             return {"event": "resize", "at": at, "key": key, "change": change, "floor": floor}
         case Call(key, function, rule):
             return {"event": "call", "at": at, "key": key, "rule": rule, "function": function}
@@ -42,7 +42,7 @@ def to_line(deed: Deed) -> str:
             return f"cancel {len(jobs)} job{'' if len(jobs) == 1 else 's'}"
         case Notify(_, text):
             return f"message: {text}"
-        case Resize(_, change, floor):
+        case Resize(_, change, floor, _):
             return f"nodes: {change:+d}, so at least {floor}"
         case Submit() | Call() | Terminate():
             return ""

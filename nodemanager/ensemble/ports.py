@@ -95,9 +95,10 @@ class CustomPort(Protocol):
 class NodesPort(Protocol):
     """Keeps nodes for one ensemble."""
 
-    def keep(self, floor: int, then: Then) -> None:
+    def keep(self, floor: int, change: int, then: Then) -> None:
         """Keep at least ``floor`` nodes; 0 keeps none. ``then`` gets the reason of a refusal.
 
-        A floor lapses after three minutes, unless it is asked for again.
+        ``change``: what a rule asks for, which led to this floor; 0 if an earlier floor is asked for again. A floor
+        lapses after some minutes, unless it is asked for again.
         """
         ...

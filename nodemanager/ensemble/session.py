@@ -111,7 +111,7 @@ class Session:
         if self._over:
             return
         if self.engine.floor and not any(isinstance(it, Resize) for it in self.engine.outstanding.values()):
-            self._nodes.keep(self.engine.floor, _ignore)
+            self._nodes.keep(self.engine.floor, 0, _ignore)
         self._port.after(KEEP_EVERY_S, self._keep_nodes)
 
     def _missed_ticks(self, now_at: float) -> list[Tick]:
@@ -177,8 +177,8 @@ class Session:
                     self._answer(key, "")
                 else:
                     self._port.show_on_job(job, text, self._expect(key))
-            case Resize(key, _, floor):
-                self._nodes.keep(floor, self._expect(key))
+            case Resize(key, _, floor, asked):
+                self._nodes.keep(floor, asked, self._expect(key))
             case Call(key):
                 self._unanswered += 1
                 self._functions.call(deed, partial(self._on_returned, key))
@@ -250,7 +250,7 @@ class Session:
     def _end(self, outcome: str) -> None:
         self._over = True
         if self.engine.floor:
-            self._nodes.keep(0, _ignore)
+            self._nodes.keep(0, -self.engine.floor, _ignore)
         self._port.finish(outcome, self.summary())
         self._on_end(outcome)
 

@@ -31,7 +31,7 @@ import structlog
 
 from nodemanager.core.ports import FluxError, Info
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, rank_of
-from nodemanager.flux.reactor import Answer, Reactor, RpcRequest
+from nodemanager.flux.reactor import Answer, Reactor, RpcRequest, contained
 
 SERVICE = "node-manager"
 INFO_SERVICE = "node-manager-info"
@@ -67,7 +67,7 @@ def _read_owner(answer: Any) -> Owner:
     return Owner(str(known.get("token", "")), pid if isinstance(pid, int) else 0, str(known.get("host", "?")))
 
 
-Floor = Callable[[Mapping[str, Any]], str]  # answers a request to keep nodes: why not, or ""
+Floor = Callable[[Mapping[str, Any]], Mapping[str, Any]]  # answers an ensemble that asks for nodes
 
 
 class Claim:
@@ -111,7 +111,7 @@ class Claim:
         """Answer an ensemble that asks for nodes (:mod:`nodemanager.service.floors`)."""
         if self._floor is None:
             raise LookupError("this manager keeps no nodes for ensembles")
-        return json.dumps({"why": self._floor(request.payload)})
+        return json.dumps(self._floor(request.payload))
 
     def _answer_explain(self, request: RpcRequest) -> str:
         job_id = request.payload.get("id")
@@ -164,7 +164,7 @@ class _ServiceThread:
     def _keep(self) -> None:
         with self._asked_to_end:
             try:
-                with Reactor(self._uri) as reactor:
+                with contained(f"the service {self._service}"), Reactor(self._uri) as reactor:
                     self._register(reactor)
                     self._ready.set()
                     reactor.run()

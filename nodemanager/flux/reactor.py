@@ -7,14 +7,18 @@ Here each one is destroyed as soon as it is done, and the rest at the end of the
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import structlog
+
+from nodemanager.core.ports import FluxError
 from nodemanager.flux.bindings import (
     LEADER,
+    BindingsMissing,
     CallFailed,
     Future,
     Handle,
@@ -37,6 +41,21 @@ class RpcRequest:
 Answer = Callable[[RpcRequest], str]  # returns JSON; raises LookupError or ValueError
 
 
+@contextmanager
+def contained(stream: str) -> Iterator[None]:
+    """Turn an unexpected exception of a callback into a ``FluxError``, after logging it with its traceback.
+
+    Everything that a connection knows ends with it, so a new connection is as good as a new process.
+    """
+    try:
+        yield
+    except (FluxError, BindingsMissing):
+        raise
+    except Exception as bug:
+        structlog.get_logger().error("stream_failed", stream=stream, exc_info=bug)
+        raise FluxError(f"{stream}: {type(bug).__name__}: {bug} (the log has the traceback)") from bug
+
+
 def _respond(handle: Handle, message: Any, answer: Answer) -> None:
     """Answer one request. Nothing that a user sends may raise, because that would end the service."""
     try:
@@ -45,6 +64,9 @@ def _respond(handle: Handle, message: Any, answer: Answer) -> None:
         found, number = str(error.args[0]), errno.ENOENT
     except ValueError as error:
         found, number = str(error), errno.EPROTO
+    except Exception as bug:  # noqa: BLE001 - a stream ends, and begins again
+        structlog.get_logger().error("request_failed", exc_info=bug)
+        found, number = f"a fault of the manager: {type(bug).__name__}: {bug}", errno.EIO
     with suppress(OSError):  # the asker is gone
         if number:
             handle.respond_error(message.handle, number, found)
@@ -69,6 +91,14 @@ def _credential(message: Any, name: str) -> int:
     value = flux_module("_flux._core").ffi.new("uint32_t [1]")
     getattr(message.pimpl, f"get_{name}")(value)
     return int(value[0])
+
+
+def _read(future: Future, read: Callable[[Future], Any]) -> Any:
+    """Raises ``OSError``, with EPROTO if the answer is not JSON or is nested too deep."""
+    try:
+        return read(future)
+    except (ValueError, RecursionError) as error:
+        raise OSError(errno.EPROTO, f"the answer cannot be read: {error}") from error
 
 
 class Reactor:
@@ -138,7 +168,7 @@ class Reactor:
 
         def take(future: Future) -> None:
             try:
-                answer = read(future)
+                answer = _read(future, read)
             except OSError as error:
                 on_failure(CallFailed(what, error))
             else:
@@ -167,7 +197,7 @@ class Reactor:
 
         def take(future: Future) -> None:
             try:
-                response = future.get()
+                response = _read(future, lambda it: it.get())
             except OSError as error:
                 if not cancelled:
                     on_end(CallFailed(topic, error))

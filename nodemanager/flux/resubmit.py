@@ -13,7 +13,7 @@ from typing import Any
 
 from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
 from nodemanager.flux.parse.jobspec import REQUEUED_FROM
-from nodemanager.flux.parse.json_fields import object_at
+from nodemanager.flux.parse.json_fields import object_at, text_at
 
 
 def requeue_jobspec(signed: str, old: str) -> dict[str, Any]:
@@ -28,9 +28,9 @@ def requeue_jobspec(signed: str, old: str) -> dict[str, Any]:
     return {**jobspec, "attributes": {**attributes, "system": system}}
 
 
-def unwrap_jobspec(signed: str) -> dict[str, Any]:
+def unwrap_jobspec(signed: object) -> dict[str, Any]:
     """Return the jobspec as its user submitted it. Raises ``ValueError``."""
-    parts = signed.split(".")
+    parts = text_at(signed, "J").split(".")
     if len(parts) < 3:
         raise ValueError("it does not have the form HEADER.PAYLOAD.SIGNATURE")
     payload = parts[1]

@@ -21,7 +21,7 @@ from nodemanager.core.facts import QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.ports import Clock, FluxError, QueueListener
 from nodemanager.flux.bindings import CallFailed
 from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
-from nodemanager.flux.reactor import Reactor
+from nodemanager.flux.reactor import Reactor, contained
 
 _RECONNECT_MIN_S = 0.2
 _RECONNECT_MAX_S = 5.0
@@ -66,7 +66,8 @@ class RealFluxWatch:
             while not _readable_within(stop_asked, pause_s):
                 connection = _WatchConnection(self._clock, self._periods, listener)
                 try:
-                    connection.run(self._uri, stop_asked.fileno())
+                    with contained("the watch on Flux"):
+                        connection.run(self._uri, stop_asked.fileno())
                 except FluxError as failure:
                     lost(str(failure))
                 pause_s = _RECONNECT_MIN_S if connection.listed else _next_pause_s(pause_s)

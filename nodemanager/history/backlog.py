@@ -27,7 +27,11 @@ def condense(published: Publication) -> Publication:
     known, made = published.snapshot, published.plan
     return Publication(
         snapshot=replace(
-            _EMPTY_SNAPSHOT, now_s=known.now_s, wall_at=known.wall_at, nodes=known.nodes, strays=known.strays
+            _EMPTY_SNAPSHOT,
+            now_s=known.now_s,
+            wall_at=known.wall_at,
+            nodes=known.nodes,
+            account=replace(_EMPTY_SNAPSHOT.account, strays=known.account.strays),
         ),
         plan=replace(made, jobs={}, nodes={}, basis=None),
         policy=published.policy,

@@ -17,8 +17,9 @@ from nodemanager.core.jobs import Job, RankAllocation
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.slots import NodeType, Rank, Tariff
 from nodemanager.planner.cost import billing
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 HOUR_S = 3600
 NOBODY = -1  # the user id of time in which no job ran

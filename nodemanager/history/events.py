@@ -281,8 +281,8 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
         yield HistoryEvent(clock.wall_at, "standstill", "", "begins", still.code, clock.figures(still))
     elif still is None and was is not None:
         yield HistoryEvent(clock.wall_at, "standstill", "", "ends", was.code)
-    known = last.snapshot.intruders if last is not None else ()
-    for intruder in now.snapshot.intruders:
+    known = last.snapshot.account.intruders if last is not None else ()
+    for intruder in now.snapshot.account.intruders:
         if intruder not in known:
             yield HistoryEvent(clock.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
     blocks = last.snapshot.learned.blocks if last is not None else {}

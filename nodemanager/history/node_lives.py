@@ -11,7 +11,7 @@ from nodemanager.core.nodes import CloudState, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import ClockReading
 from nodemanager.planner.cost import billing
-from nodemanager.planner.state.snapshot import Node
+from nodemanager.planner.state.node import Node
 
 # Why a boot failed for which the image may be to blame, among the outcomes of boots.
 BOOT_FAILURES = frozenset({Code.NEVER_JOINED, Code.FAILED_AT_PROVIDER, Code.JOIN_FAILED})
@@ -75,7 +75,7 @@ class LifeTracker:
         return tuple(changed)
 
     def _end(self, life: NodeLife, node: Node, clock: ClockReading) -> NodeLife:
-        why = node.retiring.code if node.retiring is not None else ""
+        why = node.stop.retiring.code if node.stop.retiring is not None else ""
         failure = self._failures.pop(life.launch, "")
         outcome = life.outcome or (f"create_{failure}" if failure else why or _boot_outcome(node))
         return replace(life, ended_at=clock.wall_at, outcome=outcome, why=why or Code.GONE)
@@ -89,7 +89,7 @@ def _boot_outcome(node: Node) -> str:
 
 def _new_life(node: Node) -> NodeLife:
     launch = node.launch
-    return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.adopted)
+    return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.create.adopted)
 
 
 def _advance_life(life: NodeLife, node: Node, clock: ClockReading, published: Publication) -> NodeLife:

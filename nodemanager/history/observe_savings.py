@@ -24,7 +24,8 @@ from nodemanager.core.slots import Rank, TypeName
 from nodemanager.history.cost_ledger import HOUR_S, STEP_MAX_S
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.plan import Action
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.snapshot import Snapshot
 
 REPORT_EVERY_S = 60.0
 

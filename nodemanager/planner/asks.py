@@ -32,31 +32,35 @@ def sweeps_now(snapshot: Snapshot, policy: Policy) -> tuple[SweepCloud, ...]:
 
 def next_ask_s(snapshot: Snapshot, policy: Policy) -> float:
     """When the next ask is due, or the deadline of one passes; infinity if neither is known."""
-    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
-    answers = (snapshot.claim, snapshot.flux, snapshot.cloud, *writes)
+    writes = snapshot.operator.steering_write, snapshot.spending.write, snapshot.queues.hold_write
+    answers = (snapshot.sources.claim, snapshot.sources.flux, snapshot.sources.cloud, *writes)
     moments = [due_s for _, due_s in _due_times(snapshot, policy)]
     moments += [source.answer_due_s for source in answers if source.answer_due_s is not None]
-    moments += [_sweep_due_s(snapshot, policy), snapshot.hold_write.retry_s]
+    moments += [_sweep_due_s(snapshot, policy), snapshot.queues.hold_write.retry_s]
     return min((at_s for at_s in moments if at_s > snapshot.now_s), default=inf)
 
 
 def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]]:
     """Everything that is to be asked, and when."""
-    if not snapshot.claimed:
-        yield ClaimInstance(), _not_before(-inf, snapshot.claim)
-    look_s = -inf if snapshot.look_due_since_s is not None else _stale_at_s(snapshot.flux, policy.timing.probe_s)
-    yield LookAtRanks(), _not_before(look_s, snapshot.flux)
+    if not snapshot.sources.claimed:
+        yield ClaimInstance(), _not_before(-inf, snapshot.sources.claim)
+    look_s = (
+        -inf
+        if snapshot.news.look_due_since_s is not None
+        else _stale_at_s(snapshot.sources.flux, policy.timing.probe_s)
+    )
+    yield LookAtRanks(), _not_before(look_s, snapshot.sources.flux)
     list_every_s = _list_every_s(snapshot, policy)
-    yield ListCloud(), _not_before(_stale_at_s(snapshot.cloud, list_every_s), snapshot.cloud)
-    if snapshot.claimed and snapshot.steering != snapshot.steering_on_record:
-        yield KeepSteering(snapshot.steering), _not_before(-inf, snapshot.steering_write)
+    yield ListCloud(), _not_before(_stale_at_s(snapshot.sources.cloud, list_every_s), snapshot.sources.cloud)
+    if snapshot.sources.claimed and snapshot.operator.steering != snapshot.operator.steering_on_record:
+        yield KeepSteering(snapshot.operator.steering), _not_before(-inf, snapshot.operator.steering_write)
     spend_s = budget.write_spend_at_s(snapshot, policy)
     if spend_s is not None:
         yield KeepSpend(budget.current_spend(snapshot)), _not_before(spend_s, snapshot.spending.write)
 
 
 def _sweep_due_s(snapshot: Snapshot, policy: Policy) -> float:
-    return -inf if snapshot.swept_s is None else snapshot.swept_s + policy.timing.sweep_s
+    return -inf if snapshot.account.swept_s is None else snapshot.account.swept_s + policy.timing.sweep_s
 
 
 def _not_before(due_s: float, source: Source) -> float:
@@ -73,8 +77,8 @@ def _list_every_s(snapshot: Snapshot, policy: Policy) -> float:
     node_index = node_index_of(snapshot)
     moving = (
         any(node_index.count_by_state.get(state) for state in IN_TRANSITION)
-        or snapshot.strays
-        or snapshot.doubted_lists
-        or any(node.absences for node in node_index.to_check.values())
+        or snapshot.account.strays
+        or snapshot.sources.doubted_lists
+        or any(node.listing.absences for node in node_index.to_check.values())
     )
     return policy.timing.probe_s if moving else policy.timing.relist_s

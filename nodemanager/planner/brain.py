@@ -130,8 +130,8 @@ class Brain:
 
     def skip(self) -> None:
         """Leave out a decision of a settled queue that would give no order: news is counted from now on."""
-        if self.snapshot.unsettled_s is not None:
-            self._snapshot = replace(self._snapshot, unsettled_s=None)
+        if self.snapshot.news.unsettled_s is not None:
+            self._snapshot = replace(self._snapshot, news=replace(self._snapshot.news, unsettled_s=None))
 
     def _plan(self) -> Plan:
         made = plan(self._snapshot, self._policy)
@@ -159,13 +159,13 @@ def _settles_s(known: Snapshot, made: Plan, policy: Policy) -> float:
     """When the queue will have settled, if the plan bought nothing because it had not."""
     if made.settled or made.stands_still is not None:
         return inf
-    latest_s = inf if known.unsettled_s is None else known.unsettled_s + policy.timing.settle_max_s
+    latest_s = inf if known.news.unsettled_s is None else known.news.unsettled_s + policy.timing.settle_max_s
     moments = (settles_at_s(known, policy), latest_s)
     return min((at_s for at_s in moments if at_s > known.now_s), default=inf)
 
 
 def _stale_times_s(known: Snapshot, policy: Policy) -> list[float]:
     """When each source will be too old to decide on."""
-    seen = (source.seen_s for source in (known.queue, known.flux, known.cloud))
+    seen = (source.seen_s for source in (known.sources.queue, known.sources.flux, known.sources.cloud))
     stale = (at_s + policy.timing.stale_after_s for at_s in seen if at_s is not None)
     return [at_s for at_s in stale if at_s >= known.now_s]

@@ -6,7 +6,7 @@ So an order counts at once, no order is given twice, and a missing answer is not
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, assert_never
+from typing import assert_never
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.jobs import NodeLoad
@@ -40,9 +40,10 @@ from nodemanager.planner.placement.supply import create_credit
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, move
+from nodemanager.planner.state.node import Create, Listing, Node, Stop
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+from nodemanager.planner.state.snapshot import Snapshot, Source
 
 NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | KillHousekeeping | DestroyNode
 
@@ -61,21 +62,32 @@ def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     """The snapshot after the plan's asks were sent. Call it for every plan, also in observe mode."""
     due_s = snapshot.now_s + policy.calls.call_timeout_s
     if plan.settled:
-        snapshot = replace(snapshot, unsettled_s=None)
+        snapshot = replace(snapshot, news=replace(snapshot.news, unsettled_s=None))
     if plan.stands_still is not None:
         snapshot = _mark_stops_delayed(snapshot)
     for ask in plan.asks:
         match ask:
             case ClaimInstance():
-                snapshot = replace(snapshot, claim=_await_answer(snapshot.claim, due_s))
+                snapshot = replace(
+                    snapshot, sources=replace(snapshot.sources, claim=_await_answer(snapshot.sources.claim, due_s))
+                )
             case LookAtRanks():
-                snapshot = replace(snapshot, flux=_await_answer(snapshot.flux, due_s))
+                snapshot = replace(
+                    snapshot, sources=replace(snapshot.sources, flux=_await_answer(snapshot.sources.flux, due_s))
+                )
             case ListCloud():
-                snapshot = replace(snapshot, cloud=_await_answer(snapshot.cloud, due_s))
+                snapshot = replace(
+                    snapshot, sources=replace(snapshot.sources, cloud=_await_answer(snapshot.sources.cloud, due_s))
+                )
             case SweepCloud():
-                snapshot = replace(snapshot, swept_s=snapshot.now_s)
+                snapshot = replace(snapshot, account=replace(snapshot.account, swept_s=snapshot.now_s))
             case KeepSteering():
-                snapshot = replace(snapshot, steering_write=_await_answer(snapshot.steering_write, due_s))
+                snapshot = replace(
+                    snapshot,
+                    operator=replace(
+                        snapshot.operator, steering_write=_await_answer(snapshot.operator.steering_write, due_s)
+                    ),
+                )
             case KeepSpend():
                 snapshot = replace(
                     snapshot,
@@ -89,13 +101,13 @@ def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
 def _mark_stops_delayed(snapshot: Snapshot) -> Snapshot:
     """Mark every stop as delayed: while nothing is decided, none proceeds."""
     leaving = [node for node in node_index_of(snapshot).to_check.values() if node.state in LEAVING]
-    return with_nodes(snapshot, {node.id: delay_stop(node) for node in leaving if not node.stop_delayed})
+    return with_nodes(snapshot, {node.id: delay_stop(node) for node in leaving if not node.stop.delayed})
 
 
 def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
     """The snapshot after the plan's actions were ordered. Not for observe mode."""
     changed: dict[LaunchId, Node] = {}
-    strays = dict(snapshot.strays)
+    strays = dict(snapshot.account.strays)
     credit = create_credit(snapshot, policy)
     for action in plan.actions:
         match action:
@@ -112,14 +124,14 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
             case CreateNode(launch=launch, node_type=node_type):
                 credit -= 1
                 node = _node_after(launch.id, changed, snapshot)
-                sent = {"create_sent_s": snapshot.now_s, "image": node_type.image}
-                changed[launch.id] = _with_call(node, CallKind.CREATE, snapshot, policy, **sent)
+                create = replace(node.create, sent_s=snapshot.now_s, image=node_type.image)
+                changed[launch.id] = _with_call(replace(node, create=create), CallKind.CREATE, snapshot, policy)
             case DestroyNode(launch=None, provider_id=provider_id):
                 again_s = snapshot.now_s + policy.timing.relist_s
                 strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
             case CordonNode(launch=id_) if id_ not in snapshot.nodes:
                 looked_s = snapshot.now_s + policy.timing.probe_s
-                for provider_id, stray in snapshot.strays.items():
+                for provider_id, stray in snapshot.account.strays.items():
                     if stray.node.identity is not None and stray.node.identity.launch == id_:
                         strays[provider_id] = replace(stray, destroy_after_s=looked_s)
             case EndLease(launch=launch):
@@ -133,10 +145,15 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                     snapshot = count_failed_boot(snapshot, node, action.reason.code, policy)
                 changed[action.launch] = _after_order(node, action, snapshot, policy)
             case RequeueJob(job=job):
-                snapshot = replace(snapshot, requeued=snapshot.requeued | {job})
+                snapshot = replace(
+                    snapshot, queues=replace(snapshot.queues, requeued=snapshot.queues.requeued | {job})
+                )
             case HoldJobs() | ReleaseJobs():
                 due_s = snapshot.now_s + policy.calls.call_timeout_s
-                snapshot = replace(snapshot, hold_write=_await_answer(snapshot.hold_write, due_s))
+                snapshot = replace(
+                    snapshot,
+                    queues=replace(snapshot.queues, hold_write=_await_answer(snapshot.queues.hold_write, due_s)),
+                )
             case ChangeSlots() | RefuseSlots():
                 snapshot = replace(
                     snapshot, slots=replace(snapshot.slots, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
@@ -145,9 +162,7 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 assert_never(action)
     return replace(
         with_nodes(snapshot, changed),
-        strays=strays,
-        create_credit=credit,
-        create_credit_s=snapshot.now_s,
+        account=replace(snapshot.account, strays=strays, create_credit=credit, create_credit_s=snapshot.now_s),
     )
 
 
@@ -160,8 +175,8 @@ def _await_answer(source: Source, due_s: float) -> Source:
     return replace(source, answer_due_s=due_s)
 
 
-def _with_call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy, **changes: Any) -> Node:
-    return replace(node, call=_new_call(kind, snapshot, policy), **changes)
+def _with_call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy) -> Node:
+    return replace(node, call=_new_call(kind, snapshot, policy))
 
 
 def _new_call(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:
@@ -171,22 +186,24 @@ def _new_call(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:
 def _after_order(node: Node, order: NodeOrder, snapshot: Snapshot, policy: Policy) -> Node:
     kind, event = CALL_AND_MOVE[type(order)]
     now_s = snapshot.now_s
-    changes: dict[str, Any] = {"call": _new_call(kind, snapshot, policy)}
-    if isinstance(order, DrainNode):
-        drained_before = node.retired_s is not None and node.retiring is not None
-        retired_s = node.retired_s if drained_before else now_s
-        changes |= {"retiring": order.reason, "retired_by_operator": order.for_operator}
-        changes |= {"retired_s": retired_s, "drained_s": None, "broker_told_s": None}
-        changes["stop_delayed"] = drained_before and node.stop_delayed
-    if isinstance(order, CordonNode) and order.text == drain_text(node.id):
-        # It leaves once its jobs have ended.
-        changes |= {"retiring": order.reason, "retired_by_operator": order.for_operator}
-    if isinstance(order, UndrainNode):
-        changes["drained_s"] = None  # even if the undrain fails, a new second look is needed
+    call, stop = _new_call(kind, snapshot, policy), _stop_after_order(node.stop, order, node.id, now_s)
     # A drain or a destroy may be ordered again; only the first one moves the node.
     if event is not None and not _has_moved_already(node, event):
-        return move(node, event, now_s, **changes)
-    return replace(node, **changes)
+        return move(node, event, now_s, call=call, stop=stop)
+    return replace(node, call=call, stop=stop)
+
+
+def _stop_after_order(stop: Stop, order: NodeOrder, id_: LaunchId, now_s: float) -> Stop:
+    if isinstance(order, DrainNode):
+        drained_before = stop.retired_s is not None and stop.retiring is not None
+        retired_s = stop.retired_s if drained_before else now_s
+        return Stop(order.reason, order.for_operator, retired_s, delayed=drained_before and stop.delayed)
+    if isinstance(order, CordonNode) and order.text == drain_text(id_):
+        # It leaves once its jobs have ended.
+        return replace(stop, retiring=order.reason, by_operator=order.for_operator)
+    if isinstance(order, UndrainNode):
+        return replace(stop, drained_s=None)  # even if the undrain fails, a new second look is needed
+    return stop
 
 
 def _has_moved_already(node: Node, event: Event) -> bool:
@@ -196,16 +213,16 @@ def _has_moved_already(node: Node, event: Event) -> bool:
 
 
 def _requested_node(launch: Launch, snapshot: Snapshot, load: NodeLoad = ()) -> Node:
-    return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, requested_s=snapshot.now_s, load=load)
+    return Node(launch, NodeState.REQUESTED, since_s=snapshot.now_s, create=Create(snapshot.now_s, load=load))
 
 
 def _readopted_stray(launch: Launch, snapshot: Snapshot) -> Node:
     """A node for a stray that gets its lease back. Its create was sent long ago; the next list pairs it."""
     age_s = max(0.0, snapshot.wall_at - launch.requested_at)
-    return replace(
-        _requested_node(launch, snapshot),
-        adopted=True,
-        requested_s=snapshot.now_s - age_s,
-        create_sent_s=snapshot.now_s,
-        known_s=snapshot.now_s,
+    return Node(
+        launch,
+        NodeState.REQUESTED,
+        since_s=snapshot.now_s,
+        create=Create(snapshot.now_s - age_s, adopted=True, sent_s=snapshot.now_s),
+        listing=Listing(known_s=snapshot.now_s),
     )

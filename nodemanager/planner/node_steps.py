@@ -43,10 +43,11 @@ from nodemanager.planner.observe.node_health import (
 from nodemanager.planner.observe.zones import block_on, block_reason
 from nodemanager.planner.retirement import StopObstacle, StopTimes, obstacle_reason, second_look, should_retire
 from nodemanager.planner.spares import takes_jobs
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.resting import EARLY_S, TimedNode
-from nodemanager.planner.state.snapshot import EVERYTHING, Block, Node, Snapshot
+from nodemanager.planner.state.snapshot import EVERYTHING, Block, Snapshot
 from nodemanager.planner.unsent_leases import LeaseReview
 
 NodeAction = (
@@ -134,7 +135,7 @@ def next_step(node: Node, context: StepContext) -> Step:
 
 
 def _step_now(node: Node, context: StepContext) -> Step:
-    steered = operator.operator_step(node, context.snapshot.steering)
+    steered = operator.operator_step(node, context.snapshot.operator.steering)
     if steered is not None:
         waits = steered.waits_for_jobs
         return _wait_for_jobs(node, steered.reason, context) if waits else Step(steered.reason, steered.action)
@@ -151,10 +152,10 @@ def _is_left_alone(node: Node) -> bool:
 
 def _step_requested(node: Node, context: StepContext) -> Step:
     node_type = context.policy.types.get(node.launch.type_name)
-    if not node.recorded:
+    if not node.create.recorded:
         return Step(because(Code.LEASE_TO_RECORD), RecordLaunches((node.launch,)))
-    if node.create_sent_s is not None:
-        return Step(because(Code.LOOKED_FOR, absences=node.absences, since_s=node.known_s))
+    if node.create.sent_s is not None:
+        return Step(because(Code.LOOKED_FOR, absences=node.listing.absences, since_s=node.listing.known_s))
     if context.overspent is not None:
         return Step(context.overspent, EndLease(node.launch, context.overspent))
     if (review := context.unsent.get(node.id)) is not None:
@@ -197,7 +198,7 @@ def _step_booting(node: Node, context: StepContext) -> Step:
         return _drain(node, given_up.reason, boot_failed=given_up.boot_failed)
     if context.overspent is not None:
         return _drain(node, context.overspent)
-    waited_s = context.now_s - node.requested_s
+    waited_s = context.now_s - node.create.requested_s
     queued = node.cloud is not None and node.cloud.queued
     return Step(
         because(
@@ -206,7 +207,7 @@ def _step_booting(node: Node, context: StepContext) -> Step:
             boot_timeout_s=context.policy.timing.boot_timeout_s,
         ),
         again_at_s=max(
-            node.requested_s + context.policy.timing.boot_timeout_s,
+            node.create.requested_s + context.policy.timing.boot_timeout_s,
             node.since_s + context.policy.timing.rejoin_timeout_s,
         ),
     )
@@ -275,7 +276,7 @@ def _mend_idle(node: Node, context: StepContext) -> Step | None:
 
 def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
     """Retire an idle node that Flux itself drained, after a while; None if a person drained it or it is held."""
-    since_s, policy = node.drained_by_flux_s, context.policy
+    since_s, policy = node.health.drained_by_flux_s, context.policy
     drain_reason = node.rank.drain_reason if node.rank is not None else None
     if since_s is None or drain_reason is None or policy.rules.foreign_drain is ForeignDrain.HOLD:
         return None
@@ -288,7 +289,7 @@ def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
     )
     if lasts_s < policy.rules.foreign_drain_after_s:
         return Step(reason, again_at_s=since_s + policy.rules.foreign_drain_after_s)
-    if node.idle_looks < policy.rules.idle_confirmations:
+    if node.seen.idle_looks < policy.rules.idle_confirmations:
         return Step(reason)
     step = _retire(node, reason, context)
     drain = DrainNode(node.id, node.launch.rank, reason, note=drain_reason, replaces=drain_reason)
@@ -305,7 +306,7 @@ def _has_drain_of_previous_node(node: Node) -> bool:
 
 
 def _is_confirmed_idle(node: Node, policy: Policy) -> bool:
-    return node.idle_looks >= policy.rules.idle_confirmations and not _is_drained(node)
+    return node.seen.idle_looks >= policy.rules.idle_confirmations and not _is_drained(node)
 
 
 def _is_drained(node: Node) -> bool:
@@ -318,8 +319,8 @@ def _step_busy(node: Node, context: StepContext) -> Step:
         return _wait_for_jobs(node, why, context) if _is_drained(node) else _cordon(node, why)
     if (hangs_s := hung_s(node, context.now_s)) is not None:
         return Step(because(Code.HANGS_AT_WORK, node=node.launch.slot, hangs_s=hangs_s))
-    if node.misfit is not None:
-        return _cordon(node, node.misfit, hardware.drain_note(node.misfit))
+    if node.health.misfit is not None:
+        return _cordon(node, node.health.misfit, hardware.drain_note(node.health.misfit))
     if context.overspent is not None and node.rank is not None:
         return _cordon(node, context.overspent)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
@@ -337,7 +338,7 @@ def _wait_for_jobs(node: Node, why: Reason, context: StepContext) -> Step:
     stuck = because(
         Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=context.policy.timing.housekeeping_max_s
     )
-    return Step(stuck, KillHousekeeping(node.id, node.launch.rank, node.housekeeping_kills > 0, stuck))
+    return Step(stuck, KillHousekeeping(node.id, node.launch.rank, node.health.housekeeping_kills > 0, stuck))
 
 
 def _cordon(node: Node, why: Reason, note: str = "") -> Step:
@@ -349,9 +350,9 @@ def _cordon(node: Node, why: Reason, note: str = "") -> Step:
 def _step_draining(node: Node, context: StepContext) -> Step:
     wanted = context.needed.get(node.launch.slot)
     fit = not gets_no_work(node, context.policy, context.now_s)
-    if wanted is not None and fit and not (context.policy.destroy_on_replay and node.replayed):
+    if wanted is not None and fit and not (context.policy.destroy_on_replay and node.health.replayed):
         return _reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
-    if node.drained_s is None or node.rank is None:
+    if node.stop.drained_s is None or node.rank is None:
         return _drain_again(node, because(Code.DRAIN_UNANSWERED))
     obstacle = second_look(node, node.rank)
     if obstacle is None:
@@ -360,9 +361,9 @@ def _step_draining(node: Node, context: StepContext) -> Step:
     if obstacle is StopObstacle.JOB_SLIPPED_IN and node.rank.online and fit:
         return _reprieve(node, context, reason)
     if obstacle in (StopObstacle.STILL_SCHEDULABLE, StopObstacle.NOT_DRAINED):
-        if context.now_s - node.drained_s >= REDRAIN_AFTER_S:
+        if context.now_s - node.stop.drained_s >= REDRAIN_AFTER_S:
             return _drain_again(node, reason)
-        return _wait_for_jobs(node, reason, context)._replace(again_at_s=node.drained_s + REDRAIN_AFTER_S)
+        return _wait_for_jobs(node, reason, context)._replace(again_at_s=node.stop.drained_s + REDRAIN_AFTER_S)
     return _wait_for_jobs(node, reason, context)
 
 
@@ -370,7 +371,7 @@ def _step_stopping(node: Node, context: StepContext) -> Step:
     """Stop the node again and again until it is seen gone, unless somebody undrained it after the second look."""
     if node.rank is not None and node.rank.allocated:
         return _wait_for_jobs(node, because(Code.JOB_SLIPPED_IN), context)
-    if node.drained_s is None:
+    if node.stop.drained_s is None:
         # The claim was renewed since. Another manager may have kept the node meanwhile and given it work.
         return _drain_again(node, because(Code.DRAIN_UNANSWERED))
     return _stop(node, context)
@@ -378,15 +379,15 @@ def _step_stopping(node: Node, context: StepContext) -> Step:
 
 def _stop(node: Node, context: StepContext) -> Step:
     """Stop a node on which nothing runs: first its broker, then the machine."""
-    reason = node.retiring or because(Code.STOPPING)
+    reason = node.stop.retiring or because(Code.STOPPING)
     if node.rank is not None and node.rank.online and node.tries < BROKER_STOP_TRIES:
-        if node.broker_told_s is None:
+        if node.stop.broker_told_s is None:
             return Step(reason, StopBroker(node.id, node.launch.rank))
-        told_s = context.now_s - node.broker_told_s
+        told_s = context.now_s - node.stop.broker_told_s
         if told_s < context.policy.fixed.broker_stop_s:
             return Step(
                 because(Code.BROKER_STOPPING, told_s=told_s, broker_stop_s=context.policy.fixed.broker_stop_s),
-                again_at_s=node.broker_told_s + context.policy.fixed.broker_stop_s,
+                again_at_s=node.stop.broker_told_s + context.policy.fixed.broker_stop_s,
             )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
@@ -415,14 +416,14 @@ def _step_gone(node: Node, context: StepContext) -> Step:
 
 def _drain(node: Node, reason: Reason, *, boot_failed: bool = False, for_operator: bool = False) -> Step:
     """Drain the node so that it can be stopped."""
-    note = hardware.drain_note(reason) if reason == node.misfit else ""
+    note = hardware.drain_note(reason) if reason == node.health.misfit else ""
     order = DrainNode(node.id, node.launch.rank, reason, note, boot_failed=boot_failed, for_operator=for_operator)
     return Step(reason, order)
 
 
 def _drain_again(node: Node, otherwise: Reason) -> Step:
     """Order a drain once more, for the reason for which the node leaves; ``otherwise`` if that is unknown."""
-    return _drain(node, node.retiring or otherwise, for_operator=node.retired_by_operator)
+    return _drain(node, node.stop.retiring or otherwise, for_operator=node.stop.by_operator)
 
 
 def _reprieve(node: Node, context: StepContext, reason: Reason) -> Step:
@@ -615,7 +616,7 @@ class RestingReasons:
         for _, usable, ready in (self._counts[0], self._counts[-1]):
             spares = [it.name for it in policy.node_types if 0 < it.spares >= ready.get(it.name, 0)]
             kinds.append((usable > policy.limits.nodes_min, spares))
-        return kinds, policy.observed, policy.node_types, self._context.snapshot.steering
+        return kinds, policy.observed, policy.node_types, self._context.snapshot.operator.steering
 
     def _wanted(self) -> set[LaunchId]:
         of_slot = node_index_of(self._context.snapshot).launch_of_slot

@@ -19,9 +19,9 @@ from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.placement.flux_scheduler import Availability
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.supply import SlotAndRank, is_slot_specific
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.queue_index import BatchKey, key_of
-from nodemanager.planner.state.snapshot import Node
 
 NAMES_MAX = 10
 
@@ -130,7 +130,7 @@ class JobReasons(Mapping[JobId, Reason]):
         """The first few jobs that hold slots of a type: they run there, or its nodes boot for them."""
         supply = self._placement.supply
         slots = frozenset(supply.policy.types[name].slots)
-        ranks = {rank for slot, rank in supply.snapshot.rank_of_slot.items() if slot in slots}
+        ranks = {rank for slot, rank in supply.snapshot.slots.rank_of_slot.items() if slot in slots}
         running = (
             job
             for job in self._jobs.values()
@@ -190,8 +190,8 @@ def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:
     delays: dict[SlotName, Reason] = {}
     for node in nodes:
         slot = node.launch.slot
-        if node.state is NodeState.REQUESTED and node.create_failure:
-            delays[slot] = because(Code.NODE_CREATE_FAILED, nodes=(slot,), detail=node.create_failure)
+        if node.state is NodeState.REQUESTED and node.create.failure:
+            delays[slot] = because(Code.NODE_CREATE_FAILED, nodes=(slot,), detail=node.create.failure)
         elif node.state is NodeState.BOOTING and node.cloud is not None and node.cloud.queued:
             delays[slot] = because(Code.NODE_QUEUED_OUTSIDE, nodes=(slot,))
     return delays

@@ -86,7 +86,7 @@ class Basis:
     @lazy_property
     def queue(self) -> QueueIndex:
         """The waiting jobs."""
-        return queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
+        return queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
 
     @property
     def overspent(self) -> Reason | None:
@@ -158,7 +158,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
             return launch.type_name
         case DestroyNode(launch=None, provider_id=provider_id):
-            stray = snapshot.strays.get(provider_id)
+            stray = snapshot.account.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
         case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
             return None
@@ -175,7 +175,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     if stands_still is not None:
         ends_s = safe_mode_ends_s(snapshot, policy)
         return Plan(asks, stands_still=stands_still, price_per_hour=price, again_at_s=ends_s)
-    if (paused := snapshot.steering.paused) is not None:
+    if (paused := snapshot.operator.steering.paused) is not None:
         reason = because(Code.PAUSED, by=paused.by, since_at=paused.at)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
@@ -220,12 +220,18 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
 
 def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why nothing may be decided now, apart from a pause; None if something may."""
-    if not snapshot.claimed:
-        return because(Code.NOT_THE_ACTOR, why=snapshot.claim.failure or "the instance has not been claimed yet")
+    if not snapshot.sources.claimed:
+        return because(
+            Code.NOT_THE_ACTOR, why=snapshot.sources.claim.failure or "the instance has not been claimed yet"
+        )
     if snapshot.slots.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
     limit_s = policy.timing.stale_after_s
-    for name, source in (("queue", snapshot.queue), ("flux", snapshot.flux), ("cloud", snapshot.cloud)):
+    for name, source in (
+        ("queue", snapshot.sources.queue),
+        ("flux", snapshot.sources.flux),
+        ("cloud", snapshot.sources.cloud),
+    ):
         if source.seen_s is None:
             return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
         age_s = snapshot.now_s - source.seen_s
@@ -246,11 +252,11 @@ def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
     one (``quiet_s``) follows any change. It keeps a job from being counted as both waiting and running: its start
     is reported by the ranks and by the queue, a moment apart. Neither wait exceeds ``settle_max_s``.
     """
-    quiet_s = snapshot.changed_s + policy.fixed.quiet_s
-    if snapshot.newest_job_s is not None:
-        quiet_s = max(quiet_s, snapshot.newest_job_s + policy.timing.settle_s)
-    if snapshot.unsettled_s is not None:
-        quiet_s = min(quiet_s, snapshot.unsettled_s + policy.timing.settle_max_s)
+    quiet_s = snapshot.news.changed_s + policy.fixed.quiet_s
+    if snapshot.news.newest_job_s is not None:
+        quiet_s = max(quiet_s, snapshot.news.newest_job_s + policy.timing.settle_s)
+    if snapshot.news.unsettled_s is not None:
+        quiet_s = min(quiet_s, snapshot.news.unsettled_s + policy.timing.settle_max_s)
     return quiet_s
 
 
@@ -260,12 +266,16 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
     The list of stopped queues must also be current. A queue may have been stopped while the instance was
     unreachable or had no scheduler, which hides it. So the list must be newer than that.
     """
-    if snapshot.unreachable_s is not None and (snapshot.queues_asked_s or 0.0) < snapshot.unreachable_s:
+    if (
+        snapshot.sources.unreachable_s is not None
+        and (snapshot.queues.asked_s or 0.0) < snapshot.sources.unreachable_s
+    ):
         return False
     overdue = (
-        snapshot.unsettled_s is not None and snapshot.now_s - snapshot.unsettled_s >= policy.timing.settle_max_s
+        snapshot.news.unsettled_s is not None
+        and snapshot.now_s - snapshot.news.unsettled_s >= policy.timing.settle_max_s
     )
-    looked = snapshot.look_due_since_s is None or overdue
+    looked = snapshot.news.look_due_since_s is None or overdue
     return looked and snapshot.now_s >= settles_at_s(snapshot, policy)
 
 
@@ -312,7 +322,7 @@ def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, u
 def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason]:
     """Why each waiting job waits."""
     snapshot = basis.snapshot
-    if not (basis.queue.batches or basis.queue.withheld or snapshot.unreadable):
+    if not (basis.queue.batches or basis.queue.withheld or snapshot.queues.unreadable):
         return {}
     delays = boot_delays(node_index_of(snapshot).to_check.values())
     return JobReasons(snapshot.jobs, basis.placement, settling, delays)
@@ -386,7 +396,7 @@ def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
 def _online_rank(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] | None:
     """The identity of a stray and the rank it may serve; None unless that rank is online."""
     identity = stray.node.identity
-    rank_id = snapshot.rank_of_slot.get(identity.slot) if identity is not None else None
+    rank_id = snapshot.slots.rank_of_slot.get(identity.slot) if identity is not None else None
     rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
     return (identity, rank) if identity is not None and rank is not None and rank.online else None
 
@@ -413,7 +423,11 @@ def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot,
 def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:
     """The launch that a stray's tags name; None if the site has no such slot."""
     identity = stray.node.identity
-    if identity is None or identity.slot not in snapshot.rank_of_slot or identity.slot not in policy.type_of_slot:
+    if (
+        identity is None
+        or identity.slot not in snapshot.slots.rank_of_slot
+        or identity.slot not in policy.type_of_slot
+    ):
         return None
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
@@ -428,7 +442,7 @@ def _new_launch(
     return Launch(
         id=id_,
         slot=slot,
-        rank=snapshot.rank_of_slot[slot],
+        rank=snapshot.slots.rank_of_slot[slot],
         type_name=node_type.name,
         # Makes the create idempotent: equal for equal launches, at most 64 ASCII characters.
         client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",

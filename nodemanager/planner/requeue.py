@@ -10,9 +10,10 @@ from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.orders import RequeueJob
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 
 def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]:
@@ -20,14 +21,19 @@ def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]
     taken_back = {
         node.launch.rank: node
         for node in node_index_of(snapshot).to_check.values()
-        if node.reclaimed is not None and _is_drained(node) and node.launch.type_name not in policy.observed
+        if node.health.reclaimed is not None and _is_drained(node) and node.launch.type_name not in policy.observed
     }
     if not taken_back or _is_unconfirmed(snapshot):
         return ()
     again = _already_requeued(snapshot)
     orders = []
     for job in snapshot.jobs.values():
-        if not job.requeue or job.state is not JobState.RUN or job.id in again or job.id in snapshot.requeued:
+        if (
+            not job.requeue
+            or job.state is not JobState.RUN
+            or job.id in again
+            or job.id in snapshot.queues.requeued
+        ):
             continue
         node = next((taken_back[held.rank] for held in job.allocations if held.rank in taken_back), None)
         if node is not None:
@@ -49,7 +55,7 @@ def _already_requeued(snapshot: Snapshot) -> set[JobId]:
 
 def _is_unconfirmed(snapshot: Snapshot) -> bool:
     """Whether a resubmission without an answer may not be visible in the queue yet."""
-    failed_s, seen_s = snapshot.requeue_failed_s, snapshot.queue.seen_s
+    failed_s, seen_s = snapshot.queues.requeue_failed_s, snapshot.sources.queue.seen_s
     return failed_s is not None and (seen_s is None or seen_s <= failed_s)
 
 

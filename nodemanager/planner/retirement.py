@@ -12,8 +12,8 @@ from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost import billing
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node
 
 
 class StopTimes(NamedTuple):
@@ -47,8 +47,8 @@ def should_retire(
     if node.rank is not None and node.rank.drain_reason is not None:
         return Verdict(because(Code.HELD_BY_DRAIN, drain_reason=node.rank.drain_reason))
     times = stop_times if stop_times is not None else StopTimes(policy.rules.stop_lead_s)
-    if node.idle_looks < policy.rules.idle_confirmations:
-        why = because(Code.IDLE_UNCONFIRMED, looks=node.idle_looks, needs=policy.rules.idle_confirmations)
+    if node.seen.idle_looks < policy.rules.idle_confirmations:
+        why = because(Code.IDLE_UNCONFIRMED, looks=node.seen.idle_looks, needs=policy.rules.idle_confirmations)
         return Verdict(
             why, again_at_s=_goes_at_s(node, node_type, policy, now_s + policy.timing.probe_s, now_s, times)
         )
@@ -90,7 +90,7 @@ def _judge_paid_time(node: Node, node_type: NodeType, policy: Policy, now_s: flo
 
 
 def _idle_s(node: Node, now_s: float) -> float:
-    return now_s - (node.idle_since_s if node.idle_since_s is not None else now_s)
+    return now_s - (node.seen.idle_since_s if node.seen.idle_since_s is not None else now_s)
 
 
 def _goes_at_s(
@@ -101,7 +101,7 @@ def _goes_at_s(
         return at_s
     rule = node_type.billing
     if rule.window_s <= policy.rules.idle_timeout_s:
-        idle_since_s = node.idle_since_s if node.idle_since_s is not None else now_s
+        idle_since_s = node.seen.idle_since_s if node.seen.idle_since_s is not None else now_s
         at_s = max(at_s, idle_since_s + policy.rules.idle_timeout_s)
     left_s = billing.window_left_s(rule, billing.age_s(node, at_s))
     return at_s + max(0.0, left_s - times.lead_s)

@@ -53,7 +53,9 @@ def may_move(rank: FluxRank) -> bool:
 def answer_wish(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots:
     """Fulfil a wish or refuse it, at once; nothing is kept for later."""
     in_place = {
-        slot: node_type.name for slot, node_type in policy.type_of_slot.items() if slot in snapshot.rank_of_slot
+        slot: node_type.name
+        for slot, node_type in policy.type_of_slot.items()
+        if slot in snapshot.slots.rank_of_slot
     }
     found = choose_moves(wish.counts, in_place, movable_slots(snapshot), policy.types.keys())
     if isinstance(found, Reason):
@@ -105,7 +107,11 @@ def redeclare_type(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
     free = set(movable_slots(snapshot))
     for name, promise in sorted(snapshot.slots.to_promise.items()):
         node_type = policy.types.get(name)
-        slots = [slot for slot in node_type.slots if slot in snapshot.rank_of_slot] if node_type is not None else []
+        slots = (
+            [slot for slot in node_type.slots if slot in snapshot.slots.rank_of_slot]
+            if node_type is not None
+            else []
+        )
         if slots and free.issuperset(slots):
             wish = SlotsWish(f"{WISH_PREFIX}{name}-{int(snapshot.wall_at * 1000):x}", {}, {name: promise})
             return ChangeSlots(wish, dict.fromkeys(slots, name), because(Code.DECLARED_AS_MEASURED, node_type=name))

@@ -16,9 +16,10 @@ from nodemanager.planner.outcome import FleetNeeds, Purchase
 from nodemanager.planner.placement.infeasibility import by_price
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.supply import SlotAndRank, Supply
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 
 def spare_purchases(
@@ -72,7 +73,11 @@ def _count_taking_jobs(
 def steered_at_rest(snapshot: Snapshot) -> set[LaunchId]:
     """The nodes at rest that an operator keeps jobs off."""
     at_rest = node_index_of(snapshot).at_rest
-    return {id_ for id_ in (*snapshot.steering.holds, *snapshot.steering.retirements) if id_ in at_rest}
+    return {
+        id_
+        for id_ in (*snapshot.operator.steering.holds, *snapshot.operator.steering.retirements)
+        if id_ in at_rest
+    }
 
 
 def count_ready(
@@ -92,7 +97,7 @@ def count_ready(
         if id_ in node_index.at_rest:
             counts[node_index.at_rest[id_].launch.type_name] -= 1
     for node in node_index.to_check.values():
-        ready = node.state in COMING or (node.state is NodeState.IDLE and node.retiring is None)
+        ready = node.state in COMING or (node.state is NodeState.IDLE and node.stop.retiring is None)
         unneeded = node.launch.slot not in needed and node.id not in ended
         if ready and unneeded and takes_jobs(node, snapshot, policy):
             counts[node.launch.type_name] = counts.get(node.launch.type_name, 0) + 1
@@ -112,7 +117,7 @@ def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     if rank.excluded or drained_by_others(rank):
         return False
     unschedulable = node.state in USABLE and not (rank.schedulable or rank.drain_reason)
-    return not unschedulable or snapshot.now_s - node.rank_seen_s < policy.timing.rejoin_timeout_s
+    return not unschedulable or snapshot.now_s - node.seen.rank_seen_s < policy.timing.rejoin_timeout_s
 
 
 def _is_lease_ending(node: Node) -> bool:

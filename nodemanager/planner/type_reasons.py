@@ -22,11 +22,12 @@ from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.flux_scheduler import slots_per_piece
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.obstacle import Hindrance
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 
 def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Mapping[TypeName, Reason]:
@@ -155,7 +156,9 @@ def _gpu_nodes_taken(snapshot: Snapshot, policy: Policy, placement: Placement) -
             and pieces_per_node(node_type, shape)
             and placement.supply.count_slots_for(node_type, shape.constraint)
         ):
-            ranks = (snapshot.ranks.get(snapshot.rank_of_slot.get(slot, Rank(-1))) for slot in node_type.slots)
+            ranks = (
+                snapshot.ranks.get(snapshot.slots.rank_of_slot.get(slot, Rank(-1))) for slot in node_type.slots
+            )
             taken = [rank.host for rank in ranks if rank is not None and _filled_without_gpus(rank, shape)]
             if taken:
                 nodes = tuple(taken[:NAMES_MAX])

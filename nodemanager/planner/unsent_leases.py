@@ -22,9 +22,10 @@ from nodemanager.planner.outcome import FleetNeeds
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.spares import count_beyond_nodes_min, count_ready
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 
 class LeaseReview(NamedTuple):
@@ -72,12 +73,12 @@ def review(
 
 def may_end(node: Node) -> bool:
     """Whether it is certainly nothing but a lease on record, without a call in flight."""
-    return is_unsent(node) and node.recorded and node.call is None
+    return is_unsent(node) and node.create.recorded and node.call is None
 
 
 def is_unsent(node: Node) -> bool:
     """Whether the node's create was not sent yet."""
-    return node.state is NodeState.REQUESTED and node.create_sent_s is None
+    return node.state is NodeState.REQUESTED and node.create.sent_s is None
 
 
 def ending_leases(snapshot: Snapshot) -> list[Node]:
@@ -142,7 +143,7 @@ def _order_of_worth(node: Node, snapshot: Snapshot, needs: FleetNeeds) -> tuple[
     """The sort key of leases, the least useful first: unwanted ones, then those for the last jobs in the queue."""
     jobs = needs.needed.get(node.launch.slot, ())
     first = min((_queue_position(job, snapshot) for job in jobs), default=(0, 0))
-    return bool(jobs), -first[0], -first[1], -node.requested_s, node.id
+    return bool(jobs), -first[0], -first[1], -node.create.requested_s, node.id
 
 
 def _queue_position(job: JobId, snapshot: Snapshot) -> tuple[int, int]:
@@ -166,7 +167,7 @@ def _unwanted(
     beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.limits.nodes_min > 0 else len(leases)
     ready = count_ready(snapshot, policy, needs.needed, ended)
     for node in sorted(
-        leases, key=lambda node: (-billing.price_per_hour(node.launch, policy), -node.requested_s, node.id)
+        leases, key=lambda node: (-billing.price_per_hour(node.launch, policy), -node.create.requested_s, node.id)
     ):
         name = node.launch.type_name
         node_type = policy.types.get(name)

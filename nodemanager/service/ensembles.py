@@ -117,7 +117,7 @@ class _LogView:
                 self._log.warning("ensemble_note", text=text)
             case Notify(_, text, job):
                 self._log.info("ensemble_message", text=text, **_job(job))
-            case Resize(_, change, floor):
+            case Resize(_, change, floor, _):
                 self._log.info("ensemble_resize", change=change, floor=floor)
             case Cancel(_, jobs):
                 self._log.info("ensemble_cancel", jobs=len(jobs))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodemanager.ensemble.fair_share import Claim, share_nodes
+from nodemanager.ensemble.operator import NAME_MAX
 
 LAPSE_S = 180.0
 
@@ -46,12 +47,16 @@ class Floors:
         with self._lock:
             return share_nodes({name: held.claim for name, held in self._held.items()}, self.nodes_max)
 
-    def answer(self, request: Mapping[str, Any]) -> str:
-        """Answer ``node-manager.floor``: why not, or ""."""
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer ``node-manager.floor``: ``why`` not, "" if it is done. Without ``nodes`` it only asks."""
         match request:
-            case {"ensemble": str(name), "nodes": int(nodes)} if nodes >= 0 and len(name) <= 200:
-                return self.ask(name, nodes)
-        return 'a request has the form {"ensemble": NAME, "nodes": N}'
+            case {"ensemble": str(name), "nodes": int(nodes)} if nodes >= 0 and len(name) <= NAME_MAX:
+                return {"why": self.ask(name, nodes)}
+            case {"ensemble": str(name)} if "nodes" not in request:
+                terms = self.terms.get(name, Claim(0))
+                nodes_max = self.nodes_max if terms.nodes_max is None else min(terms.nodes_max, self.nodes_max)
+                return {"why": "", "kept": self.shares().get(name, 0), "min": terms.nodes_min, "max": nodes_max}
+        return {"why": 'a request has the form {"ensemble": NAME, "nodes": N}'}
 
     def ask(self, name: str, nodes: int) -> str:
         """Keep ``nodes`` for an ensemble from now on. Returns why not, with nothing changed; "" if it is so."""

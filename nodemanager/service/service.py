@@ -202,7 +202,7 @@ class NodesCannotJoin(Exception):
 
 
 def make_ports(
-    site: Site, info: Info | None = None, floor: Callable[[Mapping[str, Any]], str] | None = None
+    site: Site, info: Info | None = None, floor: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None
 ) -> SitePorts:
     """Make the ports that the site names. Only their modules are imported.
 
@@ -239,11 +239,14 @@ def make_ports(
 def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPorts:
     from nodemanager.flux.delegate.home import RealHome  # noqa: PLC0415
     from nodemanager.flux.delegate.peer import RealPeer  # noqa: PLC0415
+    from nodemanager.flux.setup.existing import frobnicator_in_use  # noqa: PLC0415
 
     def make_peer(peer: Peer) -> PeerPort:
         return RealPeer(peer.name, peer.uri, site.cluster_uuid, clock)
 
-    return DelegationPorts(lambda: RealHome(site.flux.uri, flux.claim), make_peer, targets_of(site))
+    return DelegationPorts(
+        lambda: RealHome(site.flux.uri, flux.claim, frobnicator_in_use(site)), make_peer, targets_of(site)
+    )
 
 
 def targets_of(site: Site) -> Targets:

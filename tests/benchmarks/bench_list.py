@@ -39,8 +39,9 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.plan import plan
+from nodemanager.planner.state.node import Create, Node, Seen
 from nodemanager.planner.state.policy import Limits, Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+from nodemanager.planner.state.snapshot import SlotSettings, Snapshot, Source, Sources
 from tests.contract.cloud_subjects import SystemClock
 from tests.paths import DATA
 
@@ -96,13 +97,9 @@ def a_fleet(nodes: int) -> tuple[Snapshot, Policy]:
     snapshot = Snapshot(
         now_s=NOW_S,
         wall_at=WALL_AT,
-        claim=fresh,
-        claimed=True,
-        queue=fresh,
-        flux=fresh,
-        cloud=fresh,
+        sources=Sources(fresh, claimed=True, queue=fresh, flux=fresh, cloud=fresh),
         ranks=ranks,
-        rank_of_slot={rank.host: rank.rank for rank in ranks.values()},
+        slots=SlotSettings(rank_of_slot={rank.host: rank.rank for rank in ranks.values()}),
         nodes={node.id: node for node in known},
     )
     return snapshot, policy
@@ -118,13 +115,9 @@ def _node(number: int, slot: SlotName) -> Node:
         launch,
         NodeState.BUSY if busy else NodeState.IDLE,
         since_s=NOW_S - 300,
-        requested_s=NOW_S - 600,
-        recorded=True,
-        create_sent_s=NOW_S - 600,
+        create=Create(NOW_S - 600, recorded=True, sent_s=NOW_S - 600),
         rank=seen,
-        rank_seen_s=NOW_S - 1,
-        idle_looks=0 if busy else 2,
-        idle_since_s=None if busy else NOW_S - 300,
+        seen=Seen(NOW_S - 1, 0 if busy else 2, None if busy else NOW_S - 300),
     )
 
 

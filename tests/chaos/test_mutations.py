@@ -22,9 +22,10 @@ from nodemanager.planner.observe import node_health, observe, pairing, rank_fact
 from nodemanager.planner.placement import placement, supply, within_budget
 from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.requeue import requeue_orders
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
-from tests.builders import with_settings
+from nodemanager.planner.state.snapshot import Snapshot
+from tests.builders import changed, with_settings
 
 SEEDS_MAX = 200
 
@@ -44,7 +45,7 @@ def believing_the_first_look(patch: Patch) -> None:
         if was is not None:
             reason = drain_text(node.id)
             was = replace(was, allocated=False, schedulable=False, drain_reason=reason)
-        return replace(node, call=None, drained_s=fact.started_s, rank=was)
+        return changed(node, call=None, drained_s=fact.started_s, rank=was)
 
     patch.setitem(cast("dict[Any, Any]", observe.HANDLERS), NodeDrained, observe.to_nodes(as_it_was))
 
@@ -113,7 +114,7 @@ def repeating_a_create_without_its_token(patch: Patch) -> None:
         after = snapshot.nodes.get(node.id)
         if fact.kind is not FailureKind.AMBIGUOUS or after is None or after.state is not NodeState.REQUESTED:
             return snapshot
-        return replace(snapshot, nodes={**snapshot.nodes, node.id: replace(after, create_sent_s=None)})
+        return replace(snapshot, nodes={**snapshot.nodes, node.id: changed(after, sent_s=None)})
 
     patch.setattr(rank_facts, "_apply_create_failure", again)
     patch.setattr(plan, "_new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
@@ -167,7 +168,7 @@ def killing_housekeeping_for_ever(patch: Patch) -> None:
 def submitting_jobs_again_and_again(patch: Patch) -> None:
     def forgetful(snapshot: Snapshot, policy: Policy) -> Any:
         jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
-        return requeue_orders(replace(snapshot, requeued=frozenset(), jobs=jobs), policy)
+        return requeue_orders(changed(snapshot, requeued=frozenset(), jobs=jobs), policy)
 
     patch.setattr(plan, "requeue_orders", forgetful)
 

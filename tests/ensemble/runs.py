@@ -40,7 +40,7 @@ class Nodes:
         self._nodes_max = nodes_max
         self.floors: list[int] = []
 
-    def keep(self, floor: int, then: Callable[[str], None]) -> None:
+    def keep(self, floor: int, change: int, then: Callable[[str], None]) -> None:
         def answer() -> None:
             if floor > self._nodes_max:
                 then(f"at most {self._nodes_max} nodes")

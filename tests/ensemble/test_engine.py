@@ -250,14 +250,14 @@ def test_grow_and_shrink_move_a_floor_that_a_refusal_moves_back() -> None:
         "{trigger: job-finish, action: {name: shrink, value: 3}}",
     )
     story.runs("1.1.0.0")
-    assert story.orders() == [Resize("2.1", 2, 2)]
+    assert story.orders() == [Resize("2.1", 2, 2, 2)]
     story.take(Answered("2.1", story.at))
     second = story.runs("1.1.0.1")
-    assert story.orders() == [Resize("2.2", 2, 4)]
+    assert story.orders() == [Resize("2.2", 2, 4, 2)]
     story.take(Answered("2.2", story.at, "nodes_max = 3"))
     assert story.engine.floor == 2
     story.event(second, "finish", status=0)
-    assert story.orders() == [Resize("3.1", -2, 0)], "it cannot take more than was given"
+    assert story.orders() == [Resize("3.1", -2, 0, -3)], "it cannot take more than was given"
 
 
 def test_what_a_custom_function_returns_is_carried_out() -> None:

@@ -11,9 +11,9 @@ from nodemanager.core.facts import Fact
 from nodemanager.core.jobs import Job
 from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.planner.plan import plan
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node
-from tests.builders import NOW_S, WALL_AT, a_policy, a_snapshot
+from tests.builders import NOW_S, WALL_AT, a_policy, a_snapshot, changed
 
 
 def a_moment(
@@ -30,14 +30,14 @@ def a_moment(
     policy = policy if policy is not None else a_policy()
     snapshot = a_snapshot(policy, nodes=nodes, jobs=jobs, **changes)
     seen_s = NOW_S + after_s - 1
-    snapshot = replace(
+    snapshot = changed(
         snapshot,
         now_s=NOW_S + after_s,
         wall_at=WALL_AT + after_s,
-        claim=replace(snapshot.claim, seen_s=seen_s),
-        queue=replace(snapshot.queue, seen_s=seen_s),
-        flux=replace(snapshot.flux, seen_s=seen_s),
-        cloud=replace(snapshot.cloud, seen_s=seen_s),
+        claim=replace(snapshot.sources.claim, seen_s=seen_s),
+        queue=replace(snapshot.sources.queue, seen_s=seen_s),
+        flux=replace(snapshot.sources.flux, seen_s=seen_s),
+        cloud=replace(snapshot.sources.cloud, seen_s=seen_s),
     )
     return Publication(snapshot, plan(snapshot, policy), policy, acts, tuple(facts))
 

@@ -11,7 +11,7 @@ from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.history.backlog import BACKLOG_MAX, Backlog, condense
 from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.history.store.rows import Rows
-from nodemanager.planner.state.snapshot import Node
+from nodemanager.planner.state.node import Node
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, whole_nodes
 from tests.history.publications import a_moment
 

@@ -14,8 +14,8 @@ from nodemanager.core.slots import Billing, Rank, Tariff
 from nodemanager.history.cost_ledger import NOBODY
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import NodeLife
-from nodemanager.planner.state.snapshot import Node
-from tests.builders import NOW_S, WALL_AT, a_cloud_node, a_job, a_launch, a_node, a_policy, a_type
+from nodemanager.planner.state.node import Node
+from tests.builders import NOW_S, WALL_AT, a_cloud_node, a_job, a_launch, a_node, a_policy, a_type, changed
 from tests.history.publications import a_moment, told
 
 
@@ -173,6 +173,6 @@ def test_a_boot_that_failed_has_its_cause(node: Node, failures: tuple[FailureKin
 
 
 def test_one_that_was_found_standing_is_known_as_such() -> None:
-    node = replace(a_node("cloud1", NodeState.IDLE), adopted=True)
+    node = changed(a_node("cloud1", NodeState.IDLE), adopted=True)
     (_, life) = lives(*told(a_moment(nodes=[node])))[-1]
     assert life.found

@@ -15,7 +15,7 @@ from nodemanager.history import events
 from nodemanager.history.follower import Follower
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.snapshot import Source
-from tests.builders import NOW_S, WALL_AT, a_job, a_node, whole_nodes
+from tests.builders import NOW_S, WALL_AT, a_job, a_node, changed, whole_nodes
 from tests.history.publications import a_moment, lines, told
 
 
@@ -57,7 +57,7 @@ def test_a_reason_is_told_when_it_becomes_another_and_not_when_its_figures_chang
     assert sorted(first) == [*["because type nothing_is_short"] * 2, "because waits too_few_slots"]
     assert later == [[], []]
     node = a_node("cloud1", NodeState.IDLE, idle_looks=0)
-    seen = [a_moment(nodes=[replace(node, idle_looks=looks)]) for looks in (0, 1, 2)]
+    seen = [a_moment(nodes=[changed(node, idle_looks=looks)]) for looks in (0, 1, 2)]
     assert [lines(it, "because") for it in told(*seen)] == [
         ["because idle idle_unconfirmed", *["because type nothing_is_short"] * 2],
         [],
@@ -106,7 +106,7 @@ def test_what_failed_and_what_operators_did_is_told(fact: CloudCallFailed, line:
 
 def test_a_standstill_is_told_when_it_begins_and_when_it_ends() -> None:
     calm = a_moment(1)
-    stands = replace(calm.snapshot, cloud=Source(seen_s=NOW_S - 10_000))
+    stands = changed(calm.snapshot, cloud=Source(seen_s=NOW_S - 10_000))
     still = replace(calm, snapshot=stands, plan=plan(stands, calm.policy))
     begins, again, ends = told(a_moment(), still, still, a_moment(2))[1:]
     assert lines(begins, "standstill") == ["standstill begins stale"]

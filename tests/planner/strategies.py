@@ -26,8 +26,9 @@ from nodemanager.core.jobs import (
 )
 from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, LaunchId, NodeState
 from nodemanager.core.notation import format_idset
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Node, Scope, Snapshot, Stray
+from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Scope, Snapshot, Stray
 from tests.builders import (
     NOW_S,
     a_call,
@@ -172,7 +173,7 @@ def nodes(draw: st.DrawFn, policy: Policy, slot: str) -> Node:
         rank = rank or a_rank(slot, policy)  # its drain was answered with a look
         changes["broker_told_s"] = draw(st.one_of(st.none(), st.sampled_from([NOW_S - 1, NOW_S - 20])))
     if state is NodeState.REQUESTED:
-        changes["create_sent_s"] = draw(st.one_of(st.none(), st.just(NOW_S - 20)))
+        changes["sent_s"] = draw(st.one_of(st.none(), st.just(NOW_S - 20)))
     else:
         provider_state = draw(st.sampled_from([CloudState.RUNNING, CloudState.RUNNING, *CloudState]))
         changes["cloud"] = a_cloud_node(launch, state=provider_state)
@@ -201,7 +202,7 @@ def snapshots(draw: st.DrawFn, policy: Policy) -> Snapshot:
         jobs=draw(jobs()),
         ranks=seen,
         strays={stray.node.provider_id: stray for stray in found},
-        queues_stopped=draw(st.sampled_from([frozenset(), frozenset(["debug"])])),
+        stopped=draw(st.sampled_from([frozenset(), frozenset(["debug"])])),
         blocks={
             Scope(name): Block(NOW_S + draw(st.sampled_from([-1.0, 30.0])), FailureKind.CAPACITY, "none")
             for name in blocked

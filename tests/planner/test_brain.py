@@ -181,7 +181,7 @@ WAITS: dict[str, tuple[Callable[[], World], float]] = {
         40.0,
     ),
     "the rate of creates": (
-        lambda: quiet_world(creates_per_s=0.25).node("cloud1", NodeState.REQUESTED, create_sent_s=None)
+        lambda: quiet_world(creates_per_s=0.25).node("cloud1", NodeState.REQUESTED, sent_s=None)
         .job(whole_nodes(1)).but(create_credit=0.5, create_credit_s=NOW_S),
         2.0,
     ),

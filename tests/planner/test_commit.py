@@ -96,7 +96,7 @@ def test_a_drain_and_an_undrain_make_the_last_second_look_void() -> None:
         DrainNode(LAUNCH.id, LAUNCH.rank, WHY),
         UndrainNode(LAUNCH.id, LAUNCH.rank, WHY),
     ):
-        assert _committed(NodeState.DRAINING, order)["cloud1"].drained_s is None
+        assert _committed(NodeState.DRAINING, order)["cloud1"].stop.drained_s is None
 
 
 def test_a_node_is_there_from_the_moment_it_is_decided() -> None:
@@ -107,8 +107,8 @@ def test_a_node_is_there_from_the_moment_it_is_decided() -> None:
     assert node.state is NodeState.REQUESTED
     assert node.call is not None
     assert node.call.kind is CallKind.RECORD
-    assert not node.recorded
-    assert node.create_sent_s is None
+    assert not node.create.recorded
+    assert node.create.sent_s is None
 
 
 def test_a_stray_that_gets_its_lease_back_is_looked_for_never_made_again() -> None:
@@ -116,22 +116,26 @@ def test_a_stray_that_gets_its_lease_back_is_looked_for_never_made_again() -> No
     world = a_world()
     world.snapshot = commit_actions(world.snapshot, Plan(actions=(RecordLaunches((launch,)),)), world.policy)
     node = world["cloud1"]
-    assert node.create_sent_s == NOW_S
-    assert node.requested_s == NOW_S - 500
+    assert node.create.sent_s == NOW_S
+    assert node.create.requested_s == NOW_S - 500
 
 
 def test_what_was_asked_is_waited_for() -> None:
     plan = Plan(asks=(ClaimInstance(), LookAtRanks(), ListCloud()))
     snapshot = commit_asks(a_snapshot(), plan, a_policy(call_timeout_s=30))
     due_s = NOW_S + 30
-    assert (snapshot.claim.answer_due_s, snapshot.flux.answer_due_s, snapshot.cloud.answer_due_s) == (due_s,) * 3
+    assert (
+        snapshot.sources.claim.answer_due_s,
+        snapshot.sources.flux.answer_due_s,
+        snapshot.sources.cloud.answer_due_s,
+    ) == (due_s,) * 3
 
 
 def test_a_settled_plan_ends_the_settling_and_another_does_not() -> None:
     policy = a_policy()
     unsettled = a_snapshot(unsettled_s=NOW_S - 3)
-    assert commit_asks(unsettled, Plan(settled=True), policy).unsettled_s is None
-    assert commit_asks(unsettled, Plan(settled=False), policy).unsettled_s == NOW_S - 3
+    assert commit_asks(unsettled, Plan(settled=True), policy).news.unsettled_s is None
+    assert commit_asks(unsettled, Plan(settled=False), policy).news.unsettled_s == NOW_S - 3
 
 
 def test_what_is_ordered_is_not_ordered_again() -> None:

@@ -46,9 +46,9 @@ def test_a_clock_that_jumps_later_does_not_shorten_the_wait() -> None:
 def test_a_drain_that_was_undone_does_not_shorten_the_wait_after_the_next() -> None:
     world = drained_by_flux(a_world().idle_node(), 0.0)
     world.wait(60.0).see_ranks(UP)
-    assert world["cloud1"].drained_by_flux_s is None
+    assert world["cloud1"].health.drained_by_flux_s is None
     drained_by_flux(world, 0.0)
-    assert world["cloud1"].drained_by_flux_s == world.snapshot.now_s
+    assert world["cloud1"].health.drained_by_flux_s == world.snapshot.now_s
 
 
 def test_while_a_job_runs_there_it_is_left_alone() -> None:

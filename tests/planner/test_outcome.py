@@ -46,7 +46,7 @@ def test_no_node_is_passed_over_whose_reason_is_another(before: NodeReasons, aft
 
 def test_a_create_that_may_have_failed_is_shown_on_the_job() -> None:
     """Without a word of it, the job's node would be booting for ever on a full disk."""
-    world = a_world().node("cloud1", NodeState.REQUESTED, cloud=None, create_sent_s=NOW_S).job(whole_nodes(1))
+    world = a_world().node("cloud1", NodeState.REQUESTED, cloud=None, sent_s=NOW_S).job(whole_nodes(1))
     assert world.why_job(1) == because(Code.NODE_COMING, nodes=("cloud1",))
     world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.AMBIGUOUS, "No space left on device"))
     failed = because(Code.NODE_CREATE_FAILED, nodes=("cloud1",), detail="No space left on device")

@@ -107,7 +107,7 @@ def test_a_job_that_has_ended_is_forgotten(complete: bool) -> None:
     world.decide()
     ended = () if complete else (JobId(7),)
     world.see(QueueSeen(world.snapshot.now_s, ended=ended, complete=complete))
-    assert world.snapshot.requeued == frozenset()
+    assert world.snapshot.queues.requeued == frozenset()
 
 
 @pytest.mark.parametrize(("userid", "requeues"), [(1000, []), (1001, ["requeue 7"])])

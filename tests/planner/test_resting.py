@@ -31,8 +31,8 @@ TIMES = st.floats(NOW_S - 20_000.0, NOW_S)
 def plan_of_all(snapshot: Snapshot, policy: Policy) -> Plan:
     """The plan with an index in which no node is at rest: each idle node takes its step."""
     with patch.object(node_index, "is_at_rest", lambda *_: False):
-        looked_at = replace(snapshot, node_index=NodeIndex())
-        return plan(replace(looked_at, node_index=node_index_of(looked_at)), policy)
+        looked_at = replace(snapshot, indexes=replace(snapshot.indexes, nodes=NodeIndex()))
+        return plan(replace(looked_at, indexes=replace(looked_at.indexes, nodes=node_index_of(looked_at))), policy)
 
 
 @st.composite

@@ -154,7 +154,7 @@ def test_a_change_that_may_be_half_done_is_repaired_by_claiming_anew(lost: str) 
         world.see(FluxCallFailed((), "ChangeSlots", "no answer"))
     else:
         world.wait(world.policy.calls.call_timeout_s)
-    assert not world.snapshot.claimed
+    assert not world.snapshot.sources.claimed
     assert ClaimInstance() in world.wait(1.0).plan().asks
     # Earlier looks are void, even after the claim is held again.
     world.see_claim()

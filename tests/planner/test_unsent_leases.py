@@ -35,6 +35,7 @@ from tests.builders import (
     a_policy,
     a_world,
     boots,
+    changed,
     orders,
     whole_nodes,
     with_settings,
@@ -282,14 +283,14 @@ def test_of_a_type_that_is_only_observed_from_now_on_none_is_made() -> None:
 
 def test_one_that_is_to_go_before_it_was_made_is_not_made() -> None:
     world = leased(1)
-    world.see(RetirementRequested(world.id("cloud1"), ADA)).but(steering_on_record=world.snapshot.steering)
+    world.see(RetirementRequested(world.id("cloud1"), ADA)).but(steering_on_record=world.snapshot.operator.steering)
     retired = world.id("cloud1")
     made = world.wait(20).all_is_fresh().wait(1).decide()
     assert orders(made)[0] == f"end-lease {retired}"
     assert boots(made) == ["cloud2"]  # the job waits as before
     assert str(made.nodes[retired]).startswith("retired_by_operator")
     world.see(LeaseEnded(retired))
-    assert not world.snapshot.steering.retirements
+    assert not world.snapshot.operator.steering.retirements
 
 
 def test_released_in_time_it_is_made() -> None:
@@ -308,6 +309,6 @@ def test_one_that_goes_with_its_create_on_its_way_is_looked_for() -> None:
 
 def test_one_that_is_to_go_is_put_on_record_first_where_that_failed() -> None:
     world = leased(1)
-    node = replace(world["cloud1"], recorded=False)
+    node = changed(world["cloud1"], recorded=False)
     world.but(nodes={node.id: node}).see(RetirementRequested(node.id, ADA))
     assert orders(world.plan())[0].startswith("record")

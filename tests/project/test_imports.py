@@ -34,7 +34,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "flux": ("parse", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),
-    "web": ("state", "api", ""),
+    "web": ("state", "api", "", "grpc"),
     "simulation": ("time", "flux", "cloud", "delegation", ""),
     "chaos": ("run", "faults", ""),
     "whatif": ("workload", "cloud", "replay", "study", "report", ""),

@@ -69,13 +69,13 @@ def test_a_claim_that_is_not_repeated_lapses(floors: Floors, time: Time) -> None
 
 
 def test_a_request_of_another_form_is_refused(floors: Floors) -> None:
-    assert floors.answer({"ensemble": "a", "nodes": 2}) == ""
+    assert floors.answer({"ensemble": "a", "nodes": 2}) == {"why": ""}
     bad: list[dict[str, object]] = [
         {},
-        {"ensemble": "a"},
+        {"ensemble": "a", "nodes": "1"},
         {"ensemble": "a", "nodes": -1},
         {"ensemble": 5, "nodes": 1},
     ]
     for request in bad:
-        assert "a request has the form" in floors.answer(request)
+        assert "a request has the form" in floors.answer(request)["why"]
     assert floors.shares() == {"a": 2}

@@ -27,9 +27,7 @@ from nodemanager.planner.observe.observe import observe, observe_all
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import QueueIndex
-from nodemanager.planner.state.rank_index import RankIndex
-from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
+from nodemanager.planner.state.snapshot import Indexes, NodeIndex, Snapshot
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_rank, a_world, with_settings
 from tests.planner.strategies import CONDITIONS, POLICIES, a_rank_that_is, ranks, snapshots
 from tests.planner.test_plan import to_the_byte
@@ -90,13 +88,17 @@ def test_facts_taken_in_together_make_what_one_after_the_other_makes(
     assert to_the_byte(plan(together, policy)) == to_the_byte(plan(one_by_one, policy))
 
 
+def _with_index(snapshot: Snapshot, index: NodeIndex) -> Snapshot:
+    return replace(snapshot, indexes=replace(snapshot.indexes, nodes=index))
+
+
 @settings(deadline=None, max_examples=200)
 @given(told())
 def test_the_roll_that_is_kept_is_the_one_that_would_be_read(case: tuple[Snapshot, Policy, list[Fact]]) -> None:
     snapshot, policy, facts = case
-    after = observe_all(replace(snapshot, node_index=node_index_of(snapshot)), facts, policy)
+    after = observe_all(_with_index(snapshot, node_index_of(snapshot)), facts, policy)
     kept = node_index_of(after)
-    read = node_index_of(replace(after, node_index=NodeIndex(confirmations=kept.confirmations)))
+    read = node_index_of(_with_index(after, NodeIndex(confirmations=kept.confirmations)))
     assert (kept.to_check, kept.at_rest, kept.resting) == (read.to_check, read.at_rest, read.resting)
     assert (kept.with_call, kept.launch_of_rank, kept.launch_of_slot) == (
         read.with_call,
@@ -146,7 +148,7 @@ def test_what_is_kept_for_the_planner_decides_nothing(
     plan(snapshot, policy)
     seen = {**snapshot.ranks, **{rank.rank: rank for rank in shown}}
     after = observe(snapshot, RanksSeen(NOW_S + later_s, tuple(seen.values())), policy)
-    anew = replace(after, queue_index=QueueIndex(), rank_index=RankIndex(), node_index=NodeIndex())
+    anew = replace(after, indexes=Indexes())
     assert to_the_byte(plan(after, policy)) == to_the_byte(plan(anew, policy))
     smaller = with_settings(policy, nodes_max=1)
     assert to_the_byte(plan(after, smaller)) == to_the_byte(plan(anew, smaller)), "under another policy, too"

@@ -58,6 +58,7 @@ from tests.builders import (
     a_world,
     boots,
     busy,
+    changed,
     drained,
     orders,
     tasks,
@@ -109,7 +110,7 @@ def test_02_nothing_is_bought_between_a_stir_and_the_look_that_it_calls_for() ->
 def test_03_a_job_that_pends_for_another_reason_than_shortage_buys_nothing(
     changes: dict[str, Any], code: str
 ) -> None:
-    world = a_world().but(queues_stopped=frozenset({"debug"})).job(whole_nodes(1), **changes)
+    world = a_world().but(stopped=frozenset({"debug"})).job(whole_nodes(1), **changes)
     assert boots(world.plan()) == []
     assert world.why_job(1).code == code
 
@@ -379,7 +380,7 @@ def test_26_an_address_or_a_host_name_used_again_makes_no_pair() -> None:
     world = a_world().booting_node("cloud1", cloud=a_cloud_node(LAUNCH, addresses=("10.0.0.7",)))
     world.wait(1).see_cloud(a_cloud_node(a_launch("cloud1", number=9), provider_id="i-9", addresses=("10.0.0.7",)))
     assert world["cloud1"].cloud == a_cloud_node(LAUNCH, addresses=("10.0.0.7",))
-    assert list(world.snapshot.strays) == ["i-9"]
+    assert list(world.snapshot.account.strays) == ["i-9"]
 
 
 @pytest.mark.parametrize("skew_s", [-600, 600])
@@ -397,9 +398,9 @@ def test_27_clocks_that_disagree_by_ten_minutes_still_pair(skew_s: float) -> Non
 def test_28_a_list_that_shows_a_node_twice_or_in_another_order_changes_nothing() -> None:
     one, other = a_cloud_node(LAUNCH), a_cloud_node(a_launch("cloud2"))
     world = a_world().busy_node("cloud1").busy_node("cloud2").wait(1).see_cloud(one, other)
-    before = (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.strays)
+    before = (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.account.strays)
     world.wait(1).see_cloud(other, one, other, one)
-    assert (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.strays) == before
+    assert (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.account.strays) == before
 
 
 def test_29_a_foreign_node_is_counted_once_and_never_touched() -> None:
@@ -411,8 +412,8 @@ def test_29_a_foreign_node_is_counted_once_and_never_touched() -> None:
     for _ in range(15):
         world.wait(60).see(QueueProbed(world.snapshot.now_s)).see_ranks().see_cloud(foreign, namesake)
         assert orders(world.decide()) == []
-    assert world.snapshot.strangers == 1
-    assert [node.provider_id for node in world.snapshot.intruders] == ["i-7"]
+    assert world.snapshot.account.strangers == 1
+    assert [node.provider_id for node in world.snapshot.account.intruders] == ["i-7"]
 
 
 def test_30_a_node_that_the_provider_no_longer_shows_is_left_alone_while_flux_talks_to_it() -> None:
@@ -422,7 +423,7 @@ def test_30_a_node_that_the_provider_no_longer_shows_is_left_alone_while_flux_ta
         assert orders(world.decide()) == []
     assert world["cloud1"].state is NodeState.BUSY
     world.wait(10).see_cloud(a_cloud_node(LAUNCH))
-    assert world["cloud1"].absences == 0
+    assert world["cloud1"].listing.absences == 0
     assert world["cloud1"].launch == LAUNCH
 
 
@@ -454,7 +455,7 @@ def test_a_node_of_ours_without_a_lease_gets_it_back_where_its_slot_is_free() ->
     assert "destroy i-7" not in orders(world.decide())  # not listed again yet, but no longer an orphan
     world.wait(1).see_cloud(_stray())
     assert world["cloud1"].state is NodeState.BOOTING
-    assert not world.snapshot.strays
+    assert not world.snapshot.account.strays
 
 
 def test_a_stray_counts_against_the_limits_and_its_slot_is_taken() -> None:
@@ -688,7 +689,7 @@ def test_44_a_list_that_lacks_a_large_part_at_once_forgets_and_buys_nothing(kept
     for _ in range(3):
         world.wait(10).see_cloud(*listed)
         assert {node.id: node.state for node in world.snapshot.nodes.values()} == before
-    assert world.snapshot.doubted_lists == 3
+    assert world.snapshot.sources.doubted_lists == 3
 
 
 def test_44_a_fleet_that_is_really_gone_is_believed_in_the_end() -> None:
@@ -747,7 +748,7 @@ def test_47_a_wall_clock_that_jumps_an_hour_moves_no_timer(jump_s: float) -> Non
     world.see_ranks(idle).wait(1).see_ranks().wait(1)
     assert orders(world.plan()) == before
     assert world.why("cloud1") == "idle_not_long"
-    assert world["cloud1"].idle_since_s == NOW_S + 1
+    assert world["cloud1"].seen.idle_since_s == NOW_S + 1
 
 
 def test_47_a_jump_leaves_the_staleness_and_the_deadlines_as_they_are() -> None:
@@ -823,7 +824,7 @@ def test_a_token_is_another_for_each_launch_however_long_the_slot_s_name() -> No
 
 
 def test_what_is_claimed_first_is_the_instance() -> None:
-    world = World(a_world(CLOUD, GPU).policy, replace(a_world().snapshot, claimed=False, claim=Source()))
+    world = World(a_world(CLOUD, GPU).policy, changed(a_world().snapshot, claimed=False, claim=Source()))
     assert world.plan().asks == (ClaimInstance(),)
 
 
@@ -865,7 +866,7 @@ def test_48_a_source_that_answers_slower_than_it_is_asked_is_asked_once_at_a_tim
 
 
 def test_50_a_call_that_hangs_holds_up_its_own_node_only() -> None:
-    world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, call=a_call(CallKind.CREATE))
+    world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=NOW_S, call=a_call(CallKind.CREATE))
     world.idle_node("cloud2", hour_ends_in_s=30.0)
     assert orders(world.plan()) == ["drain cloud2-1"]
     world.wait(600.0).all_is_fresh()

@@ -58,8 +58,9 @@ from nodemanager.core.slots import Rank, SlotName
 from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import Action, Plan, plan
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 from tests.builders import a_cloud_node, a_launch
 from tests.planner.strategies import CONDITIONS, POLICIES, SLOTS, a_rank_that_is, jobs, snapshots
 
@@ -81,7 +82,7 @@ class Loop(RuleBasedStateMachine):
         self.given: list[Action] = []  # unanswered orders
         self.launches = {slot: a_launch(slot, self.policy) for slot in SLOTS}  # the latest launch of each slot
         # The nodes whose latest drain was answered.
-        self.answered = {node.id for node in nodes if node.drained_s is not None}
+        self.answered = {node.id for node in nodes if node.stop.drained_s is not None}
         self.past: list[Fact] = []
 
     def _take(self, fact: Fact) -> None:
@@ -124,15 +125,15 @@ class Loop(RuleBasedStateMachine):
         self._take(QueueProbed(now_s))
         self._take(RanksSeen(now_s, tuple(self.snapshot.ranks.values())))
         self._take(CloudListed(now_s, tuple(self._standing())))
-        if not self.snapshot.claimed:
-            recorded = [node.launch for node in self.snapshot.nodes.values() if node.recorded]
+        if not self.snapshot.sources.claimed:
+            recorded = [node.launch for node in self.snapshot.nodes.values() if node.create.recorded]
             self._take(ClaimHeld(now_s, tuple(recorded)))
         self.time_passes(seconds, 0)
         self.decide()
 
     def _standing(self) -> list[CloudNode]:
         nodes = [node.cloud for node in self.snapshot.nodes.values() if node.cloud is not None]
-        return [*nodes, *(stray.node for stray in self.snapshot.strays.values())]
+        return [*nodes, *(stray.node for stray in self.snapshot.account.strays.values())]
 
     # --- answers to what was ordered ---
 
@@ -297,7 +298,7 @@ class Loop(RuleBasedStateMachine):
             return
         owned = {node.cloud.provider_id for node in self.snapshot.nodes.values() if node.cloud is not None}
         types = [node.launch.type_name for node in self.snapshot.nodes.values() if node.state is not NodeState.GONE]
-        for id_, stray in self.snapshot.strays.items():
+        for id_, stray in self.snapshot.account.strays.items():
             identity = stray.node.identity
             assert identity is not None
             owner = self.snapshot.nodes.get(identity.launch)
@@ -313,7 +314,7 @@ class Loop(RuleBasedStateMachine):
     def _check_that_all_is_explained(self, made: Plan) -> None:
         running = (JobState.RUN, JobState.CLEANUP)
         waiting = {job.id for job in self.snapshot.jobs.values() if job.state not in running}
-        assert made.jobs.keys() == waiting | self.snapshot.unreadable.keys()
+        assert made.jobs.keys() == waiting | self.snapshot.queues.unreadable.keys()
         bought = {action.launch.id for action in made.actions if isinstance(action, BootNode)}
         assert made.nodes.keys() == self.snapshot.nodes.keys() | bought
 
@@ -329,7 +330,7 @@ class Loop(RuleBasedStateMachine):
                     node = self.snapshot.nodes.get(launch.id)
                     assert node is None or node.call is None
             case DestroyNode(launch=None, provider_id=provider_id):
-                identity = self.snapshot.strays[provider_id].node.identity
+                identity = self.snapshot.account.strays[provider_id].node.identity
                 assert identity is not None
                 rank = self.snapshot.ranks[self.launches[identity.slot].rank]
                 assert not (rank.online and rank.allocated)
@@ -346,10 +347,10 @@ class Loop(RuleBasedStateMachine):
         assert node.retry_s <= self.snapshot.now_s
         match action:
             case CreateNode():
-                assert node.recorded
-                assert node.create_sent_s is None
+                assert node.create.recorded
+                assert node.create.sent_s is None
             case EndLease():
-                never_made = node.state is NodeState.REQUESTED and node.create_sent_s is None
+                never_made = node.state is NodeState.REQUESTED and node.create.sent_s is None
                 assert node.state is NodeState.GONE or never_made
             case StopBroker() | DestroyNode():
                 assert node.id in self.answered, "nothing is stopped unless its drain was answered"
@@ -361,7 +362,7 @@ class Loop(RuleBasedStateMachine):
             case DrainNode():
                 # After a new claim a stopping node is drained again: another manager may have kept it.
                 retired = node.state in (NodeState.IDLE, NodeState.BOOTING, NodeState.LOST, NodeState.DRAINING)
-                assert retired or (node.state is NodeState.STOPPING and node.drained_s is None)
+                assert retired or (node.state is NodeState.STOPPING and node.stop.drained_s is None)
             case UndrainNode():
                 assert node.rank is None or not _held_by_others(node.rank)
 

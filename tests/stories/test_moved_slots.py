@@ -27,7 +27,7 @@ def test_a_node_is_where_its_name_came_online() -> None:
     assert world["cloud2"].launch.rank == Rank(1)
     assert world["cloud1"].state is NodeState.BOOTING
     assert world["cloud1"].launch.rank == Rank(2)
-    assert world.snapshot.rank_of_slot[SlotName("cloud2")] == Rank(1)
+    assert world.snapshot.slots.rank_of_slot[SlotName("cloud2")] == Rank(1)
 
 
 def test_it_is_drained_there() -> None:
@@ -43,7 +43,7 @@ def test_the_answer_to_a_drain_that_met_another_proves_nothing() -> None:
     assert orders(world.decide()) == [f"drain {world.id('cloud1')}"]
     met = replace(drained(world.rank_now("cloud1"), drain_text(world.id("cloud1"))), host=SlotName("cloud2"))
     world.see_drained("cloud1", met)
-    assert world["cloud1"].drained_s is None
+    assert world["cloud1"].stop.drained_s is None
     assert not [order for order in orders(world.decide()) if order.startswith(("stop", "destroy"))]
 
 

@@ -42,6 +42,7 @@ from tests.builders import (
     a_world,
     boots,
     busy,
+    changed,
     drained,
     orders,
     tasks,
@@ -200,7 +201,7 @@ def test_nor_one_that_waited_for_what_ran_there() -> None:
 
 
 def test_the_stop_after_one_that_was_taken_back_is_measured_anew() -> None:
-    world = a_world().draining_node("cloud1", retired_s=NOW_S - 5, stop_delayed=True).job(whole_nodes(1))
+    world = a_world().draining_node("cloud1", retired_s=NOW_S - 5, delayed=True).job(whole_nodes(1))
     assert orders(world.decide()) == ["undrain cloud1-1"]
     world.see(NodeUndrained(world.id("cloud1"))).wait(1).see_ranks(busy(world.rank_now("cloud1")))
     world.see(RetirementRequested(world.id("cloud1"), Mark("ada", WALL_AT))).decide()
@@ -209,7 +210,7 @@ def test_the_stop_after_one_that_was_taken_back_is_measured_anew() -> None:
     world.wait(1799).see(QueueProbed(world.snapshot.now_s)).see_cloud(a_cloud_node(world["cloud1"].launch))
     world.see_ranks(drained(a_rank("cloud1", online=True), drain_text(world.id("cloud1"))))
     assert "drain cloud1-1" in orders(world.decide())
-    assert (world["cloud1"].retired_s, world["cloud1"].stop_delayed) == (NOW_S + 1800, False)
+    assert (world["cloud1"].stop.retired_s, world["cloud1"].stop.delayed) == (NOW_S + 1800, False)
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def _zone(world: World) -> str:
 
 def _without_capacity(world: World, zone: str) -> World:
     launch = replace(world["cloud1"].launch, zone=zone)
-    node = replace(world["cloud1"], launch=launch, create_sent_s=NOW_S, call=a_call(CallKind.CREATE), cloud=None)
+    node = changed(world["cloud1"], launch=launch, sent_s=NOW_S, call=a_call(CallKind.CREATE), cloud=None)
     world.but(nodes={node.id: replace(node, state=NodeState.REQUESTED)})
     return world.see(CloudCallFailed("create", node.id, FailureKind.CAPACITY, "none here"))
 
@@ -400,7 +401,7 @@ def test_a_lease_that_waits_in_a_zone_without_capacity_is_given_back() -> None:
 
 
 def test_a_node_that_ended_before_it_was_seen_running_does_not_count_as_a_boot() -> None:
-    world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S - 60)
+    world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=NOW_S - 60)
     launch = world["cloud1"].launch
     world.wait(1).see_cloud(a_cloud_node(launch, state=CloudState.TERMINATED))
     assert not world.snapshot.learned.boots_s

@@ -32,8 +32,9 @@ from nodemanager.core.orders import (
 from nodemanager.core.slots import ForeignDrain, NodeType, TypeName
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.constraints import holds
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import ALL_TYPES, Node, Scope, Snapshot
+from nodemanager.planner.state.snapshot import ALL_TYPES, Scope, Snapshot
 from tests.builders import World, a_world, tasks
 from tests.planner.strategies import POLICIES, snapshots
 
@@ -62,7 +63,7 @@ class Case:
 
     def on_the_bill(self) -> int:
         owned = {node.cloud.provider_id for node in self.snapshot.nodes.values() if node.cloud is not None}
-        strays = sum(1 for id_ in self.snapshot.strays if id_ not in owned)
+        strays = sum(1 for id_ in self.snapshot.account.strays if id_ not in owned)
         return strays + sum(1 for node in self.snapshot.nodes.values() if node.state is not NodeState.GONE)
 
     def queue(self) -> list[Job]:
@@ -87,7 +88,7 @@ def _is_about(action: Any, node: Node) -> bool:
 
 
 def _waits_for_nodes(job: Job, snapshot: Snapshot) -> bool:
-    held = job.urgency == 0 or job.priority == 0 or job.queue in snapshot.queues_stopped
+    held = job.urgency == 0 or job.priority == 0 or job.queue in snapshot.queues.stopped
     return job.state is JobState.SCHED and not held
 
 
@@ -110,7 +111,7 @@ def _places(case: Case, node_type: NodeType, shape: Shape) -> list[FluxRank]:
 def _is_free(case: Case, rank: FluxRank) -> bool:
     leased = {node.launch.slot for node in case.snapshot.nodes.values()}
     owned = {node.cloud.provider_id for node in case.snapshot.nodes.values() if node.cloud is not None}
-    for id_, stray in case.snapshot.strays.items():
+    for id_, stray in case.snapshot.account.strays.items():
         if id_ not in owned and stray.node.identity is not None:
             leased.add(stray.node.identity.slot)
     held = rank.drain_reason is not None and not rank.drain_reason.startswith("flux-node-manager:")
@@ -135,7 +136,7 @@ def _not_yet_scheduled(case: Case, job: Job, figures: Figures) -> None:
 
 
 def _queue_stopped(case: Case, job: Job, figures: Figures) -> None:
-    assert job.queue in case.snapshot.queues_stopped
+    assert job.queue in case.snapshot.queues.stopped
     assert figures["queue"] == job.queue
 
 
@@ -181,7 +182,7 @@ def _blocked(case: Case, job: Job, figures: Figures) -> None:
 def _settling(case: Case, job: Job, figures: Figures) -> None:
     assert not case.made.settled
     assert not [action for action in case.made.actions if isinstance(action, BootNode)]
-    assert case.snapshot.look_due_since_s is not None or case.now_s < figures["settles_at_s"]
+    assert case.snapshot.news.look_due_since_s is not None or case.now_s < figures["settles_at_s"]
 
 
 def _served(case: Case, job: Job, figures: Figures) -> list[FluxRank]:
@@ -355,14 +356,14 @@ def _retry_later(case: Case, node: Node, figures: Figures) -> None:
 
 
 def _lease_to_record(case: Case, node: Node, figures: Figures) -> None:
-    assert not node.recorded
+    assert not node.create.recorded
     assert case.orders_for(node) == [RecordLaunches]
 
 
 def _looked_for(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
-    assert node.create_sent_s is not None
-    assert figures["absences"] == node.absences
+    assert node.create.sent_s is not None
+    assert figures["absences"] == node.listing.absences
     assert not case.orders_for(node)
 
 
@@ -387,14 +388,14 @@ def _create_paced(case: Case, node: Node, figures: Figures) -> None:
 
 
 def _creating(case: Case, node: Node, figures: Figures) -> None:
-    assert node.recorded
-    assert node.create_sent_s is None
+    assert node.create.recorded
+    assert node.create.sent_s is None
     assert case.orders_for(node) == [CreateNode]
 
 
 def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
-    assert node.create_sent_s is None
+    assert node.create.sent_s is None
     block = case.snapshot.learned.blocks.get(Scope(node.launch.type_name))
     of_its_type = block is not None and block.until_s > case.now_s
     assert case.orders_for(node) == ([EndLease] if of_its_type else [])
@@ -403,14 +404,14 @@ def _blocked_node(case: Case, node: Node, figures: Figures) -> None:
 
 def _lease_not_wanted(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
-    assert node.create_sent_s is None
+    assert node.create.sent_s is None
     assert case.made.settled
     assert case.orders_for(node) == [EndLease]
 
 
 def _lease_above_limits(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
-    assert node.create_sent_s is None
+    assert node.create.sent_s is None
     assert figures["nodes_max"] == case.policy.limits.nodes_max
     assert case.policy.limits.nodes_max < figures["node_count"] <= case.on_the_bill() or (
         case.policy.limits.price_per_hour_max < figures["price_per_hour"] <= case.made.price_per_hour
@@ -420,14 +421,14 @@ def _lease_above_limits(case: Case, node: Node, figures: Figures) -> None:
 
 def _lease_settling(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.REQUESTED
-    assert node.create_sent_s is None
+    assert node.create.sent_s is None
     assert not case.made.settled
     assert not case.orders_for(node)
 
 
 def _booting(case: Case, node: Node, figures: Figures) -> None:
     assert node.state is NodeState.BOOTING
-    assert figures["waited_s"] == case.now_s - node.requested_s
+    assert figures["waited_s"] == case.now_s - node.create.requested_s
     young = figures["waited_s"] < case.policy.timing.boot_timeout_s
     assert young or case.now_s - node.since_s < case.policy.timing.rejoin_timeout_s
     assert not case.orders_for(node)
@@ -440,7 +441,7 @@ def _failed_at_provider(case: Case, node: Node, figures: Figures) -> None:
 
 
 def _never_joined(case: Case, node: Node, figures: Figures) -> None:
-    assert figures["waited_s"] == case.now_s - node.requested_s >= case.policy.timing.boot_timeout_s
+    assert figures["waited_s"] == case.now_s - node.create.requested_s >= case.policy.timing.boot_timeout_s
     assert case.orders_for(node) == [DrainNode]
 
 
@@ -495,13 +496,13 @@ def _drained_by_flux(case: Case, node: Node, figures: Figures) -> None:
     assert figures["drain_reason"] == node.rank.drain_reason
     assert case.policy.rules.foreign_drain is ForeignDrain.RETIRE
     overdue = figures["lasts_s"] >= case.policy.rules.foreign_drain_after_s
-    confirmed = node.idle_looks >= case.policy.rules.idle_confirmations
+    confirmed = node.seen.idle_looks >= case.policy.rules.idle_confirmations
     assert case.orders_for(node) == ([DrainNode] if overdue and confirmed else [])
 
 
 def _idle_unconfirmed(case: Case, node: Node, figures: Figures) -> None:
-    assert figures == {"looks": node.idle_looks, "needs": case.policy.rules.idle_confirmations}
-    assert node.idle_looks < case.policy.rules.idle_confirmations
+    assert figures == {"looks": node.seen.idle_looks, "needs": case.policy.rules.idle_confirmations}
+    assert node.seen.idle_looks < case.policy.rules.idle_confirmations
     assert not case.orders_for(node)
 
 
@@ -530,8 +531,8 @@ def _nodes_min(case: Case, node: Node, figures: Figures) -> None:
 def _window_left_s(case: Case, node: Node) -> float:
     rule = case.types()[node.launch.type_name].billing
     assert rule.window_s > 0
-    assert node.billed_from_s is not None
-    age_s = case.now_s - node.billed_from_s
+    assert node.listing.billed_from_s is not None
+    age_s = case.now_s - node.listing.billed_from_s
     paid_s = 0.0
     while paid_s < max(age_s, rule.minimum_s) or paid_s == 0:
         paid_s += rule.window_s
@@ -539,8 +540,8 @@ def _window_left_s(case: Case, node: Node) -> float:
 
 
 def _idle_s(case: Case, node: Node) -> float:
-    assert node.idle_since_s is not None
-    return case.now_s - node.idle_since_s
+    assert node.seen.idle_since_s is not None
+    return case.now_s - node.seen.idle_since_s
 
 
 def _paid_time_left(case: Case, node: Node, figures: Figures) -> None:
@@ -553,7 +554,7 @@ def _window_closes(case: Case, node: Node, figures: Figures) -> None:
     assert math.isclose(figures["window_left_s"], _window_left_s(case, node), abs_tol=1e-6)
     assert figures["window_left_s"] <= case.policy.rules.stop_lead_s
     assert figures["idle_s"] == _idle_s(case, node)
-    assert node.idle_looks >= case.policy.rules.idle_confirmations
+    assert node.seen.idle_looks >= case.policy.rules.idle_confirmations
     assert case.orders_for(node) == [DrainNode]
 
 
@@ -598,8 +599,8 @@ def _retiring(case: Case, node: Node, figures: Figures) -> None:
 
 
 def _broker_stopping(case: Case, node: Node, figures: Figures) -> None:
-    assert node.broker_told_s is not None
-    assert figures["told_s"] == case.now_s - node.broker_told_s < figures["broker_stop_s"]
+    assert node.stop.broker_told_s is not None
+    assert figures["told_s"] == case.now_s - node.stop.broker_told_s < figures["broker_stop_s"]
     assert not case.orders_for(node)
 
 
@@ -749,7 +750,7 @@ def _check_types(case: Case) -> None:
 
 def _check_node(case: Case, node_id: LaunchId) -> None:
     node, reason = case.snapshot.nodes[node_id], case.made.nodes[node_id]
-    if reason == node.retiring and node.state in LEAVING:
+    if reason == node.stop.retiring and node.state in LEAVING:
         _retiring(case, node, reason.figures)
     elif reason.code == "window_closes":
         _window_closes(case, node, reason.figures)

@@ -17,8 +17,9 @@ from nodemanager.history.follower import Follower
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.plan import plan
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.web.api.control import Control, ReloadRefused
 from nodemanager.web.api.documents import Document
 from nodemanager.web.api.handlers import WebContext
@@ -96,7 +97,7 @@ class Manager:
         last = self.board.latest.published
         snapshot = observe(last.snapshot, fact, last.policy)
         if self.keeps:
-            snapshot = observe(snapshot, SteeringKept(snapshot.steering), last.policy)
+            snapshot = observe(snapshot, SteeringKept(snapshot.operator.steering), last.policy)
         self.board.publish(published(last.policy, snapshot, acts=last.acts))
 
     def reload(self) -> Document:

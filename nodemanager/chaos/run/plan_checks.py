@@ -68,10 +68,10 @@ class PlanChecks:
     def _check_every_node_known(self, published: Publication) -> None:
         """Every node of ours in the list that the snapshot was made from must be in the snapshot."""
         snapshot, witness = published.snapshot, self.witness
-        if snapshot.cloud.seen_s is None or snapshot.cloud.seen_s < witness.listed_s:
+        if snapshot.sources.cloud.seen_s is None or snapshot.sources.cloud.seen_s < witness.listed_s:
             return  # the manager has not received the latest list yet
         of_launch = {node.cloud.provider_id for node in snapshot.nodes.values() if node.cloud is not None}
-        known = {*of_launch, *snapshot.strays, *(node.provider_id for node in snapshot.intruders)}
+        known = {*of_launch, *snapshot.account.strays, *(node.provider_id for node in snapshot.account.intruders)}
         for node in witness.listed:
             if node.state is CloudState.TERMINATED or node.identity is None or node.provider_id in known:
                 continue
@@ -140,7 +140,7 @@ class PlanChecks:
             if known is None or known.state is not NodeState.BOOTING or snapshot.steered(known):
                 continue
             slot = node.identity.slot
-            late = snapshot.now_s - known.requested_s >= policy.timing.boot_timeout_s
+            late = snapshot.now_s - known.create.requested_s >= policy.timing.boot_timeout_s
             if not late and not flux.online(flux.rank_of[slot]) and flux.drain_reason(flux.rank_of[slot]) is None:
                 yield node
 

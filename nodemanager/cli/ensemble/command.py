@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nodemanager.cli.ensemble.serve import WrongUse, member_nodes, serve, stop_signals
 from nodemanager.cli.ensemble.views import groups_table, make_view, rules_table
 from nodemanager.cli.terminal import make_console
 from nodemanager.core.notation import escape_unprintable
@@ -24,6 +23,9 @@ from nodemanager.flux.bindings import BindingsMissing, connection
 from nodemanager.flux.ensembles.alone import run_alone
 from nodemanager.flux.ensembles.client import EnsembleClient, UnknownEnsemble
 from nodemanager.flux.ensembles.runner import AnotherFile, Assignment
+from nodemanager.web.grpc.material import MaterialUnusable
+from nodemanager.web.grpc.messages import GrpcMissing
+from nodemanager.web.listen import CannotListen
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -31,13 +33,9 @@ EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_CONFIG (sysexits.h)
 EXIT_CONFIG = 78
 EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
-USAGE = "use: ensemble check FILE, run FILE, status [NAME], stop NAME, or list"
+USAGE = "use: ensemble check FILE, run FILE, status [NAME], stop NAME, list, or serve"
 FILE_BYTES_MAX = 2**20
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
-
-
-class WrongUse(Exception):
-    """The command line is wrong. The message shows the correct form."""
 
 
 def ensemble(chosen: Namespace) -> int:
@@ -50,7 +48,9 @@ def ensemble(chosen: Namespace) -> int:
         text = str(error)
     except UnknownEnsemble as error:
         status, text = EXIT_FAILED, str(error)
-    except (BindingsMissing, FluxError) as error:
+    except MaterialUnusable as error:
+        status, text = EXIT_CONFIG, str(error)
+    except (BindingsMissing, FluxError, GrpcMissing, CannotListen) as error:
         status, text = EXIT_UNAVAILABLE, str(error)
     print(*map(escape_unprintable, text.split("\n")), sep="\n", file=sys.stderr)
     return status
@@ -128,8 +128,8 @@ def _run(arguments: list[str], chosen: Namespace) -> int:
     closing = f"the process stops. To end the run too: flux-node-manager ensemble stop {name}"
     summary: Mapping[str, Any] = {}
     try:
-        with _stop_signals() as (stop_asked, received):
-            outcome, summary = run_alone(chosen.uri or "", assignment, view, stop_asked)
+        with stop_signals() as (stop_asked, received), member_nodes(chosen, name) as nodes:
+            outcome, summary = run_alone(chosen.uri or "", assignment, view, stop_asked, nodes)
         closing = outcome or closing
     except (NameTaken, AnotherFile) as error:
         outcome, closing = "", str(error)
@@ -148,30 +148,6 @@ def _name(name: str, *, may_clean: bool) -> str:
     if not cleaned or (cleaned != name and not may_clean):
         raise WrongUse(f'"{name}" cannot name an ensemble: use letters, digits, - and _')
     return cleaned
-
-
-@contextmanager
-def _stop_signals() -> Iterator[tuple[socket.socket, list[int]]]:
-    """Give a socket that becomes readable at SIGTERM and SIGINT, and the list of those received.
-
-    A Python handler would only run once the reactor's C code returns.
-    """
-    stop_asked, wake = socket.socketpair()
-    received: list[int] = []
-    wake.setblocking(False)  # noqa: FBT003 - the interface of sockets
-    before = signal.set_wakeup_fd(wake.fileno())
-
-    def note(number: int, _: object) -> None:
-        received.append(number)
-
-    handlers = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with stop_asked, wake:
-            yield stop_asked, received
-    finally:
-        signal.set_wakeup_fd(before)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 # --- asking and stopping ----------------------------------------------------------------------------------
@@ -229,4 +205,5 @@ _VERBS: Mapping[str, Callable[[list[str], Namespace], int]] = {
     "status": _status,
     "stop": _stop,
     "list": _list,
+    "serve": serve,
 }

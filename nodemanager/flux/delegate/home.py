@@ -10,12 +10,13 @@ import errno
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, assert_never
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxError
 from nodemanager.delegation.jobs import DURATION, nodelist_of
-from nodemanager.delegation.jobspec import read_duration_s, read_target
+from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.ports import (
     AppendOutput,
     CountOutput,
@@ -42,10 +43,11 @@ from nodemanager.delegation.ports import (
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection, flux_module
 from nodemanager.flux.claim import Claim, owner_of
-from nodemanager.flux.delegate.events import read_eventlog, read_events
-from nodemanager.flux.delegate.link import CAUGHT_UP, Link, Session
+from nodemanager.flux.delegate.events import CAUGHT_UP, is_submitted_by, read_eventlog, read_events, read_journal
+from nodemanager.flux.delegate.link import Link, Session
 from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
 from nodemanager.flux.kvs import append_later, read_later
+from nodemanager.flux.parse.json_fields import object_at
 from nodemanager.flux.resubmit import unwrap_jobspec
 
 MEMO = "delegated"
@@ -56,10 +58,11 @@ Listener = Callable[[HomeFact], None]
 
 
 class RealHome:
-    """``HomePort`` by RPC. It acts only while ``claim`` holds the name."""
+    """``HomePort`` by RPC. It acts only while ``claim`` holds the name. ``frobnicator``: the plugin's file."""
 
-    def __init__(self, uri: str, claim: Claim, *, timeout_s: float = 10.0) -> None:
+    def __init__(self, uri: str, claim: Claim, frobnicator: Path, *, timeout_s: float = 10.0) -> None:
         self._uri = uri
+        self._frobnicator = frobnicator
         self._claim = claim
         self._timeout_s = timeout_s
         self._listener: Listener
@@ -76,16 +79,17 @@ class RealHome:
         self._link.stop()
 
     def _session(self) -> Session[HomeRequest]:
-        return _HomeSession(self._uri, self._claim, self._listener, self._timeout_s)
+        return _HomeSession(self._uri, self._claim, self._frobnicator, self._listener, self._timeout_s)
 
     def _lost(self, failure: FluxError) -> None:
         self._listener(HomeLost(str(failure), setup_fault=isinstance(failure, SetupIncomplete)))
 
 
 class _HomeSession(Session[HomeRequest]):
-    def __init__(self, uri: str, claim: Claim, listener: Listener, timeout_s: float) -> None:
+    def __init__(self, uri: str, claim: Claim, frobnicator: Path, listener: Listener, timeout_s: float) -> None:
         super().__init__(timeout_s)
         self._uri = uri
+        self._frobnicator = frobnicator
         self._claim = claim
         self._tell = listener
         self._jobs: set[int] = set()
@@ -96,9 +100,9 @@ class _HomeSession(Session[HomeRequest]):
     def begin(self) -> None:
         self._ensure_actor()
         handle = self._reactor.handle
-        check_setup(handle, timeout_s=self._timeout_s)
+        check_setup(handle, self._frobnicator, timeout_s=self._timeout_s)
         started = ask(handle, "attr.get", {"name": "broker.starttime"}, timeout_s=self._timeout_s)
-        self._started_at = float(started["value"])
+        self._started_at = float(str(object_at(started, "attr.get").get("value")))
         self._retry = self._reactor.every(_RETRY_S, self._try_again)
         self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
 
@@ -111,24 +115,23 @@ class _HomeSession(Session[HomeRequest]):
 
     # --- the journal ---
 
-    def _on_jobs(self, response: dict[str, Any]) -> None:
-        job = response["id"]
-        if job in {CAUGHT_UP, -1}:
+    def _on_jobs(self, response: object) -> None:
+        job, entries = read_journal(response)
+        if job in CAUGHT_UP:
             self.synced = True
             self._tell(HomeSynced(self._started_at))
             return
-        if (jobspec := response.get("jobspec")) is not None:
+        if (jobspec := object_at(response, "journal").get("jobspec")) is not None:
             target = read_target(jobspec)
-            if not target or not _by_us(response["events"]):
+            if not target or not is_submitted_by(os.getuid(), entries):
                 return
             self._jobs.add(job)
-            r = jobspec["attributes"]["system"].get("alloc-bypass", {}).get("R", {})
-            events = read_events(response["events"])
-            duration_s = read_duration_s(jobspec)
-            self._tell(HomeEvents(JobId(job), events, target, duration_s, nodelist_of(r)))
+            nodelist = nodelist_of(read_pretended_resources(jobspec))
+            events, duration_s = read_events(entries), read_duration_s(jobspec)
+            self._tell(HomeEvents(JobId(job), events, target, duration_s, nodelist))
         elif job in self._jobs:
-            self._tell(HomeEvents(JobId(job), read_events(response["events"])))
-            if response["events"][-1]["name"] == "clean":
+            self._tell(HomeEvents(JobId(job), read_events(entries)))
+            if entries and entries[-1]["name"] == "clean":
                 self._jobs.discard(job)
 
     # --- requests ---
@@ -195,7 +198,7 @@ class _HomeSession(Session[HomeRequest]):
 
     def _on_jobspec(self, request: ReadJobspec, answer: Mapping[str, Any]) -> None:
         try:
-            self._tell(JobspecRead(request.job, unwrap_jobspec(answer["J"])))
+            self._tell(JobspecRead(request.job, unwrap_jobspec(answer.get("J"))))
         except ValueError as fault:
             self._tell(HomeRefused(request, f"its signed jobspec cannot be read: {fault}"))
 
@@ -299,10 +302,6 @@ class _HomeSession(Session[HomeRequest]):
 
 def _namespace(job: JobId) -> str:
     return f"job-{job}"
-
-
-def _by_us(events: list[dict[str, Any]]) -> bool:
-    return any(event["name"] == "submit" and event["context"].get("userid") == os.getuid() for event in events)
 
 
 def _take_user_role(handle: Any) -> None:

@@ -16,13 +16,12 @@ from typing import Any, Generic, TypeVar
 
 from nodemanager.core.ports import FluxError
 from nodemanager.flux.bindings import CallFailed
-from nodemanager.flux.reactor import Reactor
+from nodemanager.flux.reactor import Reactor, contained
 
 RECONNECT_MIN_S = 0.2
 RECONNECT_MAX_S = 2.0
 PROBE_S = 5.0  # an instance that says nothing is asked for a sign of life this often
 STOP_WITHIN_S = 2.0
-CAUGHT_UP = (1 << 64) - 1  # FLUX_JOBID_ANY, the id of the journal's sentinel
 _WAKE = b"\0"
 
 Request = TypeVar("Request")
@@ -39,11 +38,14 @@ class Session(Generic[Request]):
 
     def run(self, uri: str, wake: socket.socket, on_wake: Callable[[], None]) -> None:
         """Run until ``stop``. Raises ``FluxError`` if the connection cannot be made or is lost."""
-        with self._connected(uri) as self._reactor:
-            self._reactor.on_readable(wake.fileno(), on_wake)
-            self._reactor.every(PROBE_S, self._probe).start()
-            self.begin()
-            self._reactor.run()
+        try:
+            with self._connected(uri) as self._reactor:
+                self._reactor.on_readable(wake.fileno(), on_wake)
+                self._reactor.every(PROBE_S, self._probe).start()
+                self.begin()
+                self._reactor.run()
+        except ValueError as fault:
+            raise FluxError(f"the instance sent something that cannot be read: {fault}") from fault
         if self._fault is not None:
             raise self._fault
 
@@ -100,6 +102,7 @@ class Link(Generic[Request]):
         make_session: Callable[[], Session[Request]],
         lost: Callable[[FluxError], None],
     ) -> None:
+        self._name = name
         self._find_uri = find_uri
         self._make_session = make_session
         self._lost = lost
@@ -125,6 +128,9 @@ class Link(Generic[Request]):
         self._rouse()
         if self._thread.is_alive():
             self._thread.join(STOP_WITHIN_S)
+        if not self._thread.is_alive():
+            self._wake.close()
+            self._waker.close()
 
     def _rouse(self) -> None:
         with suppress(BlockingIOError):  # then it has enough to wake up for
@@ -137,7 +143,8 @@ class Link(Generic[Request]):
             self._requests.clear()
             self._session = session = self._make_session()
             try:
-                session.run(self._find_uri(), self._wake, self._take_requests)
+                with contained(self._name):
+                    session.run(self._find_uri(), self._wake, self._take_requests)
             except FluxError as failure:
                 if not self._stopped.is_set():
                     self._lost(failure)

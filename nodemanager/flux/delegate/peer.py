@@ -8,7 +8,6 @@ only its owner may read the journal.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,9 +15,7 @@ from typing import Any, assert_never
 from urllib.parse import urlsplit
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.notation import parse_idset
 from nodemanager.core.ports import Clock, FluxError
-from nodemanager.delegation.choose import PeerLoad
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.jobspec import read_duration_s, read_marker
 from nodemanager.delegation.ports import (
@@ -48,8 +45,27 @@ from nodemanager.delegation.ports import (
 from nodemanager.delegation.relay import EXEC, OUTPUT
 from nodemanager.delegation.steps import HELD_URGENCY
 from nodemanager.flux.bindings import CallFailed, ask, flux_module
-from nodemanager.flux.delegate.events import read_eventlog, read_events
-from nodemanager.flux.delegate.link import CAUGHT_UP, Link, Session
+from nodemanager.flux.delegate.events import (
+    CAUGHT_UP,
+    is_submitted_by,
+    read_eventlog,
+    read_events,
+    read_journal,
+    read_json,
+)
+from nodemanager.flux.delegate.link import Link, Session
+from nodemanager.flux.delegate.load import (
+    FLUXION,
+    QUEUE,
+    QUEUES,
+    RESOURCES,
+    STATS,
+    LoadRound,
+    read_forecast,
+    read_queue_names,
+    takes_jobs,
+)
+from nodemanager.flux.parse.json_fields import object_at
 from nodemanager.flux.reactor import Reactor
 from nodemanager.flux.submit import submit_later
 
@@ -113,7 +129,7 @@ class _PeerSession(Session[PeerRequest]):
         self._expected_at: dict[int, float] = {}  # of every waiting job, as the scheduler's annotations say
         self._streams: dict[int, list[Callable[[], None]]] = {}
         self._unwritten: list[Callable[[], None]] = []
-        self._load = _LoadRound(0.0)
+        self._load = LoadRound(0.0)
 
     def _connected(self, uri: str) -> Reactor:
         return Reactor(uri, any_version=True)  # the messages used here have been stable for years
@@ -127,39 +143,41 @@ class _PeerSession(Session[PeerRequest]):
     def _ensure_owner(self) -> None:
         """The journal refuses other users, but does not say why."""
         answer = ask(self._reactor.handle, "attr.get", {"name": "security.owner"}, timeout_s=self._timeout_s)
-        if int(answer["value"]) != os.getuid():
-            raise FluxError(
-                f"it belongs to user {answer['value']}, and only an instance's owner can delegate to it"
-            )
+        owner = str(object_at(answer, "attr.get").get("value"))
+        if owner != str(os.getuid()):
+            raise FluxError(f"it belongs to user {owner}, and only an instance's owner can delegate to it")
 
     # --- the journal ---
 
-    def _on_jobs(self, response: dict[str, Any]) -> None:
-        job = response["id"]
-        if job in {CAUGHT_UP, -1}:
+    def _on_jobs(self, response: object) -> None:
+        job, entries = read_journal(response)
+        if job in CAUGHT_UP:
             self.synced = True
             self._look_at_load()  # its answer comes before anything that a request could bring about
             self._tell(PeerSynced(self._name))
             return
-        self._note_forecasts(job, response["events"])
-        if (jobspec := response.get("jobspec")) is not None:
+        self._note_forecasts(job, entries)
+        if (jobspec := object_at(response, "journal").get("jobspec")) is not None:
             marker = read_marker(jobspec)
-            if marker is None or marker.cluster_uuid != self._cluster_uuid or not _by_us(response["events"]):
+            if (
+                marker is None
+                or marker.cluster_uuid != self._cluster_uuid
+                or not is_submitted_by(os.getuid(), entries)
+            ):
                 return
             self._copies.add(job)
-            events = read_events(response["events"])
+            events = read_events(entries)
             self._tell(CopyEvents(self._name, JobId(job), events, marker, read_duration_s(jobspec)))
         elif job in self._copies:
-            self._tell(CopyEvents(self._name, JobId(job), read_events(response["events"])))
-            if response["events"][-1]["name"] == "clean":
+            self._tell(CopyEvents(self._name, JobId(job), read_events(entries)))
+            if entries and entries[-1]["name"] == "clean":
                 self._copies.discard(job)
 
-    def _note_forecasts(self, job: int, events: list[dict[str, Any]]) -> None:
+    def _note_forecasts(self, job: int, events: list[Mapping[str, Any]]) -> None:
         for event in events:
             if event["name"] == "annotations":
-                sched = (event["context"].get("annotations") or {}).get("sched") or {}
-                if sched.get("t_estimate"):
-                    self._expected_at[job] = float(sched["t_estimate"])
+                if (expected_at := read_forecast(event)) is not None:
+                    self._expected_at[job] = expected_at
             elif event["name"] in {"alloc", "exception", "clean"}:
                 self._expected_at.pop(job, None)
 
@@ -228,9 +246,10 @@ class _PeerSession(Session[PeerRequest]):
     def _read_copy(self, remote: JobId) -> None:
         lookup = {"id": remote, "keys": ["eventlog", "jobspec"], "flags": 0}
 
-        def take(answer: Mapping[str, Any]) -> None:
-            events = read_events(read_eventlog(answer["eventlog"]))
-            jobspec = json.loads(answer["jobspec"])
+        def take(answer: object) -> None:
+            found = object_at(answer, "job-info.lookup")
+            events = read_events(read_eventlog(found.get("eventlog")))
+            jobspec = read_json(found.get("jobspec"))
             self._tell(CopyEvents(self._name, remote, events, read_marker(jobspec), read_duration_s(jobspec)))
 
         def take_refusal(failure: CallFailed) -> None:
@@ -248,8 +267,8 @@ class _PeerSession(Session[PeerRequest]):
         flowing = {EXEC, OUTPUT}
         stops = self._streams[remote] = []
 
-        def take(key: str, response: Mapping[str, Any]) -> None:
-            events = [json.loads(line) for line in response["event"].splitlines() if line]
+        def take(key: str, response: object) -> None:
+            events = read_eventlog(object_at(response, "job-info.eventlog-watch").get("event"))
             self._tell(CopyOutput(self._name, remote, stream, key, events))
 
         def end(key: str, failure: CallFailed) -> None:
@@ -283,93 +302,31 @@ class _PeerSession(Session[PeerRequest]):
     # --- how busy it is ---
 
     def _look_at_load(self) -> None:
-        self._load = load = _LoadRound(self._clock.wall_at())
-        questions: dict[str, object] = {
-            "sched.resource-status": None,
-            "job-list.job-stats": {},
-            "job-manager.queue-list": {},
-            "sched-fluxion-qmanager.stats-get": None,
-        }
+        self._load = load = LoadRound(self._clock.wall_at())
+        questions: dict[str, object] = {RESOURCES: None, STATS: {}, QUEUES: {}, FLUXION: None}
         load.unanswered = len(questions)
         for topic, payload in questions.items():
             self.ask(topic, payload, partial(self._on_load, load, topic), partial(self._on_no_load, load))
 
-    def _on_load(self, load: _LoadRound, topic: str, answer: Mapping[str, Any]) -> None:
+    def _on_load(self, load: LoadRound, topic: str, answer: object) -> None:
         load.answers[topic] = answer
-        if topic == "job-manager.queue-list":
-            for queue in answer["queues"]:
+        if topic == QUEUES:
+            for queue in read_queue_names(answer):
                 load.queues[queue] = False
                 load.unanswered += 1
-                self.ask(
-                    "job-manager.queue-status",
-                    {"name": queue},
-                    partial(self._on_queue, load, queue),
-                    partial(self._on_no_load, load),
-                )
+                on_answer, on_refused = partial(self._on_queue, load, queue), partial(self._on_no_load, load)
+                self.ask(QUEUE, {"name": queue}, on_answer, on_refused)
         self._count_down(load)
 
-    def _on_no_load(self, load: _LoadRound, _failure: CallFailed) -> None:
+    def _on_no_load(self, load: LoadRound, _failure: CallFailed) -> None:
         self._count_down(load)
 
-    def _on_queue(self, load: _LoadRound, queue: str, answer: Mapping[str, Any]) -> None:
-        load.queues[queue] = bool(answer["enable"])
+    def _on_queue(self, load: LoadRound, queue: str, answer: object) -> None:
+        load.queues[queue] = takes_jobs(answer)
         self._count_down(load)
 
-    def _count_down(self, load: _LoadRound) -> None:
+    def _count_down(self, load: LoadRound) -> None:
         load.unanswered -= 1
         if not load.unanswered and load is self._load:
             expected = max(self._expected_at.values(), default=None)
             self._tell(PeerLoadSeen(self._name, load.read(expected)))
-
-
-class _LoadRound:
-    """One round of questions about how busy the peer is."""
-
-    def __init__(self, seen_at: float) -> None:
-        self.seen_at = seen_at
-        self.unanswered = 0
-        self.answers: dict[str, Mapping[str, Any]] = {}
-        self.queues: dict[str, bool] = {}
-
-    def read(self, last_start_at: float | None) -> PeerLoad:
-        status = self.answers.get("sched.resource-status", {})
-        all_, allocated, down = (_cores_of_ranks(status.get(key)) for key in ("all", "allocated", "down"))
-        states = self.answers.get("job-list.job-stats", {}).get("job_states", {})
-        fluxion = self.answers.get("sched-fluxion-qmanager.stats-get")
-        up = all_.keys() - down.keys()
-        return PeerLoad(
-            seen_at=self.seen_at,
-            scheduler="fluxion" if fluxion is not None else "sched-simple" if status else "none",
-            nodes=len(all_),
-            nodes_up=len(up),
-            nodes_free=sum(1 for rank in up if allocated.get(rank, 0) < all_[rank]),
-            cores=sum(all_.values()),
-            cores_free=sum(all_[rank] - allocated.get(rank, 0) for rank in up),
-            waiting=_fluxion_backlog(fluxion) if fluxion is not None else int(states.get("sched", 0)),
-            running=int(states.get("run", 0)),
-            queues=dict(self.queues) if self.queues else None,
-            last_start_at=last_start_at,
-        )
-
-
-def _by_us(events: list[dict[str, Any]]) -> bool:
-    return any(event["name"] == "submit" and event["context"].get("userid") == os.getuid() for event in events)
-
-
-def _cores_of_ranks(r: Any) -> dict[int, int]:
-    """Count the cores of each rank of a resource set (RFC 20)."""
-    entries = (r or {}).get("execution", {}).get("R_lite", [])
-    return {
-        rank: len(tuple(parse_idset(entry["children"].get("core", ""))))
-        for entry in entries
-        for rank in parse_idset(entry["rank"])
-    }
-
-
-def _fluxion_backlog(stats: Mapping[str, Any]) -> int:
-    """Count the jobs in Fluxion's lists of waiting jobs. Its counters count every job that ever waited."""
-    waiting = 0
-    for queue in (stats.get("queues") or {}).values():
-        lists = queue.get("pending_queues") or {}
-        waiting += sum(len(jobs) for jobs in lists.values() if isinstance(jobs, list))
-    return waiting

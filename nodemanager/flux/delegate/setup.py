@@ -26,17 +26,20 @@ def frobnicator_plugins(file: Path) -> tuple[str, ...]:
     return (*_STOCK_FROBNICATORS, str(file))
 
 
-def check_setup(handle: Handle, *, timeout_s: float) -> None:
+def check_setup(handle: Handle, frobnicator: Path, *, timeout_s: float) -> None:
     """Return only if the instance is set up for delegation. Raises ``SetupIncomplete`` or another ``FluxError``."""
     questions: dict[str, object] = {"config.get": None, "job-manager.jobtap": {"query_only": True}}
     answers = ask_all(handle, questions, timeout_s=timeout_s)
-    faults = setup_faults(answers["config.get"], answers["job-manager.jobtap"])
+    faults = setup_faults(answers["config.get"], answers["job-manager.jobtap"], frobnicator)
     if faults:
         raise SetupIncomplete("; ".join(faults))
 
 
-def setup_faults(config: Mapping[str, Any], jobtap: Mapping[str, Any]) -> list[str]:
-    """Name what is missing in an instance's configuration (``config.get``) and in its loaded plugins."""
+def setup_faults(config: Mapping[str, Any], jobtap: Mapping[str, Any], frobnicator: Path) -> list[str]:
+    """Name what is missing in an instance's configuration (``config.get``) and in its loaded plugins.
+
+    ``frobnicator``: where the plugin's file is, or where ``init --existing`` will write it.
+    """
     faults = []
     if BYPASS not in {Path(name).name for name in jobtap.get("plugins", [])}:
         faults.append(
@@ -45,7 +48,7 @@ def setup_faults(config: Mapping[str, Any], jobtap: Mapping[str, Any]) -> list[s
         )
     loaded = config.get("ingest", {}).get("frobnicator", {}).get("plugins", [])
     if FROBNICATOR_FILE not in {Path(name).name for name in loaded}:
-        plugins = ", ".join(f'"{name}"' for name in frobnicator_plugins(Path("/PATH", FROBNICATOR_FILE)))
+        plugins = ", ".join(f'"{name}"' for name in frobnicator_plugins(frobnicator))
         faults.append(
             f"--dependency=delegate:TARGET is unknown: add plugins = [{plugins}] to [ingest.frobnicator] in the"
             " instance's configuration and restart rank 0 (flux-node-manager init --existing DIR writes the file)"

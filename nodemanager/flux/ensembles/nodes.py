@@ -22,7 +22,9 @@ class ManagerNodes:
         self._reactor = reactor
         self._name = name
 
-    def keep(self, floor: int, then: Then) -> None:
+    def keep(self, floor: int, change: int, then: Then) -> None:
+        del change  # the manager keeps the number itself
+
         def on_answer(answer: Mapping[str, Any]) -> None:
             then(str(answer.get("why", "")))
 

@@ -85,7 +85,7 @@ class JobRequest:
     unheeded: tuple[str, ...]
     requeue: bool
     requeued_from: JobId | None
-    delegated: bool = False
+    delegated_to: str = ""
 
     def job(
         self,
@@ -101,7 +101,7 @@ class JobRequest:
         return Job(
             job_id,
             # The copy of a delegated job needs nodes, elsewhere; the job here only shows it.
-            JobState.DEPEND if self.delegated and state in _WAITING else state,
+            JobState.DEPEND if self.delegated_to and state in _WAITING else state,
             self.shape,
             submitted_at,
             urgency,
@@ -113,6 +113,7 @@ class JobRequest:
             *run,
             self.requeue,
             self.requeued_from,
+            delegated_to=self.delegated_to,
         )
 
 
@@ -137,7 +138,7 @@ def read_request(jobspec: object) -> JobRequest:
         unheeded=tuple(sorted(resources.others | wish.unheeded)),
         requeue=wish.requeue,
         requeued_from=wish.requeued_from,
-        delegated=DELEGATE in system,
+        delegated_to=str(system.get(DELEGATE, "")),
     )
 
 

@@ -63,6 +63,20 @@ def held_units(
     return {hosts[rank]: (units.cores, units.gpus) for rank, units in allocated.items()}
 
 
+def count_free(sched_resource_status: object) -> dict[str, int]:
+    """Count the ranks that are up, those of them without any allocation, and the cores of both kinds."""
+    status = _SchedStatus().next(sched_resource_status)
+    known, allocated = status.known.value, status.allocated.value
+    cores = {rank: known[rank].cores for rank in status.up}
+    taken = {rank: allocated[rank].cores if rank in allocated else frozenset() for rank in cores}
+    return {
+        "node_cores_free": sum(len(cores[rank] - taken[rank]) for rank in cores),
+        "node_cores_up": sum(map(len, cores.values())),
+        "node_up_count": len(cores),
+        "node_free_count": sum(rank not in allocated for rank in cores),
+    }
+
+
 def read_slots(resource_status: object) -> Mapping[SlotName, Rank]:
     """Read the rank of each slot, that is of each host name in R but the leader's. Duplicate names raise."""
     r = object_at(resource_status, "resource.status").get("R")

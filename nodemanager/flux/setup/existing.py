@@ -130,6 +130,15 @@ def frobnicator_file(site: Site) -> Path:
     return site.state_dir / FROBNICATOR_FILE
 
 
+def frobnicator_in_use(site: Site) -> Path:
+    """The file of our frobnicator plugin that the instance's configuration should name.
+
+    ``init`` writes it beside the configuration of a new instance, ``init --existing`` to ``state_dir``.
+    """
+    of_init = site.flux.bootstrap_dir / FROBNICATOR_FILE
+    return of_init if of_init.exists() else frobnicator_file(site)
+
+
 def write_frobnicator(site: Site) -> None:
     """Write our frobnicator plugin to where the proposal says it is. Raises :class:`BootstrapError`."""
     file = frobnicator_file(site)
@@ -151,7 +160,7 @@ def delegation_faults(site: Site) -> tuple[str, ...]:
     if not config:
         return ()
     loaded = [str(plugin.get("load", "")) for plugin in config.get("job-manager", {}).get("plugins", [])]
-    return tuple(setup_faults(config, {"plugins": loaded}))
+    return tuple(setup_faults(config, {"plugins": loaded}, frobnicator_in_use(site)))
 
 
 def _add_delegation(

@@ -295,7 +295,7 @@ class HistoryWriter:
 
 
 def _another_manager_acts(update: HistoryUpdate) -> bool:
-    return not update.newest.snapshot.claimed
+    return not update.newest.snapshot.sources.claimed
 
 
 def _file_id(path: Path) -> tuple[int, int] | None:

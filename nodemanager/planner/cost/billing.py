@@ -7,8 +7,8 @@ from decimal import Decimal
 
 from nodemanager.core.nodes import Launch
 from nodemanager.core.slots import Billing, NodeType, Tariff
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node
 
 SECONDS_PER_HOUR = 3600
 
@@ -29,7 +29,7 @@ def window_left_s(billing: Billing, age_s: float) -> float:
 
 def age_s(node: Node, now_s: float) -> float:
     """For how many seconds the provider has billed for it. The provider's creation time counts, if it is known."""
-    from_s = node.billed_from_s if node.billed_from_s is not None else node.requested_s
+    from_s = node.listing.billed_from_s if node.listing.billed_from_s is not None else node.create.requested_s
     return max(0.0, now_s - from_s)
 
 

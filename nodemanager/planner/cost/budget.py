@@ -28,10 +28,11 @@ from nodemanager.core.records import NOTHING_SPENT, Spend
 from nodemanager.core.slots import NodeType, Rank, Tariff, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+from nodemanager.planner.state.snapshot import Snapshot, Source
 
 CHEAPEST_ONLY_FROM = Decimal(
     "0.9"
@@ -199,7 +200,12 @@ def current_spend(snapshot: Snapshot) -> Spend:
 def write_spend_at_s(snapshot: Snapshot, policy: Policy) -> float | None:
     """When to write the spend to the record; None if nothing is to be written. At once if a lease waits for it."""
     on_record = snapshot.spending.on_record
-    if not policy.budgets or on_record is None or not snapshot.claimed or current_spend(snapshot) == on_record:
+    if (
+        not policy.budgets
+        or on_record is None
+        or not snapshot.sources.claimed
+        or current_spend(snapshot) == on_record
+    ):
         return None
     waited_for = not snapshot.spending.counted <= on_record.counted
     return snapshot.now_s if waited_for else snapshot.spending.kept_s + policy.timing.probe_s

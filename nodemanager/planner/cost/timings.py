@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 SAMPLES_MAX = 32
 SAMPLES_MIN = 3  # samples needed before a time shorter than the site's setting is believed
@@ -22,11 +23,11 @@ LEAD_MAX = 0.5
 def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot:
     """Add the boot times of nodes that have just joined. Adopted nodes are left out: their start is unknown."""
     joined = [
-        (node.launch.type_name, snapshot.now_s - node.requested_s)
+        (node.launch.type_name, snapshot.now_s - node.create.requested_s)
         for id_, node in changed.items()
         if node.state in (NodeState.IDLE, NodeState.BUSY)
         and snapshot.nodes[id_].state is NodeState.BOOTING
-        and not node.adopted
+        and not node.create.adopted
     ]
     return (
         replace(
@@ -44,12 +45,15 @@ def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: f
     order. Delayed stops are left out: they show how long the trouble lasted. A stop that is merely slow counts.
     """
     gone = [
-        (node.launch.type_name, (listed_s if node.absent_s is None else node.absent_s) - node.retired_s)
+        (
+            node.launch.type_name,
+            (listed_s if node.listing.absent_s is None else node.listing.absent_s) - node.stop.retired_s,
+        )
         for id_, node in changed.items()
         if node.state is NodeState.GONE
         and snapshot.nodes[id_].state is NodeState.STOPPING
-        and node.retired_s is not None
-        and not node.stop_delayed
+        and node.stop.retired_s is not None
+        and not node.stop.delayed
     ]
     return (
         replace(snapshot, learned=replace(snapshot.learned, stops_s=_with_samples(snapshot.learned.stops_s, gone)))

@@ -17,18 +17,10 @@ from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.planner.observe.zones import scopes_of
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import (
-    ALL_TYPES,
-    EVERYTHING,
-    Block,
-    FailureStreak,
-    Node,
-    Quota,
-    Scope,
-    Snapshot,
-)
+from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, FailureStreak, Quota, Scope, Snapshot
 
 NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
 
@@ -160,9 +152,9 @@ def count_ended_boots(
 
 def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) -> Snapshot:
     """Count one more failed boot of the node's type and image."""
-    if node.image is None:
+    if node.create.image is None:
         return snapshot
-    key = (node.launch.type_name, node.image)
+    key = (node.launch.type_name, node.create.image)
     known = snapshot.learned.streaks.get(key, FailureStreak(0, 0.0, 0.0, ""))
     failures = known.failures + 1
     retry_s, pause_s = known.retry_s, known.pause_s
@@ -182,7 +174,7 @@ def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) 
 
 
 def _forget_failures(snapshot: Snapshot, node: Node) -> Snapshot:
-    key = (node.launch.type_name, node.image)
+    key = (node.launch.type_name, node.create.image)
     if key not in snapshot.learned.streaks:
         return snapshot
     return replace(
@@ -251,7 +243,7 @@ class Allowance:
             for node in node_index_of(self.snapshot).to_check.values()
             if node.state in NOT_UP_YET
             and node.launch.type_name == node_type.name
-            and (not self.sent_only or node.create_sent_s is not None)
+            and (not self.sent_only or node.create.sent_s is not None)
         )
 
 
@@ -324,7 +316,7 @@ def _count_billed(scope: Scope, snapshot: Snapshot, policy: Policy, sent_only: b
         waits = sum(
             1
             for node in _nodes_in(scope, node_index_of(snapshot).to_check.values(), policy)
-            if node.state is NodeState.REQUESTED and node.create_sent_s is None
+            if node.state is NodeState.REQUESTED and node.create.sent_s is None
         )
         return _count_billed(scope, snapshot, policy, sent_only=False) - waits
     return sum(

@@ -23,8 +23,9 @@ from nodemanager.core.notation import NotationError, parse_job_id
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.observe.backoff import RETRY_S_MAX
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import DrainStreak, Node, Snapshot
+from nodemanager.planner.state.snapshot import DrainStreak, Snapshot
 
 FORGET_S = 4 * 3600.0  # since the latest drain, or the end of the time for which the user was put off
 USERS_REMEMBERED = 1024  # of jobs that have ended: their drains are seen a moment later
@@ -51,7 +52,7 @@ def count_drains(
     """Count the jobs that have just made Flux drain a node. A job counts once, however many nodes it drained."""
     for id_, node in changed.items():
         was, rank = before.get(id_), node.rank
-        if rank is None or rank.drain_reason is None or was is None or was.drained_by_flux_s is not None:
+        if rank is None or rank.drain_reason is None or was is None or was.health.drained_by_flux_s is not None:
             continue
         if text := job_of_drain(rank.drain_reason):
             with suppress(NotationError):  # a reason that a person wrote may only look like Flux's

@@ -59,7 +59,7 @@ def drain_note(misfit: Reason) -> str:
 def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) -> Snapshot:
     """The snapshot after a node reported its hardware. A repeated report changes nothing."""
     node = snapshot.nodes.get(fact.launch)
-    if node is None or node.hardware == fact.hardware:
+    if node is None or node.join_report.hardware == fact.hardware:
         return snapshot
     node_type = policy.types.get(node.launch.type_name)
     misfit = (
@@ -69,7 +69,11 @@ def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) ->
     )
     if policy.rules.misfit is Misfit.ACCEPT or node.state in _LEAVING:
         misfit = None
-    node = replace(node, hardware=fact.hardware, misfit=misfit)
+    node = replace(
+        node,
+        join_report=replace(node.join_report, hardware=fact.hardware),
+        health=replace(node.health, misfit=misfit),
+    )
     snapshot = with_nodes(snapshot, {node.id: node})
     if misfit is None:
         return snapshot
@@ -102,7 +106,7 @@ def apply_rank_measurements(snapshot: Snapshot, fact: RanksMeasured, policy: Pol
     """Like :func:`apply_measurement`, but as reported by Flux. A node's own report takes precedence."""
     for rank, hardware in fact.hardware.items():
         id_ = node_index_of(snapshot).launch_of_rank.get(rank)
-        if id_ is not None and snapshot.nodes[id_].hardware is None:
+        if id_ is not None and snapshot.nodes[id_].join_report.hardware is None:
             snapshot = apply_measurement(snapshot, NodeMeasured(id_, hardware, snapshot.wall_at), policy)
     return snapshot
 
@@ -123,7 +127,9 @@ def apply_repaired_promises(snapshot: Snapshot, policy: Policy) -> Snapshot:
         if node_type is None or (node_type.cores, node_type.gpus) == (promise.cores, promise.gpus):
             continue
         ranks = [
-            snapshot.ranks[snapshot.rank_of_slot[slot]] for slot in node_type.slots if slot in snapshot.rank_of_slot
+            snapshot.ranks[snapshot.slots.rank_of_slot[slot]]
+            for slot in node_type.slots
+            if slot in snapshot.slots.rank_of_slot
         ]
         if ranks and all((rank.cores, rank.gpus) == (promise.cores, promise.gpus) for rank in ranks):
             snapshot = _keep_promise(snapshot, name)

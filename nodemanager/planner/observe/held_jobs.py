@@ -19,7 +19,7 @@ HOLD_AGAIN_S = 5.0
 
 def as_waiting(job: Job, snapshot: Snapshot) -> Job:
     """The job as the planner sees it: with its former urgency if we hold it."""
-    held = snapshot.held_jobs.get(job.id) if job.urgency == 0 else None
+    held = snapshot.queues.held_jobs.get(job.id) if job.urgency == 0 else None
     if held is None:
         return job
     return replace(job, urgency=held.urgency, priority=held.priority, held_by_us=True)
@@ -28,10 +28,12 @@ def as_waiting(job: Job, snapshot: Snapshot) -> Job:
 def apply_held(snapshot: Snapshot, fact: JobsHeld | JobsReleased) -> Snapshot:
     """The snapshot after jobs were held or released."""
     if isinstance(fact, JobsHeld):
-        held = {**snapshot.held_jobs, **fact.jobs}
+        held = {**snapshot.queues.held_jobs, **fact.jobs}
     else:
-        held = {id_: it for id_, it in snapshot.held_jobs.items() if id_ not in fact.jobs}
-    return with_held_jobs(replace(snapshot, held_jobs=held, hold_write=Source()), fact.jobs)
+        held = {id_: it for id_, it in snapshot.queues.held_jobs.items() if id_ not in fact.jobs}
+    return with_held_jobs(
+        replace(snapshot, queues=replace(snapshot.queues, held_jobs=held, hold_write=Source())), fact.jobs
+    )
 
 
 def with_held_jobs(snapshot: Snapshot, ids: Iterable[JobId]) -> Snapshot:
@@ -46,11 +48,16 @@ def with_held_jobs(snapshot: Snapshot, ids: Iterable[JobId]) -> Snapshot:
     return replace(
         snapshot,
         jobs=jobs,
-        queue_index=updated_queue_index(queue_index_of(known, snapshot.queue_index), jobs, gone, come),
+        indexes=replace(
+            snapshot.indexes,
+            queue=updated_queue_index(queue_index_of(known, snapshot.indexes.queue), jobs, gone, come),
+        ),
     )
 
 
 def apply_hold_failed(snapshot: Snapshot, why: str) -> Snapshot:
     """The snapshot after a hold or release failed: it is tried again soon."""
-    failed = replace(snapshot.hold_write, answer_due_s=None, failure=why, retry_s=snapshot.now_s + HOLD_AGAIN_S)
-    return replace(snapshot, hold_write=failed)
+    failed = replace(
+        snapshot.queues.hold_write, answer_due_s=None, failure=why, retry_s=snapshot.now_s + HOLD_AGAIN_S
+    )
+    return replace(snapshot, queues=replace(snapshot.queues, hold_write=failed))

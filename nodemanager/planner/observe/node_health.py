@@ -17,9 +17,10 @@ from nodemanager.core.nodes import CloudState, JoinPhase, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.cost import billing
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 FLAPS = 3  # a node that was away so often within FLAPS_WITHIN_S is unfit
 FLAPS_WITHIN_S = 900.0
@@ -32,47 +33,47 @@ def why_unfit(node: Node, policy: Policy, now_s: float) -> Reason | None:
     """Why a node gets no more work; None if it may get some."""
     if node.is_sound:
         return None
-    if node.reclaimed is not None:
-        return because(Code.RECLAIMED, detail=node.reclaimed)
+    if node.health.reclaimed is not None:
+        return because(Code.RECLAIMED, detail=node.health.reclaimed)
     if node.cloud is not None and node.cloud.impaired:
         return because(Code.IMPAIRED, detail=node.cloud.impaired)
     if (lasts_s := overdue_housekeeping_s(node, policy, now_s)) is not None:
         if survives_kills(node):
-            return because(Code.HOUSEKEEPING_SURVIVES, lasts_s=lasts_s, kills=node.housekeeping_kills)
+            return because(Code.HOUSEKEEPING_SURVIVES, lasts_s=lasts_s, kills=node.health.housekeeping_kills)
         return because(
             Code.HOUSEKEEPING_STUCK, lasts_s=lasts_s, housekeeping_max_s=policy.timing.housekeeping_max_s
         )
-    if len(node.departures_s) < FLAPS:
+    if len(node.health.departures_s) < FLAPS:
         return None
-    times = [left_s for left_s in node.departures_s if now_s - left_s < FLAPS_WITHIN_S]
+    times = [left_s for left_s in node.health.departures_s if now_s - left_s < FLAPS_WITHIN_S]
     return because(Code.FLAPS, times=len(times), within_s=FLAPS_WITHIN_S) if len(times) >= FLAPS else None
 
 
 def gets_no_work(node: Node, policy: Policy, now_s: float) -> bool:
     """Whether it is unfit, or has less hardware than declared."""
-    return not node.is_sound and (node.misfit is not None or why_unfit(node, policy, now_s) is not None)
+    return not node.is_sound and (node.health.misfit is not None or why_unfit(node, policy, now_s) is not None)
 
 
 def overdue_housekeeping_s(node: Node, policy: Policy, now_s: float) -> float | None:
     """How long a housekeeping has run that runs too long, or that we killed for that; None if there is none."""
-    if node.housekeeping_s is None:
+    if node.health.housekeeping_s is None:
         return None
-    lasts_s = now_s - node.housekeeping_s
-    return lasts_s if lasts_s >= policy.timing.housekeeping_max_s or node.housekeeping_kills else None
+    lasts_s = now_s - node.health.housekeeping_s
+    return lasts_s if lasts_s >= policy.timing.housekeeping_max_s or node.health.housekeeping_kills else None
 
 
 def survives_kills(node: Node) -> bool:
     """Whether a housekeeping still runs there after the last kill we try."""
     runs = node.rank is not None and node.rank.housekeeping_since_at is not None
-    return runs and node.housekeeping_kills >= KILLS_MAX
+    return runs and node.health.housekeeping_kills >= KILLS_MAX
 
 
 def hung_s(node: Node, now_s: float) -> float | None:
     """How long the node's broker has been connected without answering Flux's overlay; None if it answers."""
     rank = node.rank
-    if node.is_sound or rank is None or not (rank.online and rank.torpid) or node.torpid_s is None:
+    if node.is_sound or rank is None or not (rank.online and rank.torpid) or node.health.torpid_s is None:
         return None
-    return now_s - node.torpid_s
+    return now_s - node.health.torpid_s
 
 
 def health_changes_s(node: Node, policy: Policy, now_s: float) -> float:
@@ -85,15 +86,15 @@ def health_changes_s(node: Node, policy: Policy, now_s: float) -> float:
     if rank is not None and rank.online and not rank.schedulable and rank.drain_reason is None:
         moments += [
             node.since_s + policy.timing.rejoin_timeout_s,
-            node.rank_seen_s + policy.timing.rejoin_timeout_s,
+            node.seen.rank_seen_s + policy.timing.rejoin_timeout_s,
         ]
     if not node.is_sound:
-        if node.housekeeping_s is not None:
-            moments.append(node.housekeeping_s + policy.timing.housekeeping_max_s)
-        if node.torpid_s is not None:
-            moments.append(node.torpid_s + policy.timing.rejoin_timeout_s)
-        if len(node.departures_s) >= FLAPS:
-            moments.append(sorted(node.departures_s)[-FLAPS] + FLAPS_WITHIN_S)
+        if node.health.housekeeping_s is not None:
+            moments.append(node.health.housekeeping_s + policy.timing.housekeeping_max_s)
+        if node.health.torpid_s is not None:
+            moments.append(node.health.torpid_s + policy.timing.rejoin_timeout_s)
+        if len(node.health.departures_s) >= FLAPS:
+            moments.append(sorted(node.health.departures_s)[-FLAPS] + FLAPS_WITHIN_S)
     return min((moment for moment in moments if moment > now_s), default=inf)
 
 
@@ -111,18 +112,18 @@ def why_give_up(node: Node, policy: Policy, now_s: float) -> GivenUp | None:
     cloud = node.cloud
     if node.state is NodeState.BOOTING and cloud is not None and cloud.state is CloudState.FAILED:
         return GivenUp(because(Code.FAILED_AT_PROVIDER, detail=cloud.died_because), boot_failed=True)
-    if policy.destroy_on_replay and node.replayed:
+    if policy.destroy_on_replay and node.health.replayed:
         return GivenUp(because(Code.TICKET_REPLAYED))
-    if node.misfit is not None:
-        return GivenUp(node.misfit)
-    if node.state is NodeState.BOOTING and node.reclaimed is not None:
-        return GivenUp(because(Code.RECLAIMED, detail=node.reclaimed))
+    if node.health.misfit is not None:
+        return GivenUp(node.health.misfit)
+    if node.state is NodeState.BOOTING and node.health.reclaimed is not None:
+        return GivenUp(because(Code.RECLAIMED, detail=node.health.reclaimed))
     hangs_s = hung_s(node, now_s)
     if node.state is NodeState.IDLE and hangs_s is not None and hangs_s >= policy.timing.rejoin_timeout_s:
         return GivenUp(because(Code.HANGS, hangs_s=hangs_s, rejoin_timeout_s=policy.timing.rejoin_timeout_s))
-    if node.state is NodeState.BOOTING and node.phase is JoinPhase.FAILED:
-        return GivenUp(because(Code.JOIN_FAILED, detail=node.phase_detail), boot_failed=True)
-    waited_s = now_s - node.requested_s
+    if node.state is NodeState.BOOTING and node.join_report.phase is JoinPhase.FAILED:
+        return GivenUp(because(Code.JOIN_FAILED, detail=node.join_report.detail), boot_failed=True)
+    waited_s = now_s - node.create.requested_s
     # After a restart of ours it may look long overdue although its broker was away only briefly.
     known_s = now_s - node.since_s
     if (
@@ -139,9 +140,9 @@ def why_give_up(node: Node, policy: Policy, now_s: float) -> GivenUp | None:
 
 def _never_joined(node: Node, waited_s: float, policy: Policy) -> Reason:
     reason = because(Code.NEVER_JOINED, waited_s=waited_s, boot_timeout_s=policy.timing.boot_timeout_s)
-    if node.phase is None:
+    if node.join_report.phase is None:
         return reason
-    return reason.with_figures(phase=str(node.phase), detail=node.phase_detail)
+    return reason.with_figures(phase=str(node.join_report.phase), detail=node.join_report.detail)
 
 
 def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
@@ -151,8 +152,8 @@ def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
     failed = node.cloud is not None and node.cloud.state is CloudState.FAILED
     return (
         not failed
-        and node.phase is not JoinPhase.FAILED
-        and now_s - node.requested_s < policy.timing.boot_timeout_s
+        and node.join_report.phase is not JoinPhase.FAILED
+        and now_s - node.create.requested_s < policy.timing.boot_timeout_s
     )
 
 
@@ -188,16 +189,16 @@ def price_of(nodes: Iterable[Node], policy: Policy) -> Decimal:
 def alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
     """What an administrator should look at, node by node."""
     for node in node_index_of(snapshot).to_check.values():
-        if node.is_sound and not node.absences:
+        if node.is_sound and not node.listing.absences:
             continue
         name = node.launch.slot
         hangs_s = hung_s(node, snapshot.now_s)
         if node.state is NodeState.BUSY and hangs_s is not None:
             yield because(Code.HANGS_AT_WORK, node=name, hangs_s=hangs_s)
-        if node.absences >= policy.timing.absences and node.rank is not None and node.rank.online:
-            yield because(Code.GONE_AT_PROVIDER_YET_UP, node=name, absences=node.absences)
+        if node.listing.absences >= policy.timing.absences and node.rank is not None and node.rank.online:
+            yield because(Code.GONE_AT_PROVIDER_YET_UP, node=name, absences=node.listing.absences)
         if survives_kills(node):
-            yield because(Code.HOUSEKEEPING_SURVIVES, node=name, kills=node.housekeeping_kills)
+            yield because(Code.HOUSEKEEPING_SURVIVES, node=name, kills=node.health.housekeeping_kills)
         why = why_unfit(node, policy, snapshot.now_s)
         if why is not None and node.state in (NodeState.IDLE, NodeState.BUSY, NodeState.DRAINING):
             yield because(Code.UNFIT, node=name, why=why.code)

@@ -60,10 +60,11 @@ from nodemanager.planner.cost.budget import accrue
 from nodemanager.planner.observe import backoff, drain_breaker, hardware, held_jobs, operator, rank_facts
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
+from nodemanager.planner.state.node import Create, Listing, Node
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import queue_index_of, updated_queue_index
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+from nodemanager.planner.state.snapshot import Snapshot, Source
 
 
 def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
@@ -98,19 +99,22 @@ def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
 
 
 def _sources(snapshot: Snapshot) -> tuple[Source, ...]:
-    writes = snapshot.steering_write, snapshot.spending.write, snapshot.hold_write
-    return (snapshot.claim, *writes, snapshot.flux, snapshot.cloud)
+    writes = snapshot.operator.steering_write, snapshot.spending.write, snapshot.queues.hold_write
+    return (snapshot.sources.claim, *writes, snapshot.sources.flux, snapshot.sources.cloud)
 
 
 def _expire_calls(snapshot: Snapshot) -> Snapshot:
     now_s = snapshot.now_s
     return replace(
         snapshot,
-        claim=_expired(snapshot.claim, now_s),
-        steering_write=_expired(snapshot.steering_write, now_s),
-        hold_write=_expired(snapshot.hold_write, now_s),
-        flux=_expired(snapshot.flux, now_s),
-        cloud=_expired(snapshot.cloud, now_s),
+        sources=replace(
+            snapshot.sources,
+            claim=_expired(snapshot.sources.claim, now_s),
+            flux=_expired(snapshot.sources.flux, now_s),
+            cloud=_expired(snapshot.sources.cloud, now_s),
+        ),
+        operator=replace(snapshot.operator, steering_write=_expired(snapshot.operator.steering_write, now_s)),
+        queues=replace(snapshot.queues, hold_write=_expired(snapshot.queues.hold_write, now_s)),
         spending=replace(snapshot.spending, write=_expired(snapshot.spending.write, now_s)),
     )
 
@@ -133,7 +137,12 @@ def _change_nodes(snapshot: Snapshot, ids: Iterable[LaunchId], change: Callable[
 
 def _require_look(snapshot: Snapshot) -> Snapshot:
     """Make a look at the ranks due; nothing is bought before it."""
-    return replace(snapshot, look_due_since_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
+    return replace(
+        snapshot,
+        news=replace(
+            snapshot.news, look_due_since_s=snapshot.now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot)
+        ),
+    )
 
 
 def _drop_ended_leases(snapshot: Snapshot, launches: Iterable[LaunchId]) -> Snapshot:
@@ -155,7 +164,7 @@ def _apply_recorded(snapshot: Snapshot, fact: LaunchesRecorded) -> Snapshot:
 
 
 def _mark_recorded(node: Node) -> Node:
-    return replace(rank_facts.end_call(node, CallKind.RECORD), recorded=True)
+    return replace(rank_facts.end_call(node, CallKind.RECORD), create=replace(node.create, recorded=True))
 
 
 def _apply_report(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Snapshot:
@@ -164,14 +173,23 @@ def _apply_report(snapshot: Snapshot, fact: NodeReported, policy: Policy) -> Sna
         return snapshot
     match fact.phase:
         case JoinPhase.REPLAYED:
-            return with_nodes(snapshot, {node.id: replace(node, replayed=True)})
+            return with_nodes(snapshot, {node.id: replace(node, health=replace(node.health, replayed=True))})
         case JoinPhase.RECLAIMED:
             # The provider is short of capacity here, so nodes of this type are bought elsewhere for a while.
-            if node.reclaimed is None:
+            if node.health.reclaimed is None:
                 snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CAPACITY, fact.detail, policy)
-            return with_nodes(snapshot, {node.id: replace(node, reclaimed=fact.detail)})
+            return with_nodes(
+                snapshot, {node.id: replace(node, health=replace(node.health, reclaimed=fact.detail))}
+            )
         case _:
-            return with_nodes(snapshot, {node.id: replace(node, phase=fact.phase, phase_detail=fact.detail)})
+            return with_nodes(
+                snapshot,
+                {
+                    node.id: replace(
+                        node, join_report=replace(node.join_report, phase=fact.phase, detail=fact.detail)
+                    )
+                },
+            )
 
 
 def _count_housekeeping_kill(node: Node, fact: HousekeepingKilled, snapshot: Snapshot, policy: Policy) -> Node:
@@ -180,14 +198,20 @@ def _count_housekeeping_kill(node: Node, fact: HousekeepingKilled, snapshot: Sna
     if not rank_facts.waits_for(node, CallKind.KILL_HOUSEKEEPING):
         return node
     node = rank_facts.end_call(node, CallKind.KILL_HOUSEKEEPING)
-    return replace(node, housekeeping_kills=node.housekeeping_kills + 1, retry_s=snapshot.now_s + KILL_AGAIN_S)
+    return replace(
+        node,
+        health=replace(node.health, housekeeping_kills=node.health.housekeeping_kills + 1),
+        retry_s=snapshot.now_s + KILL_AGAIN_S,
+    )
 
 
 def _note_broker_told(node: Node, fact: BrokerStopped, snapshot: Snapshot, policy: Policy) -> Node:
     del fact, policy
     if not rank_facts.waits_for(node, CallKind.STOP_BROKER):
         return node
-    return replace(rank_facts.end_call(node, CallKind.STOP_BROKER), broker_told_s=snapshot.now_s)
+    return replace(
+        rank_facts.end_call(node, CallKind.STOP_BROKER), stop=replace(node.stop, broker_told_s=snapshot.now_s)
+    )
 
 
 def _apply_undrain(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
@@ -203,11 +227,8 @@ def _undrain_node(node: Node, now_s: float) -> Node:
     node = replace(
         rank_facts.end_call(node, CallKind.UNDRAIN),
         rank=rank,
-        rank_seen_s=now_s,
-        retiring=None,
-        retired_by_operator=False,
-        retired_s=None,
-        idle_looks=0,
+        seen=replace(node.seen, rank_seen_s=now_s, idle_looks=0),
+        stop=replace(node.stop, retiring=None, by_operator=False, retired_s=None),
     )
     return move(node, Event.REPRIEVED, now_s) if allows(node, Event.REPRIEVED) else node
 
@@ -218,9 +239,9 @@ def _undrain_node(node: Node, now_s: float) -> Node:
 def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     known = snapshot.jobs
     jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
-    unreadable = {} if fact.complete else dict(snapshot.unreadable)
+    unreadable = {} if fact.complete else dict(snapshot.queues.unreadable)
     for job in fact.jobs:
-        jobs[job.id] = held_jobs.as_waiting(job, snapshot) if snapshot.held_jobs else job
+        jobs[job.id] = held_jobs.as_waiting(job, snapshot) if snapshot.queues.held_jobs else job
         unreadable.pop(job.id, None)
     for job_id in fact.ended:
         jobs.pop(job_id, None)
@@ -231,21 +252,31 @@ def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
     gone, come = _changed_jobs(known, jobs, None if fact.complete else fact)
     now_s = snapshot.now_s
     if any(_starts_waiting(job, known) for job in come):
-        snapshot = replace(snapshot, newest_job_s=now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot))
-    stopped = snapshot.queues_stopped if fact.queues_stopped is None else fact.queues_stopped
-    if gone or come or stopped != snapshot.queues_stopped:
-        snapshot = replace(snapshot, changed_s=now_s)
-    if gone and snapshot.requeued:
-        snapshot = replace(snapshot, requeued=snapshot.requeued & jobs.keys())
+        snapshot = replace(
+            snapshot,
+            news=replace(snapshot.news, newest_job_s=now_s, unsettled_s=rank_facts.unsettled_since_s(snapshot)),
+        )
+    stopped = snapshot.queues.stopped if fact.queues_stopped is None else fact.queues_stopped
+    if gone or come or stopped != snapshot.queues.stopped:
+        snapshot = replace(snapshot, news=replace(snapshot.news, changed_s=now_s))
+    if gone and snapshot.queues.requeued:
+        snapshot = replace(
+            snapshot, queues=replace(snapshot.queues, requeued=snapshot.queues.requeued & jobs.keys())
+        )
     if gone or come:
-        queue_index = updated_queue_index(queue_index_of(known, snapshot.queue_index), jobs, gone, come)
-        snapshot = drain_breaker.remember_users(replace(snapshot, jobs=jobs, queue_index=queue_index), gone)
+        queue_index = updated_queue_index(queue_index_of(known, snapshot.indexes.queue), jobs, gone, come)
+        snapshot = drain_breaker.remember_users(
+            replace(snapshot, jobs=jobs, indexes=replace(snapshot.indexes, queue=queue_index)), gone
+        )
     return replace(
         snapshot,
-        unreadable=unreadable,
-        queues_stopped=stopped,
-        queues_asked_s=snapshot.queues_asked_s if fact.queues_stopped is None else fact.started_s,
-        queue=_answered_source(snapshot.queue, fact.started_s),
+        queues=replace(
+            snapshot.queues,
+            unreadable=unreadable,
+            stopped=stopped,
+            asked_s=snapshot.queues.asked_s if fact.queues_stopped is None else fact.started_s,
+        ),
+        sources=replace(snapshot.sources, queue=_answered_source(snapshot.sources.queue, fact.started_s)),
     )
 
 
@@ -275,8 +306,12 @@ def _starts_waiting(job: Job, known: Mapping[JobId, Job]) -> bool:
 
 
 def _apply_probe(snapshot: Snapshot, fact: QueueProbed) -> Snapshot:
-    answered = _answered_source(snapshot.queue, fact.started_s)
-    return replace(snapshot, queue=answered, queues_asked_s=fact.started_s)
+    answered = _answered_source(snapshot.sources.queue, fact.started_s)
+    return replace(
+        snapshot,
+        sources=replace(snapshot.sources, queue=answered),
+        queues=replace(snapshot.queues, asked_s=fact.started_s),
+    )
 
 
 def _apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
@@ -288,9 +323,12 @@ def _apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapsho
 
 def _lose_instance(snapshot: Snapshot, fact: FluxUnreachable) -> Snapshot:
     """The instance is unreachable, so the claim on it is lost too and must be renewed."""
-    away = replace(snapshot.flux, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
-    claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
-    return replace(snapshot, claimed=False, flux=away, claim=claim, unreachable_s=fact.started_s)
+    away = replace(snapshot.sources.flux, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    claim = replace(snapshot.sources.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    return replace(
+        snapshot,
+        sources=replace(snapshot.sources, claimed=False, flux=away, claim=claim, unreachable_s=fact.started_s),
+    )
 
 
 def _apply_claim(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
@@ -303,25 +341,29 @@ def _apply_claim(snapshot: Snapshot, fact: ClaimHeld) -> Snapshot:
     nodes: dict[LaunchId, Node] = {}
     for node in snapshot.nodes.values():
         if node.id in on_record:
-            nodes[node.id] = replace(node, recorded=True)
+            nodes[node.id] = replace(node, create=replace(node.create, recorded=True))
         elif node.launch.slot in held:
             continue
-        elif node.call is not None or node.create_sent_s is not None or node.cloud is not None:
-            nodes[node.id] = replace(node, recorded=False)
+        elif node.call is not None or node.create.sent_s is not None or node.cloud is not None:
+            nodes[node.id] = replace(node, create=replace(node.create, recorded=False))
     for launch in fact.launches:
         nodes.setdefault(launch.id, adopt(launch, snapshot))
     gone = [id_ for id_ in snapshot.nodes if id_ not in nodes]
     nodes = {id_: _void_second_look(node) for id_, node in nodes.items()}
-    claim = _answered_source(snapshot.claim, fact.started_s)
+    claim = _answered_source(snapshot.sources.claim, fact.started_s)
     # A look is due, and before it nothing is bought.
     snapshot = budget.apply_spend_record(_require_look(with_nodes(snapshot, nodes, gone)), fact.spend)
-    snapshot = replace(snapshot, claimed=True, claim=claim, held_jobs=fact.held_jobs)
+    snapshot = replace(
+        snapshot,
+        sources=replace(snapshot.sources, claimed=True, claim=claim),
+        queues=replace(snapshot.queues, held_jobs=fact.held_jobs),
+    )
     return operator.apply_steering_record(held_jobs.with_held_jobs(snapshot, fact.held_jobs), fact.steering)
 
 
 def _apply_refused_claim(snapshot: Snapshot, fact: ClaimRefused) -> Snapshot:
-    refused = replace(snapshot.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
-    return replace(snapshot, claimed=False, claim=refused)
+    refused = replace(snapshot.sources.claim, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + 1.0)
+    return replace(snapshot, sources=replace(snapshot.sources, claimed=False, claim=refused))
 
 
 def _apply_record(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
@@ -332,7 +374,9 @@ def _apply_record(snapshot: Snapshot, fact: RecordSeen) -> Snapshot:
     known = with_nodes(snapshot, come, gone)
     # The acting manager has recorded the costs that were counted here since the last look, or will do so.
     known = replace(
-        known, steering=known.steering_on_record, spending=replace(known.spending, amounts={}, counted=frozenset())
+        known,
+        operator=replace(known.operator, steering=known.operator.steering_on_record),
+        spending=replace(known.spending, amounts={}, counted=frozenset()),
     )
     return operator.apply_steering_record(budget.apply_spend_record(known, fact.spend), fact.steering)
 
@@ -342,9 +386,9 @@ def _void_second_look(node: Node) -> Node:
 
     Departures are forgotten too. If rank 0 was away, every node was, which says nothing about a single node.
     """
-    if node.drained_s is None and not node.departures_s:
+    if node.stop.drained_s is None and not node.health.departures_s:
         return node
-    return replace(node, drained_s=None, departures_s=())
+    return replace(node, stop=replace(node.stop, drained_s=None), health=replace(node.health, departures_s=()))
 
 
 def _apply_lapsed_order(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
@@ -355,11 +399,11 @@ def _apply_lapsed_order(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
         snapshot = held_jobs.apply_hold_failed(snapshot, fact.why)
     if fact.job is not None:
         snapshot = replace(
-            snapshot, requeued=snapshot.requeued - {fact.job}
+            snapshot, queues=replace(snapshot.queues, requeued=snapshot.queues.requeued - {fact.job})
         )  # this job was certainly not resubmitted
     snapshot = _change_nodes(snapshot, fact.launches, lambda node: rank_facts.undo_order(node, fact))
-    claim = replace(snapshot.claim, answer_due_s=None, failure=fact.why)
-    return replace(snapshot, claimed=False, claim=claim)
+    claim = replace(snapshot.sources.claim, answer_due_s=None, failure=fact.why)
+    return replace(snapshot, sources=replace(snapshot.sources, claimed=False, claim=claim))
 
 
 def adopt(launch: Launch, snapshot: Snapshot) -> Node:
@@ -369,11 +413,8 @@ def adopt(launch: Launch, snapshot: Snapshot) -> Node:
         launch=launch,
         state=NodeState.REQUESTED,
         since_s=snapshot.now_s,
-        requested_s=snapshot.now_s - age_s,
-        adopted=True,
-        recorded=True,
-        create_sent_s=snapshot.now_s,
-        known_s=snapshot.now_s,
+        create=Create(snapshot.now_s - age_s, adopted=True, recorded=True, sent_s=snapshot.now_s),
+        listing=Listing(known_s=snapshot.now_s),
     )
 
 
@@ -396,7 +437,7 @@ def _apply_slots_change(snapshot: Snapshot, fact: SlotsChanged, policy: Policy) 
     changed = hardware.apply_kept_promise(
         replace(snapshot, slots=replace(snapshot.slots, wish_due_s=None)), fact.wish_id
     )
-    changed = replace(changed, flux=replace(snapshot.flux, seen_s=None))
+    changed = replace(changed, sources=replace(changed.sources, flux=replace(snapshot.sources.flux, seen_s=None)))
     return rank_facts.apply_ranks(changed, RanksSeen(fact.started_s, fact.ranks), policy)
 
 
@@ -408,10 +449,12 @@ def _apply_slots_refusal(snapshot: Snapshot, fact: SlotsRefused) -> Snapshot:
 
 def _distrust_slots(snapshot: Snapshot, why: str) -> Snapshot:
     """A change of slot types may be half done. Renew the claim, which repairs it, and look at the ranks again."""
-    claim = replace(snapshot.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
-    flux = replace(snapshot.flux, seen_s=None, answer_due_s=None)
+    claim = replace(snapshot.sources.claim, answer_due_s=None, failure=why, retry_s=snapshot.now_s + 1.0)
+    flux = replace(snapshot.sources.flux, seen_s=None, answer_due_s=None)
     return replace(
-        snapshot, claimed=False, claim=claim, flux=flux, slots=replace(snapshot.slots, wish=None, wish_due_s=None)
+        snapshot,
+        sources=replace(snapshot.sources, claimed=False, claim=claim, flux=flux),
+        slots=replace(snapshot.slots, wish=None, wish_due_s=None),
     )
 
 
@@ -420,17 +463,27 @@ def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapsho
         return _distrust_slots(snapshot, fact.why)
     if fact.order in HOLD_ORDERS:
         # It may have been done in part. Read the record again before relying on it.
-        return replace(held_jobs.apply_hold_failed(snapshot, fact.why), claimed=False)
+        failed = held_jobs.apply_hold_failed(snapshot, fact.why)
+        return replace(failed, sources=replace(failed.sources, claimed=False))
     if fact.job is not None:
         # The copy may have been submitted all the same: the queue will show it.
-        return replace(snapshot, requeued=snapshot.requeued - {fact.job}, requeue_failed_s=snapshot.now_s)
+        return replace(
+            snapshot,
+            queues=replace(
+                snapshot.queues, requeued=snapshot.queues.requeued - {fact.job}, requeue_failed_s=snapshot.now_s
+            ),
+        )
     kind = CALL_OF_ORDER[fact.order]
     waiting = [
         id_ for id_ in fact.launches if id_ in snapshot.nodes and rank_facts.waits_for(snapshot.nodes[id_], kind)
     ]
     snapshot = _change_nodes(snapshot, waiting, lambda node: rank_facts.fail_call(node, snapshot.now_s))
     # The record may or may not have been written: read it again before relying on it.
-    return replace(snapshot, claimed=False) if waiting and kind is CallKind.RECORD else snapshot
+    return (
+        replace(snapshot, sources=replace(snapshot.sources, claimed=False))
+        if waiting and kind is CallKind.RECORD
+        else snapshot
+    )
 
 
 def _note_destroy_accepted(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:

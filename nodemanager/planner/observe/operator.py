@@ -22,8 +22,9 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import Mark, Steering
 from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import with_nodes
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+from nodemanager.planner.state.snapshot import Snapshot, Source
 
 SteeredAction = CordonNode | DrainNode | UndrainNode | EndLease
 
@@ -35,21 +36,30 @@ KEEP_AGAIN_S = 1.0
 
 def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
     """The snapshot after an operator's command. Commands for a node we no longer know are ignored."""
-    now = snapshot.steering
+    now = snapshot.operator.steering
     match fact:
         case DecisionsPaused(mark=mark):
-            return replace(snapshot, steering=replace(now, paused=now.paused or mark))
+            return replace(
+                snapshot, operator=replace(snapshot.operator, steering=replace(now, paused=now.paused or mark))
+            )
         case DecisionsResumed():
-            return replace(snapshot, steering=replace(now, paused=None))
+            return replace(snapshot, operator=replace(snapshot.operator, steering=replace(now, paused=None)))
         case HoldPlaced() | RetirementRequested() if fact.launch not in snapshot.nodes:
             return snapshot
         case HoldPlaced(launch=launch, mark=mark):
             holds = {**now.holds, launch: now.holds.get(launch, mark)}
-            held = replace(snapshot, steering=replace(_without(now, launch), holds=holds))
+            held = replace(
+                snapshot, operator=replace(snapshot.operator, steering=replace(_without(now, launch), holds=holds))
+            )
             return _change_drain_reason(held, launch, held_by_operator(holds[launch]))
         case RetirementRequested(launch=launch, mark=mark):
             retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
-            retired = replace(snapshot, steering=replace(_without(now, launch), retirements=retirements))
+            retired = replace(
+                snapshot,
+                operator=replace(
+                    snapshot.operator, steering=replace(_without(now, launch), retirements=retirements)
+                ),
+            )
             return _change_drain_reason(retired, launch, retired_by_operator(retirements[launch]))
         case NodeReleased(launch=launch):
             return forget_steering(snapshot, launch)
@@ -62,15 +72,17 @@ def _change_drain_reason(snapshot: Snapshot, launch: LaunchId, reason: Reason) -
     node = snapshot.nodes[launch]
     if node.state is not NodeState.DRAINING:
         return snapshot
-    retired = replace(node, retiring=reason, retired_by_operator=True, retired_s=snapshot.now_s)
+    retired = replace(node, stop=replace(node.stop, retiring=reason, by_operator=True, retired_s=snapshot.now_s))
     return with_nodes(snapshot, {launch: retired})
 
 
 def forget_steering(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
     """The snapshot without an operator's hold or retirement of a launch."""
-    if not snapshot.steering.blocks_work_on(launch):
+    if not snapshot.operator.steering.blocks_work_on(launch):
         return snapshot
-    return replace(snapshot, steering=_without(snapshot.steering, launch))
+    return replace(
+        snapshot, operator=replace(snapshot.operator, steering=_without(snapshot.operator.steering, launch))
+    )
 
 
 def _without(steering: Steering, launch: LaunchId) -> Steering:
@@ -83,13 +95,17 @@ def _without(steering: Steering, launch: LaunchId) -> Steering:
 
 def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
     """The nodes that an operator keeps jobs off."""
-    steering = snapshot.steering
+    steering = snapshot.operator.steering
     return {id_: snapshot.nodes[id_] for id_ in (*steering.holds, *steering.retirements) if id_ in snapshot.nodes}
 
 
 def count_held(snapshot: Snapshot, state: NodeState) -> int:
     """How many held nodes are in a state."""
-    return sum(1 for id_ in snapshot.steering.holds if id_ in snapshot.nodes and snapshot.nodes[id_].state is state)
+    return sum(
+        1
+        for id_ in snapshot.operator.steering.holds
+        if id_ in snapshot.nodes and snapshot.nodes[id_].state is state
+    )
 
 
 # --- what is on record ------------------------------------------------------------------------------------
@@ -97,22 +113,29 @@ def count_held(snapshot: Snapshot, state: NodeState) -> int:
 
 def apply_steering_record(snapshot: Snapshot, on_record: Steering) -> Snapshot:
     """After the record was read: it applies, unless a change made here is not on it yet."""
-    unkept = snapshot.steering != snapshot.steering_on_record
-    steering = snapshot.steering if unkept else on_record
+    unkept = snapshot.operator.steering != snapshot.operator.steering_on_record
+    steering = snapshot.operator.steering if unkept else on_record
     for launch in {**steering.holds, **steering.retirements}:
         if launch not in snapshot.nodes:
             steering = _without(steering, launch)
-    return replace(snapshot, steering=steering, steering_on_record=on_record, steering_write=Source())
+    return replace(
+        snapshot,
+        operator=replace(
+            snapshot.operator, steering=steering, steering_on_record=on_record, steering_write=Source()
+        ),
+    )
 
 
 def apply_steering_written(snapshot: Snapshot, fact: SteeringKept | SteeringNotKept) -> Snapshot:
     """After the record was written, or the write failed: then it is tried again soon."""
     if isinstance(fact, SteeringKept):
-        return replace(snapshot, steering_on_record=fact.steering, steering_write=Source())
+        return replace(
+            snapshot, operator=replace(snapshot.operator, steering_on_record=fact.steering, steering_write=Source())
+        )
     failed = replace(
-        snapshot.steering_write, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + KEEP_AGAIN_S
+        snapshot.operator.steering_write, answer_due_s=None, failure=fact.why, retry_s=snapshot.now_s + KEEP_AGAIN_S
     )
-    return replace(snapshot, steering_write=failed)
+    return replace(snapshot, operator=replace(snapshot.operator, steering_write=failed))
 
 
 # --- what follows for a node ------------------------------------------------------------------------------
@@ -128,7 +151,7 @@ class OperatorStep(NamedTuple):
 
 def operator_step(node: Node, steering: Steering) -> OperatorStep | None:
     """The step that an operator's command requires now; None if the other rules decide."""
-    if not (steering.holds or steering.retirements or node.retiring) and _drain_reason(node) is None:
+    if not (steering.holds or steering.retirements or node.stop.retiring) and _drain_reason(node) is None:
         return None
     if node.state in (NodeState.REQUESTED, NodeState.STOPPING, NodeState.GONE):
         # Too early to keep jobs off it, or too late.
@@ -137,7 +160,7 @@ def operator_step(node: Node, steering: Steering) -> OperatorStep | None:
         return _hold(node, hold)
     if (retirement := steering.retirements.get(node.id)) is not None:
         return _retire(node, retirement)
-    if _drain_reason(node) == hold_text(node.id) or (node.state is NodeState.DRAINING and node.retired_by_operator):
+    if _drain_reason(node) == hold_text(node.id) or (node.state is NodeState.DRAINING and node.stop.by_operator):
         return _undrain(node, because(Code.RELEASED_BY_OPERATOR))
     return None
 
@@ -166,7 +189,7 @@ def _retire(node: Node, mark: Mark) -> OperatorStep | None:
 def _end_unsent_lease(node: Node, retirements: Mapping[LaunchId, Mark]) -> OperatorStep | None:
     """End the lease of a node that is to be retired before its create was sent."""
     mark = retirements.get(node.id)
-    if mark is None or not node.recorded or node.create_sent_s is not None:
+    if mark is None or not node.create.recorded or node.create.sent_s is not None:
         return None
     reason = retired_by_operator(mark)
     return OperatorStep(reason, EndLease(node.launch, reason))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from nodemanager.core.nodes import CloudNode, CloudState, LaunchId
-from nodemanager.planner.state.snapshot import Node
+from nodemanager.planner.state.node import Node
 
 
 @dataclass(frozen=True, slots=True)

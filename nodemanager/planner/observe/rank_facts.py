@@ -35,10 +35,11 @@ from nodemanager.planner.observe.operator import held_by_operator, retired_by_op
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of, with_confirmations, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.rank_index import rank_index_of, updated_rank_index
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source, Stray
+from nodemanager.planner.state.snapshot import Snapshot, Source, Stray
 
 RETRY_S_MAX = 60.0
 FEW_VANISHED = 2  # a list that lacks no more nodes than this is believed at once
@@ -51,24 +52,24 @@ def fail_call(node: Node, now_s: float, retry_after_s: float = 0.0) -> Node:
     kind = node.call.kind
     if kind is CallKind.CREATE:
         # The create may have worked up to this moment, so lists that began earlier prove nothing.
-        node = replace(node, known_s=now_s, absences=0, absent_s=None)
+        node = replace(node, listing=replace(node.listing, known_s=now_s, absences=0, absent_s=None))
     if kind is CallKind.END_LEASE and node.state is NodeState.REQUESTED:
         # The lease may or may not still be on record: write it again before the node is created.
-        node = replace(node, recorded=False)
+        node = replace(node, create=replace(node.create, recorded=False))
     wait_s = max(retry_after_s, min(RETRY_S_MAX, 0.5 * 2.0**node.tries))
     return replace(delay_stop(node), call=None, tries=node.tries + 1, retry_s=now_s + wait_s)
 
 
 def delay_stop(node: Node) -> Node:
     """Mark the node's stop as delayed, so that its duration is not used as a measurement."""
-    if node.state not in LEAVING or node.stop_delayed:
+    if node.state not in LEAVING or node.stop.delayed:
         return node
-    return replace(node, stop_delayed=True)
+    return replace(node, stop=replace(node.stop, delayed=True))
 
 
 def unsettled_since_s(snapshot: Snapshot) -> float:
     """Since when news has arrived that no plan has considered: now, if there was none."""
-    return snapshot.unsettled_s if snapshot.unsettled_s is not None else snapshot.now_s
+    return snapshot.news.unsettled_s if snapshot.news.unsettled_s is not None else snapshot.now_s
 
 
 def waits_for(node: Node, kind: CallKind) -> bool:
@@ -85,7 +86,9 @@ def end_call(node: Node, kind: CallKind) -> Node:
 def undo_order(node: Node, fact: OrderLapsed) -> Node:
     """The node after an order for it lapsed: nothing has happened, and the order may be given again."""
     if fact.order == "CreateNode" and node.state is NodeState.REQUESTED:
-        node = replace(node, create_sent_s=None, absences=0, absent_s=None)
+        node = replace(
+            node, create=replace(node.create, sent_s=None), listing=replace(node.listing, absences=0, absent_s=None)
+        )
     return end_call(node, node.call.kind) if node.call is not None else node
 
 
@@ -104,7 +107,7 @@ class RankChanges(NamedTuple):
 
 def apply_ranks(snapshot: Snapshot, fact: RanksSeen, policy: Policy) -> Snapshot:
     """The snapshot after a look at the ranks. Looks that are older than what we know are ignored."""
-    if _is_old(snapshot.flux, fact.started_s):
+    if _is_old(snapshot.sources.flux, fact.started_s):
         return snapshot
     snapshot = with_confirmations(snapshot, policy.rules.idle_confirmations)
     changes = _compare_ranks(snapshot, fact)
@@ -138,13 +141,18 @@ def _with_seen_nodes(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, 
 
 def _note_look(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy: Policy) -> Snapshot:
     """Note that the ranks were read, and what the look reports besides them."""
-    due_s = snapshot.look_due_since_s
+    due_s = snapshot.news.look_due_since_s
     return replace(
         snapshot,
-        unready_since_s=safe_mode.unready_since_s(snapshot, policy),
-        look_due_since_s=None if due_s is not None and due_s <= fact.started_s else due_s,
-        jobs_ended=fact.jobs_ended,
-        flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
+        sources=replace(
+            snapshot.sources,
+            unready_since_s=safe_mode.unready_since_s(snapshot, policy),
+            flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
+        ),
+        news=replace(
+            snapshot.news, look_due_since_s=None if due_s is not None and due_s <= fact.started_s else due_s
+        ),
+        queues=replace(snapshot.queues, jobs_ended=fact.jobs_ended),
         slots=replace(
             snapshot.slots,
             types=snapshot.slots.types if changes.same_slot_types else _slot_types_seen(changes.ranks, snapshot),
@@ -155,18 +163,22 @@ def _note_look(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy
 
 def _with_changed_ranks(snapshot: Snapshot, changes: RankChanges, policy: Policy) -> Snapshot:
     ranks = changes.ranks
-    known = rank_index_of(snapshot.ranks, snapshot.rank_index, policy)
+    known = rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy)
     mismatch = snapshot.slots.mismatch
     if not changes.same_resources:
         mismatch = instance_check.find_mismatch(tuple(ranks.values()), policy)
     return replace(
         snapshot,
         ranks=ranks,
-        rank_of_slot=snapshot.rank_of_slot if changes.same_hosts else {it.host: it.rank for it in ranks.values()},
-        rank_index=updated_rank_index(known, ranks, changes.pairs, policy),
-        changed_s=snapshot.now_s,
-        unsettled_s=unsettled_since_s(snapshot),
-        slots=replace(snapshot.slots, mismatch=mismatch),
+        slots=replace(
+            snapshot.slots,
+            rank_of_slot=snapshot.slots.rank_of_slot
+            if changes.same_hosts
+            else {it.host: it.rank for it in ranks.values()},
+            mismatch=mismatch,
+        ),
+        indexes=replace(snapshot.indexes, ranks=updated_rank_index(known, ranks, changes.pairs, policy)),
+        news=replace(snapshot.news, changed_s=snapshot.now_s, unsettled_s=unsettled_since_s(snapshot)),
     )
 
 
@@ -216,7 +228,7 @@ def _nodes_after_look(
     changed: dict[LaunchId, Node] = {}
     for id_, node in touched.items():
         rank = ranks.get(node.launch.rank)
-        if rank is None or started_s < node.rank_seen_s:
+        if rank is None or started_s < node.seen.rank_seen_s:
             continue
         same = node.rank is rank or node.rank == rank
         if not (same and _is_no_news(node, rank, policy)):
@@ -228,14 +240,14 @@ def _is_no_news(node: Node, rank: FluxRank, policy: Policy) -> bool:
     """Whether a node whose rank is unchanged stays unchanged too, because one more look decides nothing."""
     match node.state:
         case NodeState.IDLE:
-            seen = node.idle_since_s is not None and node.idle_looks >= policy.rules.idle_confirmations
+            seen = node.seen.idle_since_s is not None and node.seen.idle_looks >= policy.rules.idle_confirmations
             return seen and rank.idle and rank.drain_reason is None
         case NodeState.BUSY:
             return rank.online and rank.allocated
         case NodeState.DRAINING:
-            return rank.drain_reason == drain_text(node.id) and node.idle_looks == 0
+            return rank.drain_reason == drain_text(node.id) and node.seen.idle_looks == 0
         case NodeState.STOPPING:
-            return node.idle_looks == 0
+            return node.seen.idle_looks == 0
         case _:
             return not rank.online  # it waits for its rank, which is still away
 
@@ -265,9 +277,9 @@ def _apply_look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot
     if _is_still_idle(node, rank):
         return _count_idle_look(node, rank, snapshot, started_s)
     was_busy, was = node.state is NodeState.BUSY, node.rank
-    node = _follow_rank(node, rank, snapshot, rank=rank, rank_seen_s=started_s)
+    node = _follow_rank(node, rank, snapshot, rank=rank, seen=replace(node.seen, rank_seen_s=started_s))
     if was_busy and node.state is NodeState.IDLE:
-        node = replace(node, idle_since_s=snapshot.now_s)
+        node = replace(node, seen=replace(node.seen, idle_since_s=snapshot.now_s))
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
         node = _continue_retirement(node, snapshot)
     if node.state is NodeState.DRAINING and _is_drain_no_longer_ours(node, rank, started_s):
@@ -280,33 +292,43 @@ def _apply_look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot
 def _update_condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot: Snapshot) -> Node:
     """Update since when the broker hangs and since when a housekeeping runs. One that we killed is remembered."""
     hangs = rank.online and rank.torpid
-    if hangs != (node.torpid_s is not None):
-        node = replace(node, torpid_s=snapshot.now_s if hangs else None)
+    if hangs != (node.health.torpid_s is not None):
+        node = replace(node, health=replace(node.health, torpid_s=snapshot.now_s if hangs else None))
     by_flux = is_drain_by_flux(rank.drain_reason)
-    if by_flux != (node.drained_by_flux_s is not None):
+    if by_flux != (node.health.drained_by_flux_s is not None):
         ago_s = max(0.0, snapshot.wall_at - rank.drained_at) if rank.drained_at is not None else 0.0
-        node = replace(node, drained_by_flux_s=snapshot.now_s - ago_s if by_flux else None)
+        node = replace(
+            node, health=replace(node.health, drained_by_flux_s=snapshot.now_s - ago_s if by_flux else None)
+        )
     since_at = rank.housekeeping_since_at
     if since_at is None:
-        ended = node.housekeeping_s is not None and not node.housekeeping_kills
-        return replace(node, housekeeping_s=None) if ended else node
+        ended = node.health.housekeeping_s is not None and not node.health.housekeeping_kills
+        return replace(node, health=replace(node.health, housekeeping_s=None)) if ended else node
     same = was is not None and was.housekeeping_since_at == since_at
-    if node.housekeeping_s is not None and (same or node.housekeeping_kills):
+    if node.health.housekeeping_s is not None and (same or node.health.housekeeping_kills):
         return node
-    return replace(node, housekeeping_s=snapshot.now_s - max(0.0, snapshot.wall_at - since_at))
+    return replace(
+        node, health=replace(node.health, housekeeping_s=snapshot.now_s - max(0.0, snapshot.wall_at - since_at))
+    )
 
 
 def _continue_retirement(node: Node, snapshot: Snapshot) -> Node:
     """Continue with a drain of ours from before a restart. What an operator set says whether it was for them."""
     moved = move(node, Event.RETIRED, snapshot.now_s)
-    if node.retiring is not None:
+    if node.stop.retiring is not None:
         return moved
-    steering = snapshot.steering
+    steering = snapshot.operator.steering
     if (mark := steering.retirements.get(node.id)) is not None:
-        return replace(moved, retiring=retired_by_operator(mark), retired_by_operator=True)
+        return replace(moved, stop=replace(moved.stop, retiring=retired_by_operator(mark), by_operator=True))
     if (mark := steering.holds.get(node.id)) is not None:
-        return replace(moved, retiring=held_by_operator(mark), retired_by_operator=True)
-    return replace(moved, retiring=node.misfit if node.misfit is not None else because(Code.FOUND_DRAINED))
+        return replace(moved, stop=replace(moved.stop, retiring=held_by_operator(mark), by_operator=True))
+    return replace(
+        moved,
+        stop=replace(
+            moved.stop,
+            retiring=node.health.misfit if node.health.misfit is not None else because(Code.FOUND_DRAINED),
+        ),
+    )
 
 
 def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any) -> Node:
@@ -318,7 +340,8 @@ def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any)
     for event in (Event.JOINED, at_work) if rank.online else (Event.LEFT,):
         if allows(node, event):
             if event is Event.LEFT and not _is_first_look(snapshot):
-                seen["departures_s"] = (*node.departures_s, snapshot.now_s)[-FLAPS:]
+                departures_s = (*node.health.departures_s, snapshot.now_s)[-FLAPS:]
+                seen["health"] = replace(node.health, departures_s=departures_s)
             node = move(node, event, snapshot.now_s, **seen)
             seen = {}
     return replace(node, **seen) if seen else node
@@ -326,14 +349,16 @@ def _follow_rank(node: Node, rank: FluxRank, snapshot: Snapshot, /, **seen: Any)
 
 def _is_first_look(snapshot: Snapshot) -> bool:
     """Whether this is the first look since the claim. If rank 0 was away, all nodes were."""
-    looked_s, claimed_s = snapshot.flux.seen_s, snapshot.claim.seen_s
+    looked_s, claimed_s = snapshot.sources.flux.seen_s, snapshot.sources.claim.seen_s
     return looked_s is None or (claimed_s is not None and looked_s < claimed_s)
 
 
 def _give_up_drain(node: Node, now_s: float) -> Node:
     """Stop retiring the node: somebody undrained it, or holds it with a drain that is not ours to undo."""
     moved = move(node, Event.REPRIEVED, now_s)
-    return replace(moved, retiring=None, retired_by_operator=False, retired_s=None, drained_s=None)
+    return replace(
+        moved, stop=replace(moved.stop, retiring=None, by_operator=False, retired_s=None, drained_s=None)
+    )
 
 
 def _is_drain_no_longer_ours(node: Node, rank: FluxRank, started_s: float) -> bool:
@@ -341,28 +366,32 @@ def _is_drain_no_longer_ours(node: Node, rank: FluxRank, started_s: float) -> bo
         node.call is None
         and rank.online
         and rank.drain_reason != drain_text(node.id)
-        and node.drained_s is not None
-        and started_s > node.drained_s
+        and node.stop.drained_s is not None
+        and started_s > node.stop.drained_s
     )
 
 
 def _is_still_idle(node: Node, rank: FluxRank) -> bool:
     """Whether it was and is idle and nothing else is to be noted: the most frequent case."""
     marked = rank.torpid or rank.drain_reason is not None or rank.housekeeping_since_at is not None
-    was_drained = node.drained_by_flux_s is not None
+    was_drained = node.health.drained_by_flux_s is not None
     return node.state is NodeState.IDLE and rank.idle and node.is_sound and not (marked or was_drained)
 
 
 def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
     if node.state is not NodeState.IDLE:
-        counted = node.idle_looks or node.idle_since_s is not None
-        return replace(node, idle_looks=0, idle_since_s=None) if counted else node
-    return _count_idle_look(node, rank, snapshot, node.rank_seen_s)
+        counted = node.seen.idle_looks or node.seen.idle_since_s is not None
+        return replace(node, seen=replace(node.seen, idle_looks=0, idle_since_s=None)) if counted else node
+    return _count_idle_look(node, rank, snapshot, node.seen.rank_seen_s)
 
 
 def _count_idle_look(node: Node, rank: FluxRank, snapshot: Snapshot, seen_s: float) -> Node:
-    since_s = node.idle_since_s if node.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
-    return replace(node, rank=rank, rank_seen_s=seen_s, idle_looks=node.idle_looks + 1, idle_since_s=since_s)
+    since_s = node.seen.idle_since_s if node.seen.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
+    return replace(
+        node,
+        rank=rank,
+        seen=replace(node.seen, rank_seen_s=seen_s, idle_looks=node.seen.idle_looks + 1, idle_since_s=since_s),
+    )
 
 
 def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
@@ -371,13 +400,13 @@ def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:
     if rank.last_job_ended_at is None or rank.last_job_ended_at < created_at:
         return node.since_s
     ended_s = snapshot.now_s - (snapshot.wall_at - rank.last_job_ended_at)
-    return min(snapshot.now_s, max(node.requested_s, ended_s))  # clocks differ, and jump
+    return min(snapshot.now_s, max(node.create.requested_s, ended_s))  # clocks differ, and jump
 
 
 def _rank_seen_s(node: Node, snapshot: Snapshot) -> float:
     """When the latest look at its rank began, be it at all ranks or at this one."""
-    of_all_s = snapshot.flux.seen_s if node.launch.rank in snapshot.ranks else None
-    return node.rank_seen_s if of_all_s is None else max(node.rank_seen_s, of_all_s)
+    of_all_s = snapshot.sources.flux.seen_s if node.launch.rank in snapshot.ranks else None
+    return node.seen.rank_seen_s if of_all_s is None else max(node.seen.rank_seen_s, of_all_s)
 
 
 def apply_drain(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Policy) -> Node:
@@ -390,10 +419,10 @@ def apply_drain(node: Node, fact: NodeDrained, snapshot: Snapshot, policy: Polic
     node = end_call(node, CallKind.DRAIN)
     if node.state not in (NodeState.DRAINING, NodeState.STOPPING):
         return node
-    node = replace(node, drained_s=fact.started_s)
+    node = replace(node, stop=replace(node.stop, drained_s=fact.started_s))
     if fact.started_s < _rank_seen_s(node, snapshot):
         return node
-    node = replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
+    node = replace(node, rank=fact.rank, seen=replace(node.seen, rank_seen_s=fact.started_s))
     if node.state is NodeState.STOPPING:
         return node
     held = fact.rank.online and fact.rank.drain_reason not in (None, drain_text(node.id))
@@ -406,7 +435,7 @@ def apply_cordon(node: Node, fact: NodeCordoned, snapshot: Snapshot, policy: Pol
     node = end_call(node, CallKind.DRAIN)
     if fact.started_s < _rank_seen_s(node, snapshot):
         return node
-    return replace(node, rank=fact.rank, rank_seen_s=fact.started_s)
+    return replace(node, rank=fact.rank, seen=replace(node.seen, rank_seen_s=fact.started_s))
 
 
 # --- the cloud --------------------------------------------------------------------------------------------
@@ -428,15 +457,15 @@ def apply_create_to_node(node: Node, fact: NodeCreated, snapshot: Snapshot, poli
 
 def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
     """The snapshot after a list of the cloud. Lists that are older than what we know are ignored."""
-    if _is_old(snapshot.cloud, fact.started_s):
+    if _is_old(snapshot.sources.cloud, fact.started_s):
         return snapshot
     pairing = pair(snapshot.nodes, fact.nodes, policy.cluster, policy.cluster_uuid)
     lacking = [
         node
         for node in snapshot.nodes.values()
-        if node.id not in pairing.paired and fact.started_s > node.known_s and _should_be_listed(node)
+        if node.id not in pairing.paired and fact.started_s > node.listing.known_s and _should_be_listed(node)
     ]
-    doubted = snapshot.doubted_lists + 1 if _too_many_vanished(snapshot, lacking) else 0
+    doubted = snapshot.sources.doubted_lists + 1 if _too_many_vanished(snapshot, lacking) else 0
     believed = doubted == 0 or doubted > policy.timing.absences
     nodes: dict[LaunchId, Node] = {}
     for id_, cloud in pairing.paired.items():
@@ -451,29 +480,29 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
             snapshot = backoff.apply_refusal(
                 snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy
             )
+    snapshot = backoff.count_ended_boots(
+        snapshot.nodes, nodes, timings.with_stops(snapshot, nodes, fact.started_s), policy
+    )
     return replace(
-        with_nodes(
-            backoff.count_ended_boots(
-                snapshot.nodes, nodes, timings.with_stops(snapshot, nodes, fact.started_s), policy
-            ),
-            nodes,
+        with_nodes(snapshot, nodes),
+        account=replace(
+            snapshot.account,
+            strays={
+                cloud.provider_id: replace(
+                    snapshot.account.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
+                )
+                for cloud in pairing.strays
+            },
+            intruders=pairing.intruders,
+            strangers=pairing.strangers,
         ),
-        strays={
-            cloud.provider_id: replace(
-                snapshot.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
-            )
-            for cloud in pairing.strays
-        },
-        intruders=pairing.intruders,
-        strangers=pairing.strangers,
-        doubted_lists=doubted,
-        cloud=Source(seen_s=fact.started_s),
+        sources=replace(snapshot.sources, doubted_lists=doubted, cloud=Source(seen_s=fact.started_s)),
     )
 
 
 def _should_be_listed(node: Node) -> bool:
     """Whether its absence from a list means anything: its create was sent and is not in flight."""
-    return node.call is None and node.create_sent_s is not None and node.state is not NodeState.GONE
+    return node.call is None and node.create.sent_s is not None and node.state is not NodeState.GONE
 
 
 def _too_many_vanished(snapshot: Snapshot, lacking: list[Node]) -> bool:
@@ -488,8 +517,8 @@ def _too_many_vanished(snapshot: Snapshot, lacking: list[Node]) -> bool:
 def _is_listed_unchanged(node: Node, cloud: CloudNode) -> bool:
     """Whether the list says nothing new about the node. (``known_s`` matters only while the node is missing.)"""
     return (
-        node.absences == 0
-        and node.billed_from_s is not None
+        node.listing.absences == 0
+        and node.listing.billed_from_s is not None
         and (node.cloud is cloud or node.cloud == cloud)
         and not allows(node, Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED)
     )
@@ -497,17 +526,20 @@ def _is_listed_unchanged(node: Node, cloud: CloudNode) -> bool:
 
 def _apply_listing(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:
     """The node as the provider listed it at ``seen_s``. Lists are long, so each node is replaced only once."""
-    billed_from_s = node.billed_from_s
+    billed_from_s = node.listing.billed_from_s
     if billed_from_s is None:
         age_s = max(0.0, snapshot.wall_at - cloud.created_at) if cloud.created_at is not None else 0.0
         billed_from_s = snapshot.now_s - age_s
     node = replace(
         node,
         cloud=cloud,
-        billed_from_s=billed_from_s,
-        absences=0,
-        absent_s=None,
-        known_s=max(node.known_s, seen_s),
+        listing=replace(
+            node.listing,
+            billed_from_s=billed_from_s,
+            absences=0,
+            absent_s=None,
+            known_s=max(node.listing.known_s, seen_s),
+        ),
     )
     event = Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED
     if not allows(node, event):
@@ -520,12 +552,12 @@ def _apply_listing(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: flo
 
 
 def _count_absence(node: Node, started_s: float, snapshot: Snapshot, policy: Policy) -> Node:
-    absent_s = node.absent_s if node.absent_s is not None else started_s
-    node = replace(node, absences=node.absences + 1, absent_s=absent_s)
-    if node.absences < policy.timing.absences:
+    absent_s = node.listing.absent_s if node.listing.absent_s is not None else started_s
+    node = replace(node, listing=replace(node.listing, absences=node.listing.absences + 1, absent_s=absent_s))
+    if node.listing.absences < policy.timing.absences:
         return node
     if node.state is NodeState.REQUESTED:
-        long_enough = started_s - node.known_s >= policy.timing.create_grace_s
+        long_enough = started_s - node.listing.known_s >= policy.timing.create_grace_s
         return move(node, Event.DISPROVED, snapshot.now_s) if long_enough else node
     if node.rank is not None and node.rank.online:
         return node  # Flux still reaches it: the provider may be wrong, and a job may run there
@@ -541,8 +573,10 @@ def apply_cloud_failure(snapshot: Snapshot, fact: CloudCallFailed, policy: Polic
     """The snapshot after a call to the cloud failed."""
     if fact.operation == "list":
         wait_s = max(fact.retry_after_s, 1.0)
-        failed = replace(snapshot.cloud, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s)
-        return replace(snapshot, cloud=failed)
+        failed = replace(
+            snapshot.sources.cloud, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s
+        )
+        return replace(snapshot, sources=replace(snapshot.sources, cloud=failed))
     node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
     if node is None:
         return snapshot
@@ -558,7 +592,7 @@ def _apply_create_failure(snapshot: Snapshot, node: Node, fact: CloudCallFailed,
     if waits_for(node, CallKind.CREATE):
         node = fail_call(node, snapshot.now_s, fact.retry_after_s)
     if fact.kind is FailureKind.AMBIGUOUS:
-        return with_nodes(snapshot, {node.id: replace(node, create_failure=fact.detail)})
+        return with_nodes(snapshot, {node.id: replace(node, create=replace(node.create, failure=fact.detail))})
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
     snapshot = with_nodes(snapshot, {node.id: node})

@@ -21,17 +21,17 @@ WERE_UP = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST, NodeState.DRAINING)
 
 def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why nothing is done now, and until when; None if the reports may be true."""
-    if 0 < snapshot.doubted_lists <= policy.timing.absences:
+    if 0 < snapshot.sources.doubted_lists <= policy.timing.absences:
         return because(
             Code.SAFE_MODE,
             why="the provider's list lacks a large part of the fleet at once",
             ends="it shows the nodes again, or as many lists in a row as lists_max lack them",
-            lists=snapshot.doubted_lists,
+            lists=snapshot.sources.doubted_lists,
             lists_max=policy.timing.absences + 1,
         )
-    if snapshot.unready_since_s is None:
+    if snapshot.sources.unready_since_s is None:
         return None
-    until_s = snapshot.unready_since_s + policy.timing.safe_mode_max_s
+    until_s = snapshot.sources.unready_since_s + policy.timing.safe_mode_max_s
     if snapshot.now_s >= until_s:
         return None  # they did not return: the report is true
     unready, up = _count_unready(snapshot)
@@ -48,9 +48,9 @@ def why_safe_mode(snapshot: Snapshot, policy: Policy) -> Reason | None:
 
 def safe_mode_ends_s(snapshot: Snapshot, policy: Policy) -> float:
     """When safe mode ends by itself because many nodes have stayed unready; infinity if it is not that."""
-    if snapshot.unready_since_s is None:
+    if snapshot.sources.unready_since_s is None:
         return inf
-    until_s = snapshot.unready_since_s + policy.timing.safe_mode_max_s
+    until_s = snapshot.sources.unready_since_s + policy.timing.safe_mode_max_s
     return until_s if until_s > snapshot.now_s else inf
 
 
@@ -59,7 +59,7 @@ def unready_since_s(snapshot: Snapshot, policy: Policy) -> float | None:
     unready, up = _count_unready(snapshot)
     if unready <= _unready_allowed(up, policy):
         return None
-    return snapshot.unready_since_s if snapshot.unready_since_s is not None else snapshot.now_s
+    return snapshot.sources.unready_since_s if snapshot.sources.unready_since_s is not None else snapshot.now_s
 
 
 def _count_unready(snapshot: Snapshot) -> tuple[int, int]:

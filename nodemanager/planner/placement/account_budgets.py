@@ -141,7 +141,7 @@ class AccountBudgets:
 def account_budgets_of(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) -> AccountBudgets:
     """The budgets of accounts with jobs in queues that are not stopped. Without such budgets nothing is watched."""
     budgets: dict[str, list[AccountBudget]] = {}
-    batches = {key: ids for key, ids in queue_index.in_order.items() if key.queue not in snapshot.queues_stopped}
+    batches = {key: ids for key, ids in queue_index.in_order.items() if key.queue not in snapshot.queues.stopped}
     for period in periods(snapshot.wall_at):
         limits = {kind: policy.budgets.get((kind, period.name)) for kind in KINDS}
         if not any(limit is not None for limit in limits.values()):

@@ -28,17 +28,17 @@ def read_demand(snapshot: Snapshot, spent: Mapping[BatchKey, Reason] | None = No
 
     ``spent``: the batches of users and queues whose budget is used up. No node is kept or bought for their jobs.
     """
-    queue_index = queue_index_of(snapshot.jobs, snapshot.queue_index)
+    queue_index = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
     put_off: dict[BatchKey, Reason] = {}
     off = users_put_off(snapshot)
-    for key in queue_index.batches if snapshot.queues_stopped or off or spent else ():
-        if key.queue in snapshot.queues_stopped:
+    for key in queue_index.batches if snapshot.queues.stopped or off or spent else ():
+        if key.queue in snapshot.queues.stopped:
             put_off[key] = because(Code.QUEUE_STOPPED, queue=key.queue)
         elif key.userid in off:
             put_off[key] = off[key.userid]
         elif spent and key in spent:
             put_off[key] = spent[key]
-    unreadable = {bad.id: because(Code.UNREADABLE, why=bad.why) for bad in snapshot.unreadable.values()}
+    unreadable = {bad.id: because(Code.UNREADABLE, why=bad.why) for bad in snapshot.queues.unreadable.values()}
     return Demand(
         batches=queue_index.in_order,
         put_off=put_off,

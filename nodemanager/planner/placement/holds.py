@@ -27,12 +27,12 @@ JOBS_PER_ORDER_MAX = 100
 def may_hold(snapshot: Snapshot, policy: Policy) -> bool:
     """Whether any job may have to be held or released. If not, no placement is needed to know it."""
     may = policy.rules.unserved is Unserved.HOLD or policy.budgets or snapshot.learned.drain_streaks
-    return bool(may or snapshot.held_jobs)
+    return bool(may or snapshot.queues.held_jobs)
 
 
 def hold_orders(snapshot: Snapshot, policy: Policy, placement: Placement) -> tuple[HoldJobs | ReleaseJobs, ...]:
     """The order to hold jobs or to release some, if one is needed and none is in flight."""
-    write = snapshot.hold_write
+    write = snapshot.queues.hold_write
     if write.answer_due_s is not None or snapshot.now_s < write.retry_s:
         return ()
     unserved = dict(_jobs_to_hold(snapshot, policy, placement))
@@ -40,10 +40,10 @@ def hold_orders(snapshot: Snapshot, policy: Policy, placement: Placement) -> tup
     if first := tuple(islice(new, JOBS_PER_ORDER_MAX)):
         jobs = {id_: HeldJob(snapshot.jobs[id_].urgency, snapshot.jobs[id_].priority) for id_ in first}
         return (HoldJobs(jobs, because(Code.JOBS_HELD, job_count=len(jobs), job=str(first[0]))),)
-    served = sorted(id_ for id_ in snapshot.held_jobs if id_ not in unserved)[:JOBS_PER_ORDER_MAX]
+    served = sorted(id_ for id_ in snapshot.queues.held_jobs if id_ not in unserved)[:JOBS_PER_ORDER_MAX]
     if not served:
         return ()
-    back = {id_: snapshot.held_jobs[id_] for id_ in served}
+    back = {id_: snapshot.queues.held_jobs[id_] for id_ in served}
     return (ReleaseJobs(back, because(Code.JOBS_RELEASED, job_count=len(back), job=str(served[0]))),)
 
 

@@ -14,10 +14,11 @@ from nodemanager.planner.cost.billing import price_per_hour
 from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.flux_scheduler import pieces_of
 from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.obstacle import Hindrance
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 
 def make_room(
@@ -45,7 +46,7 @@ def make_room(
         return None
     nodes, price = lacks
     for node in node_index.to_check.values():
-        leaves = node.state in LEAVING and node.launch.id not in snapshot.steering.holds
+        leaves = node.state in LEAVING and node.launch.id not in snapshot.operator.steering.holds
         if leaves or node.id in ended:
             nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
     retiring = []

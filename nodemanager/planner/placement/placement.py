@@ -350,7 +350,7 @@ class _PlacementBuilder:
 
     def _bins(self) -> list[Bin]:
         """The bins of existing nodes, as they are before any job is seated."""
-        queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.queue_index)
+        queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
         if self.limits.drain_all:
             return free_bins(self.snapshot, self.policy, all_go=True)
         free = free_bins(self.snapshot, self.policy, batches=self.batches)

@@ -23,11 +23,12 @@ from nodemanager.planner.observe.zones import blocked_types, open_zones
 from nodemanager.planner.placement.flux_scheduler import Availability, Bin, pieces_of, slots_per_piece
 from nodemanager.planner.state.constraints import Matches, alike
 from nodemanager.planner.state.frozen import lazy_property
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
-from nodemanager.planner.state.snapshot import Node, Snapshot, Stray
+from nodemanager.planner.state.snapshot import Snapshot, Stray
 
 SlotAndRank = tuple[SlotName, Rank]
 
@@ -59,7 +60,7 @@ def free_bins(
         takes_jobs = node is None or _takes_jobs(node, snapshot, policy, all_go)
         return _bin_of_rank(rank, policy, node) if takes_jobs else None
 
-    rank_index = rank_index_of(snapshot.ranks, snapshot.rank_index, policy)
+    rank_index = rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy)
     bins += _reachable_bins(rank_index, batches, bin_of)
     for node in node_index.to_check.values() if not all_go else ():
         if not (_may_be_kept(node) or _will_be_undrained(node)):
@@ -255,9 +256,9 @@ def coming_offers(
     for node in booting:
         launch = node.launch
         kind = kinds.get(launch.rank, ())
-        found.setdefault((node.requested_s, launch.type_name, kind, launch.zone, node.load), []).append(
-            (launch.slot, launch.rank)
-        )
+        found.setdefault(
+            (node.create.requested_s, launch.type_name, kind, launch.zone, node.create.load), []
+        ).append((launch.slot, launch.rank))
     return [
         Offer(
             policy.types[name],
@@ -344,7 +345,7 @@ class Supply:
     @lazy_property
     def slots_mask(self) -> Mapping[TypeName, int]:
         """By type, the ranks of its slots, as in ``matches``."""
-        rank_of_slot = self.snapshot.rank_of_slot
+        rank_of_slot = self.snapshot.slots.rank_of_slot
         return {
             it.name: self.matches.mask(rank_of_slot[slot] for slot in it.slots if slot in rank_of_slot)
             for it in self.policy.node_types
@@ -421,7 +422,7 @@ class Supply:
         return self._places(node_type, self.ending_indexes.get(node_type.name, ()))
 
     def _places(self, node_type: NodeType, indexes: Iterable[int]) -> Iterator[SlotAndRank]:
-        rank_of_slot = self.snapshot.rank_of_slot
+        rank_of_slot = self.snapshot.slots.rank_of_slot
         return ((slot, rank_of_slot[slot]) for index in indexes for slot in (node_type.slots[index],))
 
     def _offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
@@ -467,7 +468,7 @@ def current_supply(
     return Supply(
         snapshot,
         policy,
-        rank_index=rank_index_of(snapshot.ranks, snapshot.rank_index, policy),
+        rank_index=rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy),
         blocked={**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy), **closed},
         nodes_left=policy.limits.nodes_max - costing - len(ownerless_strays(snapshot)),
         price_left=price_left,
@@ -482,7 +483,7 @@ def _leased_indexes(
     node_index = node_index_of(snapshot)
     held = {stray.node.identity.slot for stray in ownerless_strays(snapshot) if stray.node.identity is not None}
     leased: dict[TypeName, dict[int, bool]] = {}
-    ranks, rank_of_slot, index_of_slot = snapshot.ranks, snapshot.rank_of_slot, policy.index_of_slot
+    ranks, rank_of_slot, index_of_slot = snapshot.ranks, snapshot.slots.rank_of_slot, policy.index_of_slot
     # Simply busy nodes are left out: their slots are not vacant.
     for slot in (*[node.launch.slot for node in node_index.to_check.values()], *held):
         if slot not in rank_of_slot or (rank := ranks.get(rank_of_slot[slot])) is None or rank.online:
@@ -508,7 +509,7 @@ def _is_vacant(rank_index: RankIndex, type_and_index: tuple[TypeName, int]) -> b
 
 def ownerless_strays(snapshot: Snapshot) -> list[Stray]:
     """The strays that still have no owner. Those that got their lease back stay listed until the next list."""
-    return [stray for stray in snapshot.strays.values() if not _has_owner(stray, snapshot)]
+    return [stray for stray in snapshot.account.strays.values() if not _has_owner(stray, snapshot)]
 
 
 def _has_owner(stray: Stray, snapshot: Snapshot) -> bool:
@@ -537,7 +538,7 @@ def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
 
 def create_credit(snapshot: Snapshot, policy: Policy) -> float:
     """The tokens in the rate limiter's bucket for creates: each create takes one."""
-    if snapshot.create_credit_s is None:
+    if snapshot.account.create_credit_s is None:
         return float(policy.calls.creates_burst)
-    gained = (snapshot.now_s - snapshot.create_credit_s) * policy.calls.creates_per_s
-    return min(float(policy.calls.creates_burst), snapshot.create_credit + gained)
+    gained = (snapshot.now_s - snapshot.account.create_credit_s) * policy.calls.creates_per_s
+    return min(float(policy.calls.creates_burst), snapshot.account.create_credit + gained)

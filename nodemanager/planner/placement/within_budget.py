@@ -31,7 +31,7 @@ def place_within_budget(snapshot: Snapshot, policy: Policy, price_per_hour: Deci
     """Place the waiting jobs on existing nodes, then on nodes that the limits and the budgets allow to buy."""
     if not policy.budgets:
         return place_jobs(snapshot, policy, price_per_hour, BudgetLimits())
-    queue_index = queue_index_of(snapshot.jobs, snapshot.queue_index)
+    queue_index = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
     accounts = account_budgets_of(snapshot, policy, queue_index)
     of_site = any(whose == WHOLE_SITE for whose, _ in policy.budgets)
     busy_until: dict[Rank, float] = {}
@@ -87,7 +87,9 @@ def _promised_until(placement: Placement, snapshot: Snapshot) -> dict[Rank, floa
         rank = node.place[1]
         if not node.offer.is_ordered or rank not in of_rank:
             continue
-        up_s = nodes[of_rank[rank]].requested_s + (timings.boot_s(snapshot, node.offer.node_type.name) or 0.0)
+        up_s = nodes[of_rank[rank]].create.requested_s + (
+            timings.boot_s(snapshot, node.offer.node_type.name) or 0.0
+        )
         up_at = snapshot.wall_at + max(0.0, up_s - snapshot.now_s)
         for id_, _ in placement.assignment.pieces_on(node):
             _extend(ends, rank, up_at, snapshot.jobs[id_].duration_s)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nodemanager.core.nodes import NodeState
 from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.snapshot import Node
+from nodemanager.planner.state.node import Node
 
 MOVES_KEPT = 16
 

@@ -12,22 +12,23 @@ from nodemanager.core.drains import is_our_drain
 from nodemanager.core.nodes import CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.resting import Resting
-from nodemanager.planner.state.snapshot import Node, NodeIndex, Snapshot
+from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
 
 
 def node_index_of(snapshot: Snapshot) -> NodeIndex:
     """The index of the snapshot's nodes: the stored one if it was built from them, else a new one."""
-    if snapshot.node_index.nodes is snapshot.nodes:
-        return snapshot.node_index
-    return _new_index(snapshot, snapshot.node_index.confirmations)
+    if snapshot.indexes.nodes.nodes is snapshot.nodes:
+        return snapshot.indexes.nodes
+    return _new_index(snapshot, snapshot.indexes.nodes.confirmations)
 
 
 def with_confirmations(snapshot: Snapshot, confirmations: int) -> Snapshot:
     """The snapshot with an index in which a node is at rest after so many looks that found it idle."""
-    if snapshot.node_index.confirmations == confirmations:
+    if snapshot.indexes.nodes.confirmations == confirmations:
         return snapshot
-    return replace(snapshot, node_index=_new_index(snapshot, confirmations))
+    return replace(snapshot, indexes=replace(snapshot.indexes, nodes=_new_index(snapshot, confirmations)))
 
 
 def _new_index(snapshot: Snapshot, confirmations: int) -> NodeIndex:
@@ -45,7 +46,9 @@ def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Seque
     for id_ in gone:
         nodes.pop(id_, None)
     return replace(
-        snapshot, nodes=nodes, node_index=_updated(node_index_of(snapshot), nodes, before, changed.values())
+        snapshot,
+        nodes=nodes,
+        indexes=replace(snapshot.indexes, nodes=_updated(node_index_of(snapshot), nodes, before, changed.values())),
     )
 
 
@@ -64,7 +67,7 @@ def is_simply_busy(node: Node) -> bool:
         node.state is NodeState.BUSY
         and node.call is None
         and node.retry_s == 0.0
-        and node.absences == 0
+        and node.listing.absences == 0
         and not (node.rank is not None and is_our_drain(node.rank.drain_reason))
         and (node.is_sound or not _has_trouble_now(node))
     )
@@ -75,12 +78,12 @@ def is_at_rest(node: Node, confirmations: int) -> bool:
     rank = node.rank
     return (
         node.state is NodeState.IDLE
-        and node.idle_looks >= confirmations
-        and node.idle_since_s is not None
+        and node.seen.idle_looks >= confirmations
+        and node.seen.idle_since_s is not None
         and node.call is None
         and node.retry_s == 0.0
-        and node.absences == 0
-        and node.retiring is None
+        and node.listing.absences == 0
+        and node.stop.retiring is None
         and node.is_sound
         and rank is not None
         and rank.idle
@@ -93,11 +96,11 @@ def is_at_rest(node: Node, confirmations: int) -> bool:
 def _has_trouble_now(node: Node) -> bool:
     return (
         (node.rank is not None and (node.rank.torpid or node.rank.housekeeping_since_at is not None))
-        or node.reclaimed is not None
-        or node.housekeeping_kills > 0
-        or bool(node.departures_s)
+        or node.health.reclaimed is not None
+        or node.health.housekeeping_kills > 0
+        or bool(node.health.departures_s)
         or (node.cloud is not None and bool(node.cloud.impaired))
-        or node.misfit is not None
+        or node.health.misfit is not None
     )
 
 
@@ -176,8 +179,12 @@ _Times = tuple[float, float, LaunchId]
 
 
 def _times_of(node: Node) -> _Times:
-    idle_since_s = node.idle_since_s if node.idle_since_s is not None else 0.0  # is never None at rest
-    return idle_since_s, node.billed_from_s if node.billed_from_s is not None else node.requested_s, node.launch.id
+    idle_since_s = node.seen.idle_since_s if node.seen.idle_since_s is not None else 0.0  # is never None at rest
+    return (
+        idle_since_s,
+        node.listing.billed_from_s if node.listing.billed_from_s is not None else node.create.requested_s,
+        node.launch.id,
+    )
 
 
 def _slots_and_ranks(

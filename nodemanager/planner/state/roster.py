@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from nodemanager.core.nodes import NodeState, Roster, RosterEntry
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Node, Snapshot
+from nodemanager.planner.state.snapshot import Snapshot
 
 # Nodes in these states have yet to join. A node that was online before keeps its key material.
 JOINING = (NodeState.REQUESTED, NodeState.BOOTING)
@@ -13,7 +14,9 @@ JOINING = (NodeState.REQUESTED, NodeState.BOOTING)
 def roster(snapshot: Snapshot, policy: Policy) -> Roster:
     """Every launch that is on record and not proven gone, ordered by slot."""
     nodes = sorted(snapshot.nodes.values(), key=lambda node: (node.launch.slot, node.id))
-    return tuple(_entry(node, policy) for node in nodes if node.recorded and node.state is not NodeState.GONE)
+    return tuple(
+        _entry(node, policy) for node in nodes if node.create.recorded and node.state is not NodeState.GONE
+    )
 
 
 def _entry(node: Node, policy: Policy) -> RosterEntry:

@@ -11,23 +11,12 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, NodeLoad, UnreadableJob
-from nodemanager.core.nodes import (
-    Call,
-    CloudNode,
-    CloudState,
-    FailureKind,
-    FluxRank,
-    JoinPhase,
-    Launch,
-    LaunchId,
-    NodeState,
-    ProviderId,
-)
+from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
-from nodemanager.core.slots import Hardware, Market, Promise, Rank, SlotName, SlotsWish, TypeName
-from nodemanager.planner.state.frozen import lazy_property
+from nodemanager.core.slots import Market, Promise, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.queue_index import QueueIndex
 from nodemanager.planner.state.rank_index import RankIndex
 from nodemanager.planner.state.resting import Resting
@@ -35,80 +24,6 @@ from nodemanager.planner.state.resting import Resting
 
 def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
-
-
-@dataclass(frozen=True)  # without slots, so that ``frozen.replace`` is fast
-class Node:
-    """A launch and its current state: the cloud node, paired with the rank of its slot."""
-
-    launch: Launch
-    state: NodeState
-    since_s: float  # when it entered this state
-    requested_s: float
-    moves: tuple[str, ...] = ()  # its latest moves, newest last
-    adopted: bool = False  # by an earlier process, or a stray: its boot time is unknown
-    recorded: bool = False  # the lease is known to be on record
-    create_sent_s: float | None = None  # None: this process has certainly sent no create
-    create_failure: str = ""  # the provider's words; the node may exist all the same
-    load: NodeLoad = ()  # what it was bought for; empty after a restart
-    image: str | None = None  # of its create; None if this process sent none
-    cloud: CloudNode | None = None
-    billed_from_s: float | None = None
-    absences: int = 0  # lists in a row that lack it, begun after ``known_s``
-    absent_s: float | None = None  # when the first of these lists was begun
-    known_s: float = 0.0  # when the provider last certainly had it, or may have received its create
-    rank: FluxRank | None = None
-    # When the look began that first showed ``rank``. Later looks that show the same are not noted.
-    rank_seen_s: float = 0.0
-    idle_looks: int = 0  # looks in a row that found it idle, counted up to the policy's confirmations
-    idle_since_s: float | None = None
-    drained_s: float | None = None  # when the second look after our drain began
-    broker_told_s: float | None = None  # when the manager told its broker to stop
-    retiring: Reason | None = None
-    retired_by_operator: bool = False  # or held, while it was leaving: a release undrains it
-    retired_s: float | None = None  # when it was decided to retire it
-    stop_delayed: bool = False  # since then a call for it failed, a job ran there, or nothing was decided
-    phase: JoinPhase | None = None  # of its join, as last reported by the node
-    phase_detail: str = ""
-    reclaimed: str | None = None  # the provider's notice that it will take the node back
-    torpid_s: float | None = None  # since when its broker is connected but does not answer
-    drained_by_flux_s: float | None = None  # since when the rank has a drain of Flux's own
-    housekeeping_s: float | None = None  # since when a housekeeping runs there, or the one we killed ran
-    housekeeping_kills: int = 0  # how often we tried to kill that
-    departures_s: tuple[float, ...] = ()  # the latest few times its broker went away
-    replayed: bool = False  # its ticket was used again, by another machine
-    hardware: Hardware | None = None  # as measured when it joined
-    misfit: Reason | None = None  # it has less than its slot declares, and the site does not accept that
-    call: Call | None = None
-    tries: int = 0  # failures in a row of the latest call
-    retry_s: float = 0.0  # no further order for it before
-
-    @property
-    def id(self) -> LaunchId:
-        return self.launch.id
-
-    @property
-    def may_be_billed(self) -> bool:
-        """Whether the provider bills for it, or may do so."""
-        return self.state is not NodeState.GONE
-
-    @property
-    def exists_at_provider(self) -> bool:
-        """Whether the provider lists it and does not show it terminated."""
-        return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
-
-    @lazy_property
-    def is_sound(self) -> bool:
-        """Whether the node has no trouble at all: then ``node_health`` finds nothing, now or later."""
-        return (
-            self.reclaimed is None
-            and self.misfit is None
-            and self.torpid_s is None
-            and self.housekeeping_s is None
-            and not (self.departures_s or self.housekeeping_kills or self.replayed)
-            and not (self.cloud is not None and self.cloud.impaired)
-            and not (self.rank is not None and (self.rank.torpid or self.rank.housekeeping_since_at is not None))
-        )
 
 
 @dataclass(frozen=True)
@@ -241,6 +156,7 @@ class SlotSettings:
     """
 
     types: Mapping[SlotName, TypeName] = field(default_factory=_empty)  # as the instance reports them
+    rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
     mismatch: Reason | None = None  # how the instance differs from the site's description
     wish: SlotsWish | None = None  # an unanswered wish for other slot types
     wish_due_s: float | None = None  # deadline of the answer to the wish; until then nothing is decided
@@ -249,62 +165,96 @@ class SlotSettings:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """All that is known at one moment. Mappings are never changed in place."""
-
-    now_s: float = 0.0
-    wall_at: float = 0.0
+class Sources:
+    """How fresh our knowledge is, and what keeps us from trusting it."""
 
     claim: Source = Source()
     claimed: bool = False
     queue: Source = Source()
     flux: Source = Source()  # looks at the ranks
     cloud: Source = Source()
+    unreachable_s: float | None = None  # when the latest call began that the instance did not answer
+    unready_since_s: float | None = None  # since when too many of the nodes that were up are unready
+    doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
-    jobs: Mapping[JobId, Job] = field(default_factory=_empty)
+
+@dataclass(frozen=True)
+class Queues:
+    """What is known of the queues, and of jobs that are not in ``Snapshot.jobs`` or need more than a node."""
+
+    stopped: frozenset[str] = frozenset()
+    asked_s: float | None = None  # when the query began that last reported the stopped queues
+    unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     requeued: frozenset[JobId] = frozenset()  # jobs whose copy was submitted, or that will get none
     requeue_failed_s: float | None = None  # when a resubmission last failed or was not answered
-    unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
-    queues_stopped: frozenset[str] = frozenset()
-    queues_asked_s: float | None = None  # when the query began that last reported them
-    unreachable_s: float | None = None  # when the latest call began that the instance did not answer
+    held_jobs: Mapping[JobId, HeldJob] = field(default_factory=_empty)  # on record: we hold them by urgency 0
+    hold_write: Source = Source()  # the call that holds or releases jobs
+    jobs_ended: int = 0  # of all users, as far as Flux remembers
+
+
+@dataclass(frozen=True)
+class News:
+    """When something new was last seen: purchases wait until it is quiet."""
+
     newest_job_s: float | None = None  # when a job last started to wait
     unsettled_s: float | None = None  # since when news has arrived without a settled plan
     changed_s: float = 0.0  # when the queue or the ranks last showed something new
     look_due_since_s: float | None = None  # since when a look at the ranks is due
 
-    held_jobs: Mapping[JobId, HeldJob] = field(default_factory=_empty)  # on record: we hold them by urgency 0
-    hold_write: Source = Source()  # the call that holds or releases jobs
 
-    jobs_ended: int = 0  # of all users, as far as Flux remembers
+@dataclass(frozen=True)
+class Operator:
+    """What operators have set."""
 
-    steering: Steering = UNSTEERED  # what operators have set
+    steering: Steering = UNSTEERED
     steering_on_record: Steering = UNSTEERED
     steering_write: Source = Source()  # the call that writes it to the record
 
-    ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
-    slots: SlotSettings = SlotSettings()
-    rank_of_slot: Mapping[SlotName, Rank] = field(default_factory=_empty)
-    nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
+
+@dataclass(frozen=True)
+class Account:
+    """The rest of the cloud account: what is there beside our nodes, and how fast we may create."""
+
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)
     intruders: tuple[CloudNode, ...] = ()  # our cluster's name with another UUID: never touched
     strangers: int = 0  # number of nodes that are not ours: never touched
     swept_s: float | None = None  # when a sweep for leftovers was last ordered
-    unready_since_s: float | None = None  # since when too many of the nodes that were up are unready
-    doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
-
-    learned: Learned = Learned()
     create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
     create_credit_s: float | None = None
 
-    spending: Spending = Spending()
 
-    # Indexes of the above. Each knows what it was built from and is rebuilt if that is not what the snapshot holds.
-    # So a stale index makes a plan slower, never wrong.
-    queue_index: QueueIndex = field(default_factory=QueueIndex, compare=False, repr=False)
-    rank_index: RankIndex = field(default_factory=RankIndex, compare=False, repr=False)
-    node_index: NodeIndex = field(default_factory=NodeIndex, compare=False, repr=False)
+@dataclass(frozen=True)
+class Indexes:
+    """Indexes of the jobs, ranks and nodes.
+
+    Each knows what it was built from and is rebuilt if that is not what the snapshot holds. So a stale index makes
+    a plan slower, never wrong.
+    """
+
+    queue: QueueIndex = field(default_factory=QueueIndex)
+    ranks: RankIndex = field(default_factory=RankIndex)
+    nodes: NodeIndex = field(default_factory=NodeIndex)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that is known at one moment. Mappings are never changed in place."""
+
+    now_s: float = 0.0
+    wall_at: float = 0.0
+    sources: Sources = Sources()
+    jobs: Mapping[JobId, Job] = field(default_factory=_empty)
+    queues: Queues = Queues()
+    news: News = News()
+    operator: Operator = Operator()
+    ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
+    slots: SlotSettings = SlotSettings()
+    nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
+    account: Account = Account()
+    learned: Learned = Learned()
+    spending: Spending = Spending()
+    indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
 
     def steered(self, node: Node) -> bool:
         """Whether an operator keeps jobs off the node."""
-        return self.steering.blocks_work_on(node.id)
+        return self.operator.steering.blocks_work_on(node.id)

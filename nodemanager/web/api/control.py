@@ -72,7 +72,7 @@ class Control:
         del by
         published = self._acting_publication()
         launch = explain.find_node(published, name).id
-        if not published.snapshot.steering.blocks_work_on(launch):
+        if not published.snapshot.operator.steering.blocks_work_on(launch):
             raise RequestRefused(409, f"{name} is neither held nor being retired")
         return self._tell_and_wait(NodeReleased(launch), lambda set_: not set_.blocks_work_on(launch), launch)
 
@@ -100,7 +100,7 @@ class Control:
             raise RequestRefused(503, "nothing is known yet: the service has just started")
         if not posted.published.acts:
             raise RequestRefused(409, "mode = observe: the service changes nothing, so there is nothing to steer")
-        if not posted.published.snapshot.claimed:
+        if not posted.published.snapshot.sources.claimed:
             raise RequestRefused(409, "this manager does not hold the instance: steer the one that does")
         return posted.published
 
@@ -116,7 +116,10 @@ class Control:
 
         def kept(published: Publication) -> bool:
             snapshot = published.snapshot
-            return holds(snapshot.steering) and snapshot.steering == snapshot.steering_on_record
+            return (
+                holds(snapshot.operator.steering)
+                and snapshot.operator.steering == snapshot.operator.steering_on_record
+            )
 
         on_record = self._board.wait_for(kept, ON_RECORD_WITHIN_S)
         return {"node": launch or None, "on_record": on_record}

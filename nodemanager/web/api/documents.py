@@ -32,7 +32,8 @@ from nodemanager.planner.observe.safe_mode import why_safe_mode
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Action, Plan
-from nodemanager.planner.state.snapshot import Node, Snapshot, Source
+from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.snapshot import Snapshot, Source
 
 Document = dict[str, Any]
 
@@ -95,30 +96,33 @@ def status(published: Publication) -> Document:
         "mode": "act" if published.acts else "observe",
         "observed": sorted(policy.observed),
         "at": snapshot.wall_at,
-        "acts": published.acts and snapshot.claimed and still is None,
+        "acts": published.acts and snapshot.sources.claimed and still is None,
         "stands_still": reason_document(still, clock) if still is not None else None,
-        "paused": _mark_document(snapshot.steering.paused),
+        "paused": _mark_document(snapshot.operator.steering.paused),
         "safe_mode": {
-            "doubted_lists": snapshot.doubted_lists,
-            "on": snapshot.doubted_lists > 0 or why_safe_mode(snapshot, policy) is not None,
+            "doubted_lists": snapshot.sources.doubted_lists,
+            "on": snapshot.sources.doubted_lists > 0 or why_safe_mode(snapshot, policy) is not None,
         },
-        "jobs": {**Counter(str(job.state) for job in snapshot.jobs.values()), "inactive": snapshot.jobs_ended},
+        "jobs": {
+            **Counter(str(job.state) for job in snapshot.jobs.values()),
+            "inactive": snapshot.queues.jobs_ended,
+        },
         "jobs_waiting": jobs_waiting(plan),
-        "jobs_unreadable": len(snapshot.unreadable),
+        "jobs_unreadable": len(snapshot.queues.unreadable),
         "nodes": {
             "total": len(snapshot.nodes),
             "by_state": dict(Counter(str(node.state) for node in nodes)),
             "by_type": {name: dict(counts) for name, counts in sorted(by_type.items())},
             "wanted": nodes_wanted(published),
-            "held": len(snapshot.steering.holds),
+            "held": len(snapshot.operator.steering.holds),
             "drained": {
                 by: {"count": drained.count, "price_per_hour": float(drained.price_per_hour)}
                 for by, drained in drained_nodes(snapshot, policy).items()
             },
-            "to_retire": len(snapshot.steering.retirements),
+            "to_retire": len(snapshot.operator.steering.retirements),
             "orphans": len(supply.ownerless_strays(snapshot)),
-            "intruders": len(snapshot.intruders),
-            "strangers": snapshot.strangers,
+            "intruders": len(snapshot.account.intruders),
+            "strangers": snapshot.account.strangers,
         },
         "limits": {
             "nodes_max": policy.limits.nodes_max,
@@ -137,7 +141,7 @@ def status(published: Publication) -> Document:
 def sources(published: Publication) -> Mapping[str, Document]:
     """The age of each source, and whether it is stale."""
     snapshot, limit_s = published.snapshot, published.policy.timing.stale_after_s
-    named = {"queue": snapshot.queue, "flux": snapshot.flux, "cloud": snapshot.cloud}
+    named = {"queue": snapshot.sources.queue, "flux": snapshot.sources.flux, "cloud": snapshot.sources.cloud}
     return {name: _source(source, snapshot.now_s, limit_s) for name, source in named.items()}
 
 
@@ -220,9 +224,9 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "cost": _cost(node, published),
         "window": _paid_window(node, published),
         "reason": reason_document(reason, clock) if reason is not None else None,
-        "held": _mark_document(snapshot.steering.holds.get(node.id)),
+        "held": _mark_document(snapshot.operator.steering.holds.get(node.id)),
         "drained_by_others": rank.drain_reason if rank is not None and drained_by_others(rank) else None,
-        "to_retire": _mark_document(snapshot.steering.retirements.get(node.id)),
+        "to_retire": _mark_document(snapshot.operator.steering.retirements.get(node.id)),
         "call": str(node.call.kind) if node.call is not None else None,
     }
 
@@ -261,7 +265,7 @@ def fleet(published: Publication) -> Document:
     ordered = sorted(published.snapshot.nodes.values(), key=lambda node: (node.launch.rank, node.id))
     states = [str(state) for state in NodeState]
     types = sorted({node.launch.type_name for node in ordered})
-    steering = published.snapshot.steering
+    steering = published.snapshot.operator.steering
     left = [_paid_window(node, published) for node in ordered]
     return {
         "at": published.snapshot.wall_at,
@@ -290,7 +294,9 @@ def jobs(published: Publication, *, limit: int = JOBS_SHOWN) -> Document:
     return {
         **jobs_summary(published),
         "jobs": [job_document(job, published, clock) for job in islice(ordered, limit)],
-        "unreadable": [{"job": format_job_id(bad.id), "why": bad.why} for bad in snapshot.unreadable.values()],
+        "unreadable": [
+            {"job": format_job_id(bad.id), "why": bad.why} for bad in snapshot.queues.unreadable.values()
+        ],
     }
 
 
@@ -326,8 +332,13 @@ def job_document(job: Job, published: Publication, clock: ClockReading) -> Docum
         "waits_s": max(0.0, clock.wall_at - job.submitted_at) if waits else None,
         "on": [_host(held.rank, published.snapshot) for held in job.allocations],
         "reason": reason_document(reason, clock) if reason is not None else None,
-        "delegated": None,
+        "delegated": not_placed(job.delegated_to) if job.delegated_to else None,
     }
+
+
+def not_placed(target: str) -> Document:
+    """Write where a delegated job is that no peer is known to have."""
+    return {"target": target, "peer": None, "uri": "", "remote": None, "started_at": None, "chosen": None}
 
 
 def _host(rank: Rank, snapshot: Snapshot) -> str:

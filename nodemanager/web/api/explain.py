@@ -18,7 +18,7 @@ from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.cost import timings
-from nodemanager.planner.state.snapshot import Node
+from nodemanager.planner.state.node import Node
 from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,
@@ -57,7 +57,7 @@ def job(
     job_id = _job_id(text)
     clock = clock_of(published)
     snapshot = published.snapshot
-    if (bad := snapshot.unreadable.get(job_id)) is not None:
+    if (bad := snapshot.queues.unreadable.get(job_id)) is not None:
         reason = reason_document(because(Code.UNREADABLE, why=bad.why), clock)
         return {"subject": format_job_id(job_id), "at": clock.wall_at, "job": None, "reason": reason, "nodes": []}
     found = snapshot.jobs.get(job_id)
@@ -157,7 +157,7 @@ def node(published: Publication, name: str) -> Document:
         "at": clock.wall_at,
         "node": document,
         "reason": document["reason"] or _standstill(published),
-        "retiring": reason_document(found.retiring, clock) if found.retiring is not None else None,
+        "retiring": reason_document(found.stop.retiring, clock) if found.stop.retiring is not None else None,
         "story": [clock.with_wall_time(line) for line in found.moves],
         "boot_takes_s": boot_s,
     }
@@ -176,7 +176,7 @@ def find_node(published: Publication, name: str) -> Node:
     by_slot = [it for it in nodes.values() if name in (it.launch.slot, it.cloud and it.cloud.provider_id)]
     if by_slot:
         return by_slot[0]
-    is_slot = name in published.snapshot.rank_of_slot
+    is_slot = name in published.snapshot.slots.rank_of_slot
     why = f"slot {name} has no node" if is_slot else f"there is no node or slot {name}"
     raise UnknownSubject(f"{why}; flux-node-manager nodes lists all nodes")
 
@@ -199,7 +199,7 @@ def node_type(published: Publication, name: str) -> Document:
         "reason": reason_document(reason, clock) if reason is not None else _standstill(published),
         "nodes": dict(Counter(str(it.state) for it in there)),
         "wanted": nodes_wanted(published).get(found.name, 0),
-        "slots_known": sum(1 for slot in found.slots if slot in snapshot.rank_of_slot),
+        "slots_known": sum(1 for slot in found.slots if slot in snapshot.slots.rank_of_slot),
         "boot_takes_s": timings.boot_s(snapshot, found.name),
         "blocks": [it for it in blocks(snapshot, clock) if it["node_type"] in (found.name, "*")],
     }

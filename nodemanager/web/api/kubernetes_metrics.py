@@ -45,7 +45,7 @@ METRICS: Mapping[str, Callable[[Publication], int]] = {
     "node_free_count": lambda published: sum(1 for _ in _ranks_free(published)),
     "node_up_count": lambda published: sum(1 for _ in _ranks_up(published)),
     **{f"job_queue_state_{state}_count": _in_state(state) for state in JobState},
-    "job_queue_state_inactive_count": lambda published: published.snapshot.jobs_ended,
+    "job_queue_state_inactive_count": lambda published: published.snapshot.queues.jobs_ended,
 }
 
 

@@ -215,7 +215,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         {(name,): count for name, count in nodes_wanted(published).items()},
     )
     yield _gauge("nodes_max", "The limit on nodes.", policy.limits.nodes_max)
-    yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.steering.holds))
+    yield _gauge("nodes_held", "Nodes that an operator holds.", len(snapshot.operator.steering.holds))
     drained = node_health.drained_nodes(snapshot, policy)
     yield _gauges(
         "nodes_drained",
@@ -235,8 +235,8 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         len(users_put_off(snapshot)),
     )
     yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(supply.ownerless_strays(snapshot)))
-    yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))
-    yield _gauge("strangers", "Other machines in the account.", snapshot.strangers)
+    yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.account.intruders))
+    yield _gauge("strangers", "Other machines in the account.", snapshot.account.strangers)
     standing: dict[tuple[str, ...], float] = {
         (scope.type_name, str(scope.market or ""), scope.zone or "", refusal_reason(block).code): 1.0
         for scope, block in snapshot.learned.blocks.items()
@@ -257,11 +257,11 @@ def _job_gauges(published: Publication) -> Iterator[Metric]:
     states: Tally[tuple[str, ...]] = Tally({(str(state),): 0 for state in JobState})
     for job in published.snapshot.jobs.values():
         states[(str(job.state),)] += 1
-    states[("inactive",)] = published.snapshot.jobs_ended
+    states[("inactive",)] = published.snapshot.queues.jobs_ended
     yield _gauges("jobs", "Jobs by state. Inactive: ended jobs that the instance remembers.", ("state",), states)
     pending: dict[tuple[str, ...], float] = {(code,): count for code, count in jobs_waiting(published.plan).items()}
     yield _gauges("jobs_pending", "Waiting jobs by reason.", ("reason",), pending)
-    yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.unreadable))
+    yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.queues.unreadable))
 
 
 def _peer_gauges(view: DelegationView) -> Iterator[Metric]:
@@ -303,5 +303,7 @@ def _service_gauges(published: Publication) -> Iterator[Metric]:
         ("reason",),
         {(still.code,): 1.0} if still is not None else {},
     )
-    yield _gauge("paused", "1 while an operator pauses decisions.", int(snapshot.steering.paused is not None))
-    yield _gauge("acts", "1 while decisions are carried out.", int(published.acts and snapshot.claimed))
+    yield _gauge(
+        "paused", "1 while an operator pauses decisions.", int(snapshot.operator.steering.paused is not None)
+    )
+    yield _gauge("acts", "1 while decisions are carried out.", int(published.acts and snapshot.sources.claimed))

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import format_job_id
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import ClockReading
+from nodemanager.core.reasons import because
 from nodemanager.delegation.choose import PeerLoad
 from nodemanager.delegation.view import DelegatedJob, DelegationView, PeerStatus
 from nodemanager.web.api.documents import Document, reason_document
+
+_NO_DELEGATION = "the site has no [Peer NAME], or [Policy] burst = never"
 
 
 def peers(view: DelegationView | None) -> Document:
@@ -56,9 +60,12 @@ def _load_document(load: PeerLoad) -> Document:
 def with_delegation(document: Document, view: DelegationView | None, clock: ClockReading) -> Document:
     """Add to a job's document where the job runs, and the reason for its state, if it is a delegated job."""
     found = view.jobs.get(JobId(document["id"])) if view is not None else None
-    if found is None:
-        return document
-    return {**document, "reason": reason_document(found.reason, clock), "delegated": _where(found, clock)}
+    if found is not None:
+        document = {**document, "reason": reason_document(found.reason, clock), "delegated": _where(found, clock)}
+    if document["delegated"] is not None and (fault := _NO_DELEGATION if view is None else view.fault):
+        stopped = because(Code.DELEGATION_STOPPED, detail=fault)
+        return {**document, "reason": reason_document(stopped, clock)}
+    return document
 
 
 def _where(job: DelegatedJob, clock: ClockReading) -> Document:

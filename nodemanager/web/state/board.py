@@ -96,7 +96,7 @@ class Board:
             return
         self._sampled_s = now_s
         snapshot = published.snapshot
-        waiting = queue_index_of(snapshot.jobs, snapshot.queue_index).waiting
+        waiting = queue_index_of(snapshot.jobs, snapshot.indexes.queue).waiting
         sample = Sample(
             at=snapshot.wall_at,
             nodes={str(state): count for state, count in node_index_of(snapshot).count_by_state.items() if count},

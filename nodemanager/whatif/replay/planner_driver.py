@@ -173,7 +173,7 @@ class PlannerDriver:
         news.ranks.clear()
         self._last_look_s = now_s
         known = self._brain.snapshot
-        before_s = known.flux.seen_s
+        before_s = known.sources.flux.seen_s
         self._take(RanksSeen(now_s, tuple(self._unseen.values()), previous=known.ranks))
         if before_s is None or now_s > before_s:  # a second look at the same moment is not observed
             self._unseen.clear()

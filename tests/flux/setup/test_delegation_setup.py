@@ -56,7 +56,7 @@ def test_a_site_without_peers_gets_nothing_of_it(tmp_path: Path) -> None:
 
 def test_init_writes_both_plugins(tmp_path: Path) -> None:
     written = tomllib.loads(flux_toml(a_site(tmp_path), tmp_path / "curve.cert"))
-    assert not setup_faults(written, {"plugins": ["alloc-bypass.so"]})
+    assert not setup_faults(written, {"plugins": ["alloc-bypass.so"]}, tmp_path / FROBNICATOR_FILE)
     assert written["ingest"]["frobnicator"]["plugins"][-1] == str(tmp_path / FROBNICATOR_FILE)
     assert written["job-manager"]["plugins"] == [{"load": "alloc-bypass.so"}]
 
@@ -91,10 +91,11 @@ def test_an_existing_instance_keeps_the_plugins_that_it_has(tmp_path: Path, more
 
 
 def test_what_is_missing_is_named() -> None:
-    faults = setup_faults({}, {"plugins": []})
+    faults = setup_faults({}, {"plugins": []}, Path("/srv/flux/flux_delegate.py"))
     assert "real cores" in faults[0]
     assert '[{ load = "alloc-bypass.so" }]' in faults[0]
     assert "[ingest.frobnicator]" in faults[1]
+    assert '"/srv/flux/flux_delegate.py"' in faults[1]
     assert "init --existing DIR writes the file" in faults[1]
 
 
@@ -104,7 +105,12 @@ def test_check_finds_it_in_the_instance_s_configuration(tmp_path: Path) -> None:
     conf = tmp_path / "flux" / "conf.d"
     conf.mkdir(parents=True)
     (conf / "flux.toml").write_text("[kvs]\n")
-    assert len(delegation_faults(site)) == 2
+    faults = delegation_faults(site)
+    assert len(faults) == 2
+    assert f'"{frobnicator_file(site)}"' in faults[1], "init --existing will write it there"
+    of_init = conf.parent / FROBNICATOR_FILE
+    of_init.touch()
+    assert f'"{of_init}"' in delegation_faults(site)[1], "init wrote it there"
     (conf / "flux.toml").write_text(flux_toml(site, tmp_path / "curve.cert"))
     assert not delegation_faults(site)
 

@@ -214,7 +214,7 @@ def test_once_it_is_spent_what_runs_ends_in_its_time_and_nothing_begins() -> Non
     assert orders(fleet.decide()) == ["drain cloud1-1"]
     assert orders(fleet.see_drained("cloud1").decide()) == ["stop-broker cloud1-1"]
     assert fleet.why("cloud1") in ("budget_spent", "call_in_flight")
-    retiring = fleet["cloud1"].retiring
+    retiring = fleet["cloud1"].stop.retiring
     assert retiring is not None
     assert retiring.code == "budget_spent"
 

@@ -39,6 +39,7 @@ from tests.builders import (
     a_type,
     a_world,
     boots,
+    changed,
     tasks,
     whole_nodes,
 )
@@ -104,7 +105,9 @@ class Provider:
                 case "dies":
                     self.made[id_] = replace(cloud, state=CloudState.TERMINATED, died_because="kernel panic")
                 case "never joins":
-                    late = replace(node, requested_s=node.requested_s - 5000.0, since_s=node.since_s - 5000.0)
+                    late = changed(
+                        node, requested_s=node.create.requested_s - 5000.0, since_s=node.since_s - 5000.0
+                    )
                     self.world.but(nodes={**self.world.snapshot.nodes, id_: late})
                 case "says that it cannot":
                     self.world.see(NodeReported(id_, JoinPhase.FAILED, "another flux-core", 0.0))
@@ -130,9 +133,7 @@ def test_a_quota_keeps_out_as_much_as_the_provider_says(
     reach: QuotaScope | None, scope: Scope, blocked: set[str]
 ) -> None:
     other = replace(a_type("spot2", price="0.12"), market=Market.SPOT)
-    world = a_world(SPOT, other, CLOUD).node(
-        "spot1", NodeState.REQUESTED, create_sent_s=1.0, call=a_call(CallKind.CREATE)
-    )
+    world = a_world(SPOT, other, CLOUD).node("spot1", NodeState.REQUESTED, sent_s=1.0, call=a_call(CallKind.CREATE))
     world.see(_quota(reach, world.id("spot1")))
     assert set(world.snapshot.learned.quotas) == {scope}
     types = world.job(whole_nodes(1)).plan().types
@@ -191,7 +192,7 @@ def test_20_a_quota_met_with_no_node_at_all_is_probed_again() -> None:
 
 def test_a_node_that_goes_makes_room_within_the_quota_at_once() -> None:
     world = a_world(CLOUD).busy_node("cloud1").busy_node("cloud2")
-    world.node("cloud3", NodeState.REQUESTED, create_sent_s=1.0, call=a_call(CallKind.CREATE))
+    world.node("cloud3", NodeState.REQUESTED, sent_s=1.0, call=a_call(CallKind.CREATE))
     world.see(_quota(QuotaScope.TYPE, world.id("cloud3"))).job(whole_nodes(1))
     assert boots(world.decide()) == []
     world.see(LeaseEnded(world.id("cloud3")))
@@ -329,7 +330,7 @@ def test_18_after_a_restart_boots_that_were_ordered_before_say_nothing_of_the_im
     world.but(claimed=False).see_claim(*launches)
     provider.made = {it.id: a_cloud_node(it, state=CloudState.PENDING) for it in launches}
     provider.turns(2)
-    assert all(node.adopted for node in world.snapshot.nodes.values())
+    assert all(node.create.adopted for node in world.snapshot.nodes.values())
     provider.boots_fail = "never joins"
     provider.turn()
     assert world.snapshot.learned.streaks == {}

@@ -115,7 +115,7 @@ def test_a_job_that_runs_there_runs_to_its_end_and_no_other_begins() -> None:
     world.snapshot = replace(world.snapshot, now_s=NOW_S + 1)
     world.see_ranks(drained(a_rank("cloud1", online=True), mark))
     assert world["cloud1"].state is NodeState.DRAINING
-    assert world["cloud1"].retiring == world["cloud1"].misfit
+    assert world["cloud1"].stop.retiring == world["cloud1"].health.misfit
 
 
 def test_a_job_that_slipped_in_before_the_drain_is_waited_for() -> None:
@@ -162,7 +162,7 @@ def test_news_of_a_launch_that_is_no_more_is_old_news() -> None:
 def test_a_site_may_accept_it() -> None:
     world = measured(a_world(misfit=Misfit.ACCEPT).idle_node())
     assert world.why("cloud1") == "paid_time_left"
-    assert world["cloud1"].hardware == SMALL
+    assert world["cloud1"].join_report.hardware == SMALL
     assert world.snapshot.learned.blocks == {}
 
 
@@ -236,7 +236,7 @@ def test_of_gpus_and_memory_it_says_nothing() -> None:
 def test_what_a_node_said_itself_goes_before_it() -> None:
     world = measured(a_world().idle_node(), had=WHOLE)
     world.see(RanksMeasured({world["cloud1"].launch.rank: Hardware(2, 2)}))
-    assert world["cloud1"].hardware == WHOLE
+    assert world["cloud1"].join_report.hardware == WHOLE
 
 
 def test_a_change_that_was_cut_short_and_repaired_is_found_by_the_next_look() -> None:

@@ -31,6 +31,7 @@ from tests.builders import (
     a_world,
     boots,
     busy,
+    changed,
     drained,
     orders,
     whole_nodes,
@@ -252,7 +253,7 @@ def test_housekeeping_that_hangs_does_not_keep_a_node_that_an_operator_retires(
     world = _in_housekeeping(a_world().busy_node(), 10.0)
     rank = drained(world.rank_now("cloud1"), drain_text(world.id("cloud1")))
     world.see(word(world.id("cloud1"), Mark("ada", world.snapshot.wall_at))).wait(1.0).see_ranks(rank)
-    world.but(steering_on_record=world.snapshot.steering).wait(
+    world.but(steering_on_record=world.snapshot.operator.steering).wait(
         world.policy.timing.housekeeping_max_s
     ).all_is_fresh()
     kills = [action for action in world.decide().actions if isinstance(action, KillHousekeeping)]
@@ -308,7 +309,7 @@ def test_a_job_beside_a_stuck_housekeeping_goes_on() -> None:
     world.wait(world.policy.timing.housekeeping_max_s).all_is_fresh()
     world.decide()
     _cordoned(world)
-    world.but(nodes={world.id("cloud1"): replace(world["cloud1"], housekeeping_kills=1, retry_s=0.0)})
+    world.but(nodes={world.id("cloud1"): changed(world["cloud1"], housekeeping_kills=1, retry_s=0.0)})
     rest = drained(busy(a_rank("cloud1")), drain_text(world.id("cloud1")))
     world.wait(1.0).see_ranks(rest)
     assert orders(world.plan()) == [], "neither undrained nor stopped"

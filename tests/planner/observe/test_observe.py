@@ -49,6 +49,7 @@ from tests.builders import (
     a_rank,
     a_world,
     busy,
+    changed,
     drained,
     nodes,
     orders,
@@ -68,7 +69,7 @@ def test_a_complete_queue_replaces_what_was_known_and_a_change_adds_to_it() -> N
     world = a_world().see(QueueSeen(NOW_S, (a_job(1), a_job(2)), (UnreadableJob(JobId(3), "cut"),), complete=True))
     world.see(QueueSeen(NOW_S + 1, (a_job(4),), ended=(JobId(2), JobId(3))))
     assert world.snapshot.jobs.keys() == {1, 4}
-    assert not world.snapshot.unreadable
+    assert not world.snapshot.queues.unreadable
     world.see(QueueSeen(NOW_S + 2, (a_job(5),), complete=True))
     assert world.snapshot.jobs.keys() == {5}
 
@@ -78,13 +79,13 @@ def test_a_job_is_readable_or_not_never_both() -> None:
     world.see(QueueSeen(NOW_S, unreadable=(UnreadableJob(JobId(1), "updated to nonsense"),)))
     assert not world.snapshot.jobs
     world.see_queue(a_job(1))
-    assert not world.snapshot.unreadable
+    assert not world.snapshot.queues.unreadable
 
 
 def test_queues_that_were_not_asked_about_stay_as_they_were() -> None:
     world = a_world().see(QueueSeen(NOW_S, queues_stopped=frozenset({"debug"})))
     world.see(QueueSeen(NOW_S + 1))
-    assert world.snapshot.queues_stopped == {"debug"}
+    assert world.snapshot.queues.stopped == {"debug"}
 
 
 @pytest.mark.parametrize(
@@ -104,15 +105,15 @@ def test_only_a_job_that_begins_to_wait_starts_the_settling(before: Job | None, 
     if before is not None:
         world.see_queue(before)
     world.but(newest_job_s=None, unsettled_s=None).see_queue(now)
-    assert (world.snapshot.newest_job_s == NOW_S) is unsettles
+    assert (world.snapshot.news.newest_job_s == NOW_S) is unsettles
 
 
 def test_a_probe_makes_the_source_fresh_and_nothing_else() -> None:
     world = a_world().job(nodes(1))
     before = world.snapshot
     world.see(QueueProbed(NOW_S + 1))
-    seen = replace(before.queue, seen_s=NOW_S + 1)
-    assert world.snapshot == replace(before, queue=seen, queues_asked_s=NOW_S + 1)
+    seen = replace(before.sources.queue, seen_s=NOW_S + 1)
+    assert world.snapshot == changed(before, queue=seen, asked_s=NOW_S + 1)
 
 
 # --- ranks ------------------------------------------------------------------------------------------------
@@ -176,25 +177,25 @@ def test_a_second_look_that_began_before_the_latest_look_at_all_changes_nothing_
     began_s = world.snapshot.now_s - 3
     world.see(NodeDrained(world["cloud1"].id, began_s, busy(UP)))
     assert world["cloud1"].rank == drained(UP, OURS)
-    assert world["cloud1"].drained_s == began_s
+    assert world["cloud1"].stop.drained_s == began_s
 
 
 def test_looks_in_a_row_that_find_it_idle_are_counted_as_far_as_the_policy_asks_for() -> None:
     world = a_world().node("cloud1", NodeState.BUSY)
     for looks in (1, 2, 2):
         world.wait(1).see_ranks(UP)
-        assert world["cloud1"].idle_looks == looks
-    assert world["cloud1"].idle_since_s == NOW_S + 1
+        assert world["cloud1"].seen.idle_looks == looks
+    assert world["cloud1"].seen.idle_since_s == NOW_S + 1
     world.wait(1).see_ranks(busy(UP))
-    assert world["cloud1"].idle_looks == 0
-    assert world["cloud1"].idle_since_s is None
+    assert world["cloud1"].seen.idle_looks == 0
+    assert world["cloud1"].seen.idle_since_s is None
 
 
 def test_a_look_is_due_until_one_has_begun_after_the_stir() -> None:
     world = a_world().see(RanksChanged()).see_ranks(age_s=0.5)
-    assert world.snapshot.look_due_since_s == NOW_S
+    assert world.snapshot.news.look_due_since_s == NOW_S
     world.wait(1).see_ranks()
-    assert world.snapshot.look_due_since_s is None
+    assert world.snapshot.news.look_due_since_s is None
 
 
 # --- answers of Flux --------------------------------------------------------------------------------------
@@ -224,13 +225,13 @@ def test_an_answer_ends_its_own_call_and_no_other(kind: CallKind, answer: Fact, 
     assert (world["cloud1"].call is None) is (kind is under_way)
     if kind is not under_way:
         assert world["cloud1"].state is NodeState.DRAINING
-        assert world["cloud1"].drained_s is None
+        assert world["cloud1"].stop.drained_s is None
 
 
 def test_the_answer_to_an_earlier_drain_is_not_the_second_look_of_this_one() -> None:
     world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN, started_s=NOW_S), drained_s=None)
     world.see(NodeDrained(LAUNCH.id, NOW_S - 30, drained(UP, OURS)))
-    assert world["cloud1"].drained_s is None
+    assert world["cloud1"].stop.drained_s is None
     assert world["cloud1"].call is not None
 
 
@@ -238,7 +239,7 @@ def test_an_undrained_node_is_idle_again_and_a_look_is_due() -> None:
     world = a_world().draining_node("cloud1", call=a_call(CallKind.UNDRAIN)).wait(1)
     world.see(NodeUndrained(LAUNCH.id)).see_ranks(drained(UP, OURS), age_s=0.5)
     assert world["cloud1"].state is NodeState.IDLE  # the look began before the answer, so it is ignored
-    assert world.snapshot.look_due_since_s == NOW_S + 1
+    assert world.snapshot.news.look_due_since_s == NOW_S + 1
 
 
 def test_a_failed_call_is_left_alone_for_longer_each_time() -> None:
@@ -254,7 +255,7 @@ def test_a_failed_call_is_left_alone_for_longer_each_time() -> None:
 def test_a_record_that_may_or_may_not_be_written_is_read_again() -> None:
     world = a_world().node("cloud1", NodeState.REQUESTED, recorded=False, call=a_call(CallKind.RECORD))
     world.see(FluxCallFailed((LAUNCH.id,), "RecordLaunches", "timed out"))
-    assert not world.snapshot.claimed
+    assert not world.snapshot.sources.claimed
 
 
 def test_a_lease_that_ended_is_forgotten_but_not_one_that_lives_again() -> None:
@@ -278,9 +279,9 @@ def test_launches_on_record_are_adopted_and_looked_for() -> None:
     world = a_world().but(claimed=False).see_claim(LAUNCH)
     node = world["cloud1"]
     assert node.state is NodeState.REQUESTED
-    assert node.recorded
-    assert node.create_sent_s == NOW_S
-    assert node.requested_s == NOW_S - 600
+    assert node.create.recorded
+    assert node.create.sent_s == NOW_S
+    assert node.create.requested_s == NOW_S - 600
     assert world.plan().nodes[node.id].code == "looked_for"
 
 
@@ -297,7 +298,7 @@ def test_a_lease_that_was_never_recorded_nor_used_is_dropped() -> None:
 
 def test_a_node_that_is_not_on_record_is_recorded_again() -> None:
     world = a_world().idle_node("cloud1").see_claim()
-    assert world["cloud1"].recorded is False
+    assert world["cloud1"].create.recorded is False
 
 
 def test_a_slot_that_another_launch_holds_on_record_is_lost() -> None:
@@ -326,15 +327,15 @@ def test_a_node_appears_by_the_answer_or_by_the_list_and_the_bill_runs_from_its_
     cloud = a_cloud_node(LAUNCH, state=CloudState.PENDING)
     facts: list[Fact] = [NodeCreated(LAUNCH.id, cloud), CloudListed(NOW_S, (cloud,))]
     for fact in facts:
-        world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S - 5, call=a_call(CallKind.CREATE))
+        world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=NOW_S - 5, call=a_call(CallKind.CREATE))
         node = world.see(fact)["cloud1"]
         assert node.state is NodeState.BOOTING
         assert node.cloud == cloud
-        assert node.billed_from_s == NOW_S - 600
+        assert node.listing.billed_from_s == NOW_S - 600
 
 
 def test_a_node_that_joined_before_the_provider_showed_it_is_up_at_once() -> None:
-    world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S - 5, rank_seen_s=0.0)
+    world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=NOW_S - 5, rank_seen_s=0.0)
     world.see_ranks(busy(UP)).see_cloud(a_cloud_node(LAUNCH))
     assert world["cloud1"].state is NodeState.BUSY
 
@@ -367,17 +368,17 @@ def test_absence_is_counted_anew_once_it_was_listed_again() -> None:
 
 def test_the_same_list_twice_counts_once() -> None:
     world = a_world().node("cloud1", NodeState.STOPPING, rank=a_rank("cloud1")).wait(10)
-    assert world.see_cloud().see_cloud().see_cloud()["cloud1"].absences == 1
+    assert world.see_cloud().see_cloud().see_cloud()["cloud1"].listing.absences == 1
 
 
 def test_a_create_is_disproved_only_by_lists_over_a_while() -> None:
-    world = a_world(create_grace_s=120).node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, known_s=NOW_S)
+    world = a_world(create_grace_s=120).node("cloud1", NodeState.REQUESTED, sent_s=NOW_S, known_s=NOW_S)
     assert _listed_without(world, 11)["cloud1"].state is NodeState.REQUESTED
     assert _listed_without(world, 1)["cloud1"].state is NodeState.GONE
 
 
 def test_a_lease_whose_create_was_never_sent_is_not_disproved_by_lists() -> None:
-    world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=None)
+    world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=None)
     assert _listed_without(world, 50)["cloud1"].state is NodeState.REQUESTED
 
 
@@ -387,7 +388,7 @@ def test_a_refused_create_frees_the_slot_and_blocks_what_was_refused() -> None:
         (FailureKind.CONFIG, Scope(TypeName("cloud"))),
         (FailureKind.TRANSIENT, EVERYTHING),
     ]:
-        world = a_world().node("cloud1", NodeState.REQUESTED, create_sent_s=NOW_S, call=a_call(CallKind.CREATE))
+        world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=NOW_S, call=a_call(CallKind.CREATE))
         world.see(CloudCallFailed("create", LAUNCH.id, kind, "no"))
         assert world["cloud1"].state is NodeState.GONE
         assert world.snapshot.learned.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
@@ -403,7 +404,7 @@ def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
     state: NodeState, kind: FailureKind, scope: Scope, ended: CloudState
 ) -> None:
     dead = a_cloud_node(LAUNCH, state=ended, died_because="No valid host was found.", died_of=kind)
-    world = a_world().node("cloud1", state, create_sent_s=NOW_S - 50, known_s=NOW_S - 50)
+    world = a_world().node("cloud1", state, sent_s=NOW_S - 50, known_s=NOW_S - 50)
     world.see_cloud(dead)
     assert world.snapshot.learned.blocks[scope].until_s == NOW_S + BLOCK_S[kind]
     assert (
@@ -417,7 +418,7 @@ def test_a_node_that_died_before_it_was_up_blocks_what_its_death_says(
 
 def test_a_death_that_says_nothing_of_the_next_node_blocks_nothing() -> None:
     dead = a_cloud_node(LAUNCH, state=CloudState.FAILED, died_because="a host broke")
-    world = a_world().node("cloud1", NodeState.BOOTING, create_sent_s=NOW_S - 50)
+    world = a_world().node("cloud1", NodeState.BOOTING, sent_s=NOW_S - 50)
     assert world.see_cloud(dead).snapshot.learned.blocks == {}
 
 
@@ -435,8 +436,8 @@ def test_a_longer_block_is_not_shortened_by_a_shorter_one() -> None:
 
 def test_a_list_that_fails_is_asked_for_again_after_a_while() -> None:
     world = a_world().see(CloudCallFailed("list", None, FailureKind.THROTTLED, "slower", 25.0))
-    assert world.snapshot.cloud.retry_s == NOW_S + 25
-    assert world.snapshot.cloud.seen_s == NOW_S - 1
+    assert world.snapshot.sources.cloud.retry_s == NOW_S + 25
+    assert world.snapshot.sources.cloud.seen_s == NOW_S - 1
 
 
 def test_a_call_past_its_deadline_is_no_longer_waited_for() -> None:
@@ -444,7 +445,7 @@ def test_a_call_past_its_deadline_is_no_longer_waited_for() -> None:
     assert world.wait(59)["cloud1"].call is not None
     node = world.wait(1)["cloud1"]
     assert node.call is None
-    assert node.drained_s is None
+    assert node.stop.drained_s is None
     assert node.retry_s > world.snapshot.now_s
 
 
@@ -453,7 +454,7 @@ def test_a_source_that_does_not_answer_in_time_is_asked_again() -> None:
     assert len(world.decide().asks) == 3
     assert not world.decide().asks
     world.wait(61)
-    assert "no answer" in world.snapshot.flux.failure
+    assert "no answer" in world.snapshot.sources.flux.failure
     assert len(world.wait(2).plan().asks) == 3
 
 
@@ -462,7 +463,7 @@ def test_idleness_survives_a_restart_by_what_flux_remembers() -> None:
     rank = a_rank("cloud1", online=True, last_job_ended_at=ended_at)
     world = a_world().but(claimed=False).see_claim(LAUNCH).see_cloud(a_cloud_node(LAUNCH)).see_ranks(rank)
     assert world["cloud1"].state is NodeState.IDLE
-    assert world["cloud1"].idle_since_s == NOW_S - 250
+    assert world["cloud1"].seen.idle_since_s == NOW_S - 250
 
 
 def test_an_earlier_life_of_the_slot_does_not_make_a_node_old() -> None:
@@ -472,8 +473,8 @@ def test_an_earlier_life_of_the_slot_does_not_make_a_node_old() -> None:
         cloud = a_cloud_node(LAUNCH, created_at=a_world().snapshot.wall_at - created_before_s)
         node = a_node("cloud1", NodeState.BOOTING, cloud=cloud, requested_s=NOW_S - 90)
         world = a_world().but(nodes={node.id: node}).wait(1).see_ranks(rank)
-        assert world["cloud1"].idle_since_s is not None
-        assert world["cloud1"].idle_since_s >= NOW_S - 90
+        assert world["cloud1"].seen.idle_since_s is not None
+        assert world["cloud1"].seen.idle_since_s >= NOW_S - 90
 
 
 def test_a_launch_of_a_type_that_the_site_no_longer_names_is_taken_in_like_any_other() -> None:
@@ -498,8 +499,8 @@ ADA = Mark("ada", 900.0)
 def test_who_observes_follows_the_record_of_the_one_that_acts() -> None:
     world = a_world().see(RecordSeen((a_launch("cloud1"),)))
     world.see_cloud(a_cloud_node(a_launch("cloud1"))).see_ranks(a_rank("cloud1", online=True))
-    assert (world["cloud1"].state, world["cloud1"].recorded) == (NodeState.IDLE, True)
-    assert not world.snapshot.strays
+    assert (world["cloud1"].state, world["cloud1"].create.recorded) == (NodeState.IDLE, True)
+    assert not world.snapshot.account.strays
 
     world.see(RecordSeen(()))
     assert not world.snapshot.nodes, "whoever ended the lease has seen the node gone"
@@ -520,7 +521,7 @@ def test_who_observes_takes_holds_and_spend_from_the_record_even_where_it_reckon
     world = a_world().see(RecordSeen((one, two), Steering({one.id: ADA}), Spend({day: Decimal(3)})))
     world.but(amounts={day: Decimal(9)}, steering=Steering())
     world.see(RecordSeen((one, two), Steering({two.id: ADA}), Spend({day: Decimal(4)})))
-    assert world.snapshot.steering == Steering({two.id: ADA})
+    assert world.snapshot.operator.steering == Steering({two.id: ADA})
     assert world.snapshot.spending.amounts == {day: Decimal(4)}
 
 

@@ -113,8 +113,8 @@ def test_a_hold_takes_a_retirement_back_once_it_is_released() -> None:
 def test_a_hold_of_a_draining_node_may_become_a_retirement() -> None:
     world = retire(hold(a_world().draining_node()))
     assert orders(world.plan()) == [f"stop-broker {world.id('cloud1')}"]
-    assert world["cloud1"].retiring is not None
-    assert world["cloud1"].retiring.code == "retired_by_operator"
+    assert world["cloud1"].stop.retiring is not None
+    assert world["cloud1"].stop.retiring.code == "retired_by_operator"
 
 
 def test_a_held_node_that_drains_is_released_after_a_restart_too() -> None:
@@ -227,7 +227,7 @@ def test_while_paused_nothing_is_decided_and_everything_is_still_asked() -> None
 
 def test_pausing_twice_keeps_who_did_it_first() -> None:
     world = a_world().see(DecisionsPaused(ADA), DecisionsPaused(Mark("grace", WALL_AT + 1)))
-    assert world.snapshot.steering.paused == ADA
+    assert world.snapshot.operator.steering.paused == ADA
 
 
 # --- on record --------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def test_pausing_twice_keeps_who_did_it_first() -> None:
 
 def test_what_is_set_goes_on_record_until_it_is_there() -> None:
     world = hold(a_world().idle_node())
-    steering = world.snapshot.steering
+    steering = world.snapshot.operator.steering
     assert KeepSteering(steering) in world.decide().asks
     assert KeepSteering(steering) not in world.plan().asks, "one call at a time"
     world.see(SteeringNotKept("away"))
@@ -248,16 +248,16 @@ def test_what_is_set_goes_on_record_until_it_is_there() -> None:
 def test_a_change_while_the_record_is_written_is_written_next() -> None:
     world = hold(a_world().idle_node().idle_node("cloud2"))
     world.decide()
-    first = world.snapshot.steering
+    first = world.snapshot.operator.steering
     hold(world, "cloud2").see(SteeringKept(first))
-    assert KeepSteering(world.snapshot.steering) in world.plan().asks
+    assert KeepSteering(world.snapshot.operator.steering) in world.plan().asks
 
 
 def test_42_holds_and_the_pause_survive_a_restart() -> None:
     before = a_node("cloud1")
     on_record = Steering({before.id: ADA, LaunchId("long-gone"): ADA}, paused=ADA)
     world = a_world().see(ClaimHeld(NOW_S, (before.launch,), on_record))
-    assert world.snapshot.steering == Steering({before.id: ADA}, paused=ADA)
+    assert world.snapshot.operator.steering == Steering({before.id: ADA}, paused=ADA)
     assert any(isinstance(ask, KeepSteering) for ask in world.plan().asks), "what is gone leaves the record"
 
 
@@ -265,7 +265,7 @@ def test_what_was_set_and_is_not_yet_on_record_is_not_lost_by_reading_it() -> No
     world = hold(a_world().idle_node())
     launch = world["cloud1"].launch
     world.see(ClaimHeld(NOW_S, (launch,), Steering()))
-    assert world.snapshot.steering.holds == {launch.id: ADA}
+    assert world.snapshot.operator.steering.holds == {launch.id: ADA}
 
 
 def test_a_hold_ends_with_its_node() -> None:
@@ -273,12 +273,12 @@ def test_a_hold_ends_with_its_node() -> None:
     node = world["cloud1"]
     gone = replace(node, state=NodeState.GONE)
     world = world.but(nodes={gone.id: gone}).see(LeaseEnded(node.id))
-    assert world.snapshot.steering == Steering()
+    assert world.snapshot.operator.steering == Steering()
 
 
 def test_nobody_holds_a_node_that_is_no_more() -> None:
     world = a_world().see(HoldPlaced(LaunchId("cloud9-1"), ADA), RetirementRequested(LaunchId("cloud9-1"), ADA))
-    assert world.snapshot.steering == Steering()
+    assert world.snapshot.operator.steering == Steering()
 
 
 def test_a_busy_node_that_is_held_is_seen_to_though_busy_nodes_need_no_decision() -> None:

@@ -39,7 +39,7 @@ def why_not(wanted: Demand, number: int) -> Reason:
     ],
 )
 def test_a_job_that_waits_for_something_else_wants_no_node(changes: dict[str, Any], code: str) -> None:
-    wanted = read_demand(a_snapshot(jobs=[a_job(1, **changes)], queues_stopped=frozenset({"debug"})))
+    wanted = read_demand(a_snapshot(jobs=[a_job(1, **changes)], stopped=frozenset({"debug"})))
     assert not wants_nodes(wanted)
     assert why_not(wanted, 1).code == code
 
@@ -66,7 +66,7 @@ def test_an_unreadable_job_is_said_with_what_is_wrong() -> None:
 
 @given(jobs(), st.booleans())
 def test_each_waiting_job_is_wanted_or_withheld_once(queue: list[Job], stopped: bool) -> None:
-    wanted = read_demand(a_snapshot(jobs=queue, queues_stopped=frozenset({"debug"}) if stopped else frozenset()))
+    wanted = read_demand(a_snapshot(jobs=queue, stopped=frozenset({"debug"}) if stopped else frozenset()))
     waiting = [job.id for job in queue if job.state not in (JobState.RUN, JobState.CLEANUP)]
     put_off = [id_ for key in wanted.put_off for id_ in wanted.batches[key]]
     told = [*wants_nodes(wanted), *put_off, *wanted.withheld]

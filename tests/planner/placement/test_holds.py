@@ -115,7 +115,7 @@ def test_it_is_released_when_it_can_be_served_and_nodes_are_bought_for_it_at_onc
     world.see(JobsReleased(frozenset({JobId(1)})))
     see(world, poor(1))
     assert not world.snapshot.jobs[JobId(1)].held_by_us
-    assert not world.snapshot.held_jobs
+    assert not world.snapshot.queues.held_jobs
     assert jobs_ordered(world) == []
 
 
@@ -149,7 +149,7 @@ def test_after_a_failure_the_record_is_read_again() -> None:
     world = a_site(poor(1), other(2))
     assert jobs_ordered(world) == ["hold 1"]
     world.see(FluxCallFailed((), "HoldJobs", "no answer"))
-    assert not world.snapshot.claimed
+    assert not world.snapshot.sources.claimed
     world.see(ClaimHeld(world.wait(10.0).snapshot.now_s, (), held_jobs={JobId(1): WAS}))
     world.all_is_fresh()
     assert jobs_ordered(world) == ["hold 1"]

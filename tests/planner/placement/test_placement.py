@@ -244,7 +244,7 @@ def test_short_counts_nodes_not_pieces_and_the_jobs_that_hold_the_slots_are_name
     fleet = a_world(replace(CLOUD, slots=CLOUD.slots[:3]))
     for slot in ("cloud1", "cloud2"):
         fleet.busy_node(slot)
-        rank = fleet.snapshot.rank_of_slot[SlotName(slot)]
+        rank = fleet.snapshot.slots.rank_of_slot[SlotName(slot)]
         held = (RankAllocation(rank, CLOUD.cores, 0),)
         fleet.job(whole_nodes(1), state=JobState.RUN, allocations=held)
     fleet.job(Shape(slots=5, cores_per_slot=CLOUD.cores // 2))
@@ -321,7 +321,7 @@ def test_a_free_node_more_never_raises_the_price_for_the_same_jobs(world: World)
     """A slot without a node of ours is up and idle: it is used before a node is bought."""
     world.but(blocks={})
     taken = {node.launch.slot for node in world.snapshot.nodes.values()}
-    free = [slot for slot in ("gpu1", "gpu2", "cloud3") if slot not in taken and not world.snapshot.strays]
+    free = [slot for slot in ("gpu1", "gpu2", "cloud3") if slot not in taken and not world.snapshot.account.strays]
     if not free:
         return
     before = placement_of(world)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +19,18 @@ from nodemanager.planner.state.snapshot import Source
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
 from nodemanager.web.app import SECURITY_HEADERS
-from tests.builders import NOW_S, a_job, a_node, a_policy, a_rank, a_snapshot, drained, whole_nodes, with_settings
+from tests.builders import (
+    NOW_S,
+    a_job,
+    a_node,
+    a_policy,
+    a_rank,
+    a_snapshot,
+    changed,
+    drained,
+    whole_nodes,
+    with_settings,
+)
 from tests.paths import ROOT
 from tests.web.fleets import HOST, TOKEN, Stand, a_fleet, a_stand, published
 
@@ -357,7 +367,7 @@ def test_another_policy_is_tried_on_what_is_known_and_nothing_is_ordered(stand: 
 def test_a_stale_source_is_no_health(stand: Stand, client: TestClient) -> None:
     assert asked(client, "/healthz")["ok"]
     first = a_fleet(3)
-    stale = replace(first.snapshot, cloud=Source(seen_s=NOW_S - 10_000, failure="no answer"))
+    stale = changed(first.snapshot, cloud=Source(seen_s=NOW_S - 10_000, failure="no answer"))
     stand.board.publish(published(first.policy, stale))
     response = client.get("/healthz")
     assert (response.status_code, response.json()["stale"]) == (503, ["cloud"])

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from starlette.testclient import TestClient
 
 from nodemanager.cli import tables
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.delegation.choose import PeerLoad
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.view import DelegatedJob, DelegationView, PeerStatus
+from tests.builders import a_job
 from tests.web.fleets import HOST, Stand, a_fleet, a_stand
 
 B = PeerName("b")
@@ -109,3 +111,14 @@ def test_metrics() -> None:
     assert 'node_manager_peer_jobs{peer="b"} 1.0' in text
     assert 'node_manager_peer_up{peer="c"} 0.0' in text
     assert 'node_manager_peer_cores_free{peer="b"} 3.0' in text
+
+
+def test_why_a_job_waits_while_delegation_is_stopped() -> None:
+    fleet = a_fleet(2)
+    waiting = a_job(1, state=JobState.DEPEND, delegated_to="any")
+    stand = a_delegating_stand(DelegationView(fault="add plugins = [...]"))
+    stand.post(replace(fleet, snapshot=replace(fleet.snapshot, jobs={waiting.id: waiting})))
+    explained: Any = get(stand, "/explain/job/1")
+    assert explained["reason"]["code"] == "delegation_stopped"
+    assert "add plugins" in explained["reason"]["text"]
+    assert explained["job"]["delegated"]["target"] == "any"

@@ -1,0 +1,104 @@
+"""The gRPC side of ``ensemble``: ``serve``, and ``run --service``. Both find the shared files in ``--material``."""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nodemanager.ensemble.ports import NodesPort
+from nodemanager.flux.bindings import connection
+from nodemanager.flux.ensembles.operator import InstanceMembers
+from nodemanager.flux.reactor import Reactor
+from nodemanager.service import logs
+from nodemanager.web.grpc.client import ServiceNodes
+from nodemanager.web.grpc.material import default_folder, member_material, read_address, service_material
+from nodemanager.web.grpc.messages import load_grpc
+from nodemanager.web.grpc.server import MembersServer
+
+LISTEN = "127.0.0.1:50051"
+
+
+class WrongUse(Exception):
+    """The command line is wrong. The message shows the correct form."""
+
+
+def serve(arguments: list[str], chosen: Namespace) -> int:
+    """Run the gRPC service in the foreground until SIGTERM or SIGINT. Returns the exit status."""
+    if arguments:
+        raise WrongUse("use: ensemble serve [--listen HOST:PORT] [--material DIR | --plaintext] [--uri URI]")
+    address = read_address(chosen.listen or LISTEN, plaintext=chosen.plaintext)
+    load_grpc()  # before any file is made
+    material = None if chosen.plaintext else service_material(_folder(chosen))
+    uri = chosen.uri or ""
+    with connection(uri):
+        pass  # a wrong URI or version should fail now, not at the first request
+    logs.configure()
+    server = MembersServer(address, InstanceMembers(uri), material)
+    with stop_signals() as (stop_asked, _):
+        server.start()
+        select.select([stop_asked], [], [])
+        server.stop()
+    return 0
+
+
+@contextmanager
+def member_nodes(chosen: Namespace, name: str) -> Iterator[Callable[[Reactor], NodesPort] | None]:
+    """Give the function that connects a run with the service of ``--service``; None without that option.
+
+    Raises ``MaterialUnusable`` or ``GrpcMissing``.
+    """
+    if not chosen.service:
+        yield None
+        return
+    address = read_address(chosen.service, plaintext=chosen.plaintext)
+    material = None if chosen.plaintext else member_material(_folder(chosen))
+    load_grpc()
+    made: list[ServiceNodes] = []
+
+    def connect(reactor: Reactor) -> ServiceNodes:
+        _close(made)  # of the connection that was lost
+        made.append(ServiceNodes(reactor, name, address, material))
+        return made[-1]
+
+    try:
+        yield connect
+    finally:
+        _close(made)
+
+
+def _close(made: list[ServiceNodes]) -> None:
+    while made:
+        made.pop().close()
+
+
+def _folder(chosen: Namespace) -> Path:
+    return Path(chosen.material).absolute() if chosen.material else default_folder()
+
+
+@contextmanager
+def stop_signals() -> Iterator[tuple[socket.socket, list[int]]]:
+    """Give a socket that becomes readable at SIGTERM and SIGINT, and the list of those received.
+
+    A Python handler would only run once the reactor's C code returns.
+    """
+    stop_asked, wake = socket.socketpair()
+    received: list[int] = []
+    wake.setblocking(False)  # noqa: FBT003 - the interface of sockets
+    before = signal.set_wakeup_fd(wake.fileno())
+
+    def note(number: int, _: object) -> None:
+        received.append(number)
+
+    handlers = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with stop_asked, wake:
+            yield stop_asked, received
+    finally:
+        signal.set_wakeup_fd(before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

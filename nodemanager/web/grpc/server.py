@@ -1,0 +1,130 @@
+"""The gRPC service: members ask it for more or fewer nodes, and for their state."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from nodemanager.ensemble.operator import ChangeDenied, ChangeFailed, MembersPort, ReplyStatus, read_change
+from nodemanager.web.grpc.material import ServiceMaterial
+from nodemanager.web.grpc.messages import SERVICE, load_grpc, load_messages
+from nodemanager.web.listen import CannotListen, TcpAddress
+
+KEEP_EVERY_S = 60.0
+WORKERS = 4
+REQUESTS_MAX = 64  # at one time; the others are told to try again
+REQUEST_BYTES_MAX = 65536
+IDLE_S = 600.0  # a connection without requests is closed
+STOP_S = 1.0
+
+
+class MembersServer:
+    """Serves members. ``material`` None is without TLS and token.
+
+    Making one raises ``GrpcMissing``.
+    """
+
+    def __init__(self, address: TcpAddress, members: MembersPort, material: ServiceMaterial | None) -> None:
+        self._grpc = load_grpc()
+        self._messages = load_messages()
+        self._address = address
+        self._members = members
+        self._material = material
+        self._log: Any = structlog.get_logger()
+        self._stopped = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="ensemble-members", daemon=True)
+        self._server = self._grpc.server(
+            ThreadPoolExecutor(WORKERS, thread_name_prefix="grpc"),
+            handlers=[self._grpc.method_handlers_generic_handler(SERVICE, self._handlers())],
+            maximum_concurrent_rpcs=REQUESTS_MAX,
+            options=[
+                ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
+                ("grpc.max_connection_idle_ms", int(1000 * IDLE_S)),
+                ("grpc.so_reuseport", 0),  # two services on one port would each get half of the requests
+            ],
+        )
+
+    def start(self) -> int:
+        """Listen, and return the port. Raises ``CannotListen``."""
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        place = f"{host}:{self._address.port}"
+        try:
+            port = self._add_port(place)
+        except (RuntimeError, ValueError) as error:
+            raise CannotListen(f"{place}: the gRPC service cannot listen there: {error}") from error
+        if not port:
+            raise CannotListen(f"{place}: the gRPC service cannot listen there")
+        self._server.start()
+        self._keeper.start()
+        self._log.info("ensemble_service", address=f"{host}:{port}", tls=self._material is not None)
+        return port
+
+    def _add_port(self, place: str) -> int:
+        if self._material is None:
+            return int(self._server.add_insecure_port(place))
+        pair = (self._material.key, self._material.certificate)
+        return int(self._server.add_secure_port(place, self._grpc.ssl_server_credentials([pair])))
+
+    def stop(self) -> None:
+        """Stop listening. Requests under way may end within a second."""
+        self._stopped.set()
+        self._server.stop(STOP_S).wait(2 * STOP_S)
+
+    def _keep(self) -> None:
+        while True:
+            self._members.keep()
+            if self._stopped.wait(KEEP_EVERY_S):
+                return
+
+    # --- requests ---
+
+    def _handlers(self) -> dict[str, Any]:
+        return {
+            "RequestStatus": self._handler(self._messages.status_request, self._status),
+            "RequestAction": self._handler(self._messages.action_request, self._action),
+        }
+
+    def _handler(self, request: Any, answer: Callable[[Any], tuple[ReplyStatus, Mapping[str, Any]]]) -> Any:
+        def serve(asked: Any, context: Any) -> Any:
+            if not self._knows_token(dict(context.invocation_metadata()).get("authorization", "")):
+                context.abort(self._grpc.StatusCode.UNAUTHENTICATED, "the token is required")
+            status, payload = answer(asked)
+            return self._messages.response(status=int(status), payload=json.dumps(payload))
+
+        return self._grpc.unary_unary_rpc_method_handler(
+            serve,
+            request_deserializer=request.FromString,
+            response_serializer=self._messages.response.SerializeToString,
+        )
+
+    def _knows_token(self, header: str) -> bool:
+        if self._material is None:
+            return True
+        return secrets.compare_digest(header.encode(), f"Bearer {self._material.token}".encode())
+
+    def _status(self, request: Any) -> tuple[ReplyStatus, Mapping[str, Any]]:
+        try:
+            return ReplyStatus.SUCCESS, self._members.status(request.name)
+        except ChangeFailed as fault:
+            return ReplyStatus.ERROR, {"why": str(fault)}
+
+    def _action(self, request: Any) -> tuple[ReplyStatus, Mapping[str, Any]]:
+        status, payload = self._resize(request)
+        shown = {"ensemble": request.name[:200], "action": request.action[:20], **payload}
+        self._log.info("ensemble_member_asked", status=status.name, **shown)
+        return status, payload
+
+    def _resize(self, request: Any) -> tuple[ReplyStatus, Mapping[str, Any]]:
+        try:
+            change = read_change(request.name, request.action, request.payload)
+            return ReplyStatus.SUCCESS, {"nodes": self._members.resize(change)}
+        except (ValueError, ChangeFailed) as fault:
+            return ReplyStatus.ERROR, {"why": str(fault)}
+        except ChangeDenied as fault:
+            return ReplyStatus.DENIED, {"why": str(fault)}

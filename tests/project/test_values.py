@@ -1,0 +1,36 @@
+"""Values that one can hold in mind: a dataclass of the core or the planner has few fields, or groups of them."""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+
+import nodemanager.core
+import nodemanager.planner
+
+FIELDS_MAX = 15
+WIDER = {
+    "Job": "one for each job in the queue: groups would cost memory a million times",
+    "FluxRank": "one for each rank, replaced by every look that finds a change",
+    "Placement": "the result of placing the whole queue",
+    "_PlacementBuilder": "the working state of one placement, not a value",
+    "_Search": "the working state of one search, not a value",
+}
+
+
+def _dataclasses(package: ModuleType) -> Iterator[type]:
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        for it in vars(importlib.import_module(found.name)).values():
+            if isinstance(it, type) and dataclasses.is_dataclass(it) and it.__module__ == found.name:
+                yield it
+
+
+def test_no_dataclass_has_more_than_fifteen_fields() -> None:
+    wide = {
+        it.__name__
+        for package in (nodemanager.core, nodemanager.planner)
+        for it in _dataclasses(package)
+        if len(dataclasses.fields(it)) > FIELDS_MAX
+    }
+    assert wide == WIDER.keys()
