@@ -373,14 +373,14 @@ a bug. It ends the process with an error that lists the node's latest moves.
 
 def pages() -> Mapping[str, str]:
     """Each page's name and text."""
-    parser, verbs = main._parser(), {name: verb.__doc__ or "" for name, verb in main.VERBS.items()}  # noqa: SLF001
+    parser = main.make_parser()
     settings = {section: [*_settings(section, of)] for section, of in SECTIONS.items()}
     return {
         "settings.md": settings_page(),
         "lifecycle.md": lifecycle_page(),
-        "man/flux-node-manager.1": manuals.command_page(parser, verbs),
+        "man/flux-node-manager.1": manuals.command_page(parser),
         "man/site.ini.5": manuals.site_page(settings, CREDENTIALS.partition("\n\n")[2]),
-        "../config/bash-completion/flux-node-manager": manuals.bash_completion(parser, verbs),
+        "../config/bash-completion/flux-node-manager": manuals.bash_completion(parser),
     }
 
 

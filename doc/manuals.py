@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+from nodemanager.cli.parsing.parser import Parser
 
 PROGRAM = "flux-node-manager"
 
@@ -26,62 +28,46 @@ class Setting:
     default: str
 
 
-@dataclass(frozen=True, slots=True)
-class Verb:
-    name: str
-    meaning: str
-    options: tuple[argparse.Action, ...] = ()
+# Explained once for all verbs.
+COMMON = frozenset({"--config", "--json", "--help"})
 
 
 # --- reading the parser -----------------------------------------------------------------------------------
 
 
-def verbs_of(parser: argparse.ArgumentParser, meanings: Mapping[str, str]) -> tuple[Verb, ...]:
-    """The parser's verbs, which are subparsers or the choices of an argument called ``verb``."""
-    for action in parser._actions:  # noqa: SLF001 - argparse has no public way to list them
-        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
-            return tuple(
-                Verb(name, meanings.get(name) or sub.description or "", tuple(_options(sub)))
-                for name, sub in action.choices.items()
-            )
-        if action.dest == "verb" and action.choices:
-            return tuple(Verb(name, meanings[name]) for name in action.choices)
-    return ()
+def _own_options(parser: Parser) -> list[argparse.Action]:
+    """The options of a verb, without those that are the same for all verbs."""
+    return [action for action in parser.options() if not COMMON & set(action.option_strings)]
 
 
-def _options(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    yield from (action for action in parser._actions if action.option_strings)  # noqa: SLF001
-
-
-def _arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The positional arguments except the verb."""
-    for action in parser._actions:  # noqa: SLF001
-        subparsers = isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
-        if not (action.option_strings or subparsers or action.dest == "verb"):
-            yield action
+def _verbs_of(parser: Parser) -> list[tuple[str, Parser]]:
+    return parser.verbs() or []
 
 
 # --- flux-node-manager(1) ---------------------------------------------------------------------------------
 
 
-def command_page(parser: argparse.ArgumentParser, meanings: Mapping[str, str]) -> str:
+def command_page(parser: Parser) -> str:
     lines = [_head(PROGRAM, 1, "cloud nodes for a Flux instance")]
     lines += [".SH SYNOPSIS", f".B {_text(PROGRAM)}", SYNOPSIS]
     lines += [".SH DESCRIPTION", _text(parser.description or ""), ".PP", *DESCRIPTION, ".SH VERBS"]
-    for verb in verbs_of(parser, meanings):
-        lines += [".TP", rf"\fB{_text(verb.name)}\fR", _text(verb.meaning), *_indented(verb.options)]
-    for title, actions in (("ARGUMENTS", _arguments(parser)), ("OPTIONS", _options(parser))):
-        shown = [line for action in actions for line in _item(action)]
-        lines += [f".SH {title}", *shown] if shown else []
+    for name, verb in _verbs_of(parser):
+        lines += _verb_items(name, verb)
+    lines += [".SH OPTIONS", *(line for action in parser.options() for line in _item(action)), *JSON_ITEM]
     lines.append(".SH EXIT STATUS")
     for status, meaning in EXIT_STATUS.findall(parser.epilog or ""):
         lines += [".TP", rf"\fB{status}\fR", _text(meaning.strip())]
     return _page([*lines, *COMMAND_FOOT])
 
 
-def _indented(options: Sequence[argparse.Action]) -> list[str]:
-    items = [line for action in options for line in _item(action)]
-    return [".RS", *items, ".RE"] if items else []
+def _verb_items(name: str, verb: Parser) -> Iterator[str]:
+    values = "".join(rf" \fI{_text(str(action.metavar))}\fR" for action in verb.arguments())
+    yield from (".TP", rf"\fB{_text(name)}\fR{values}", _text(verb.description or ""))
+    if example := (verb.epilog or "").partition("\n")[2].strip():
+        yield from (".br", rf"Example: \fI{_text(example)}\fR")
+    shown = [line for action in (*verb.arguments(), *_own_options(verb)) for line in _item(action)]
+    shown += [line for sub, parser in _verbs_of(verb) for line in _verb_items(sub, parser)]
+    yield from (".RS", *shown, ".RE") if shown else ()
 
 
 def _item(action: argparse.Action) -> Iterator[str]:
@@ -93,7 +79,13 @@ def _item(action: argparse.Action) -> Iterator[str]:
     yield _text((action.help or "").replace("%(prog)s", PROGRAM))
 
 
-SYNOPSIS = r"[\fIVERB\fR] \fB\-\-config\fR \fISITE.INI\fR [\fIOPTIONS\fR]"
+SYNOPSIS = r"\fB\-\-config\fR \fISITE.INI\fR [\fIVERB\fR] [\fIOPTIONS\fR]"
+
+JSON_ITEM = (
+    ".TP",
+    r"\fB\-\-json\fR",
+    "Print JSON, after a verb that prints tables and after check, simulate, chaos and ensemble.",
+)
 
 DESCRIPTION = (
     "The node manager follows the queue of a Flux instance and buys the cheapest nodes that fit the waiting jobs.",
@@ -199,53 +191,95 @@ def _plain(text: str) -> str:
 COMPLETION = """\
 # bash completion for flux-node-manager. Made by python -m doc.generate from the command line's parser. Do not edit.
 
+# Prints the names that the running service knows. $1: jobs, nodes or types
+_flux_node_manager_names()
+{{
+    local at site
+    for ((at = 1; at < COMP_CWORD; at++)); do
+        [[ ${{COMP_WORDS[at]}} == --config ]] || continue
+        site=${{COMP_WORDS[at + 1]}}
+        [[ $site == = ]] && site=${{COMP_WORDS[at + 2]}}
+    done
+    [[ -r ${{site/#\\~/$HOME}} ]] || return
+    timeout 5 "${{COMP_WORDS[0]}}" names "$1" --config "${{site/#\\~/$HOME}}" 2>/dev/null
+}}
+
 _flux_node_manager()
 {{
-    local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} word
+    local current=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD - 1]}} at verb= words= options
     COMPREPLY=()
+    for ((at = 1; at < COMP_CWORD; at++)); do
+        case ${{verb:+$verb }}${{COMP_WORDS[at]}} in
+            {verbs}) verb+=${{verb:+ }}${{COMP_WORDS[at]}} ;;
+        esac
+    done
     case $before in
         {directories})
             compopt -o filenames
             mapfile -t COMPREPLY < <(compgen -d -- "$current")
             return ;;
+        --slots)
+            compopt -o nospace
+            mapfile -t COMPREPLY < <(compgen -W "$(_flux_node_manager_names types)" -S = -- "$current")
+            return ;;
         {values})
             return ;; # usually a file: bash completes it
     esac
+    case $verb in
+{cases}
+    esac
     if [[ $current == -* ]]; then
-        mapfile -t COMPREPLY < <(compgen -W "{options}" -- "$current")
-        return
-    fi
-    for word in "${{COMP_WORDS[@]:1:COMP_CWORD-1}}"; do
-        case $word in
-            {verbs}) return ;;
+        words=$options
+    elif [[ $verb == explain ]]; then
+        case $before in
+            job | node | type) words=$(_flux_node_manager_names "${{before}}s") ;;
         esac
-    done
-    mapfile -t COMPREPLY < <(compgen -W "{words}" -- "$current")
+    elif [[ $verb == hold || $verb == release || $verb == retire ]]; then
+        words=$(_flux_node_manager_names nodes)
+    fi
+    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
 }}
 
 complete -o default -F _flux_node_manager flux-node-manager
 """
 
 
-def bash_completion(parser: argparse.ArgumentParser, meanings: Mapping[str, str]) -> str:
-    verbs = verbs_of(parser, meanings)
-    options = [*_options(parser), *(option for verb in verbs for option in verb.options)]
-    names = [verb.name for verb in verbs]
-    directories = [option for option in options if option.metavar == "DIR"]
-    values = [option for option in options if option.nargs != 0 and option not in directories]
+def bash_completion(parser: Parser) -> str:
+    parsers = dict(_parsers("", parser))
+    options = [action for it in parsers.values() for action in it.options()]
+    directories = _names(option for option in options if option.metavar == "DIR")
+    values = _names(option for option in options if option.nargs != 0)
     return COMPLETION.format(
-        directories=_pattern(_names(directories)),
-        values=_pattern(_names(values)),
-        options=" ".join(_names(options)),
-        verbs=_pattern(names),
-        words=" ".join(names),
+        directories=_pattern(directories),
+        values=_pattern([name for name in values if name not in (*directories, "--slots")]),
+        verbs=_pattern([_quoted(name) for name in parsers if name]),
+        cases="\n".join(_case(name, it) for name, it in parsers.items()),
     )
 
 
-def _names(options: Sequence[argparse.Action]) -> list[str]:
+def _parsers(name: str, parser: Parser) -> Iterator[tuple[str, Parser]]:
+    """The parser and those of its verbs, each by its words, such as ``ensemble run``."""
+    yield name, parser
+    for verb, inner in _verbs_of(parser):
+        yield from _parsers(f"{name} {verb}".strip(), inner)
+
+
+def _case(name: str, parser: Parser) -> str:
+    """The words and the options that may follow a verb."""
+    words = [verb for verb, _ in _verbs_of(parser)]
+    words += [str(choice) for action in parser.arguments() for choice in action.choices or ()]
+    shown = f' words="{" ".join(words)}"' if words else ""
+    return f'        {_quoted(name)}) options="{" ".join(_names(parser.options()))}"{shown} ;;'
+
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() or name.replace("-", "").isidentifier() else f'"{name}"'
+
+
+def _names(options: Iterable[argparse.Action]) -> list[str]:
     return sorted({name for option in options for name in option.option_strings})
 
 
 def _pattern(words: Sequence[str]) -> str:
-    """The alternatives of a shell case; a pattern that never matches if there are none."""
-    return " | ".join(words) or "''"
+    """The alternatives of a shell case."""
+    return " | ".join(words)

@@ -102,11 +102,11 @@ def _rule_kind(rule: str) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``chaos``."""
-    group = parser.add_argument_group("for chaos")
-    group.add_argument(
+    parser.add_argument(
         "--seeds", type=_seeds, metavar="A-B", help="run these seeds, both ends included; default 0-99"
     )
-    group.add_argument("--only", type=_numbers, metavar="N,N", help="run one seed with only these jobs and faults")
+    parser.add_argument("--only", type=_numbers, metavar="N,N", help="run one seed with only these jobs and faults")
+    parser.add_argument("--jobs", type=_count, metavar="N", default=1, help="do N runs at once (default: 1)")
 
 
 def chaos(chosen: argparse.Namespace) -> int:
@@ -118,7 +118,7 @@ def chaos(chosen: argparse.Namespace) -> int:
     silence_logs()
     began_s = time.monotonic()
     found: list[FailedSeed] = []
-    for broken in _failed_seeds(seeds, chosen.only, chosen.jobs or 1):
+    for broken in _failed_seeds(seeds, chosen.only, chosen.jobs):
         found.append(shorten(broken))
         if not chosen.json:
             _show(found[-1])
@@ -164,6 +164,12 @@ def _seeds(text: str) -> range:
     if match is None or int(match[1]) > int(match[2] or match[1]):
         raise argparse.ArgumentTypeError(f'"{text}": give seeds as A-B or as one number')
     return range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def _count(text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,3}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f'"{text}": give a whole number of 1 or more')
+    return int(text)
 
 
 def _numbers(text: str) -> ActNumbers:

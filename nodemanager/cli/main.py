@@ -16,11 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from nodemanager.cli import service_verbs
+from nodemanager.cli.parsing.options import NAMES_VERB, PROGRAM, add_verbs
+from nodemanager.cli.parsing.parser import Parser, WrongUse
 from nodemanager.cli.service_client import Client
 from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
 
@@ -39,13 +41,6 @@ DENIED = os.strerror(errno.EACCES)
 EXIT_INTERRUPTED = 130  # as shells report SIGINT, and SIGPIPE below
 EXIT_CLOSED = 141
 WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-
-
-class _Parser(argparse.ArgumentParser):
-    """Lets a failed write end the command. Some versions of argparse ignore it, so a cut --help seems whole."""
-
-    def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stderr).write(message)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,18 +72,25 @@ def _discard_stdout(error: OSError) -> None:
 
 def _run_verb(arguments: Sequence[str] | None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(simulates=any(it in SIMULATING or it == "-h" or it.startswith("--h") for it in given))
-    chosen = parser.parse_intermixed_args(arguments)
-    if chosen.subjects and chosen.verb not in SUBJECTS:
-        parser.error(f"{chosen.verb} takes no argument: {' '.join(chosen.subjects)}")
-    chosen.subject = chosen.subjects[0] if chosen.subjects else None
+    try:
+        return _run_chosen(make_parser(given).parse_args(given))
+    except WrongUse as error:
+        as_json = "--json" in given
+        if not as_json:
+            print(error.usage, end="", file=sys.stderr)
+        return service_verbs.print_error(error, EXIT_USAGE, as_json=as_json)
+
+
+def _run_chosen(chosen: argparse.Namespace) -> int:
     if sys.stdout is None and chosen.verb not in SERVING:
         print("standard output is closed", file=sys.stderr)
         return EXIT_FAILED
     if chosen.verb in WITHOUT_SITE:
+        if chosen.config is not None:
+            chosen.usage_error(f"{chosen.verb} takes no --config")
         return WITHOUT_SITE[chosen.verb](None, chosen)
     if chosen.config is None:
-        parser.error("the following arguments are required: --config")
+        chosen.usage_error("give the site file: --config SITE.INI")
     try:
         # The join service must not have the cloud's credentials, and simulate does not need them.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
@@ -97,7 +99,7 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
             guest = service_verbs.not_for_guests(str(error))
             return service_verbs.print_error(guest, service_verbs.EXIT_NO_PERMISSION, as_json=chosen.json)
         return service_verbs.print_error(error, EXIT_CONFIG, as_json=chosen.json)
-    return VERBS[chosen.verb](site, chosen)
+    return (names if chosen.verb == NAMES_VERB else VERBS[chosen.verb])(site, chosen)
 
 
 def run(site: Site, chosen: argparse.Namespace) -> int:
@@ -193,8 +195,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
     if chosen.existing is not None:
         return _init_existing(site, Path(chosen.existing))
     if chosen.output is None:
-        print("init needs --output DIR: the folder for the bootstrap", file=sys.stderr)
-        return EXIT_USAGE
+        chosen.usage_error("give --output DIR, the folder for the bootstrap, or --existing DIR")
     _print_warnings(site)
     output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - removes "..", but does not resolve links
     joins_by_service = site.flux.join is JoinMethod.SERVICE
@@ -401,10 +402,7 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.flux.bindings import BindingsMissing
 
     try:
-        counts = slot_verbs.parse_counts(chosen.slots or ())
-        if not counts:
-            print("resize needs --slots TYPE=N: a node type and its new number of slots", file=sys.stderr)
-            return EXIT_USAGE
+        counts = slot_verbs.parse_counts(chosen.slots)
         resizing = resize_verb.plan_resize(site, counts)
         print(resizing, flush=True)
         say = partial(print, flush=True)
@@ -427,15 +425,9 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.flux.setup.bootstrap import BootstrapError
     from nodemanager.service import service
 
-    if not chosen.subject or not chosen.nodes:
-        print(
-            "expand needs JOBID, the outer job that runs the instance, and -N COUNT, the number of nodes to add",
-            file=sys.stderr,
-        )
-        return EXIT_USAGE
     try:
         site = service.with_cluster_uuid(site)
-        job, slots_taken = expand_verb.expand(site, chosen.subject, chosen.nodes, service.SystemClock())
+        job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, service.SystemClock())
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
@@ -465,7 +457,7 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
 
 
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
-    """Run the service among simulated faults, once per seed, and report broken rules (no --config)."""
+    """Run the service among simulated faults, once per seed, and report broken rules."""
     from nodemanager.chaos import command as chaos_verb
 
     del site
@@ -473,7 +465,7 @@ def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
 
 
 def ensemble(site: Site | None, chosen: argparse.Namespace) -> int:
-    """Run jobs by the rules of an ensemble.yaml, on any Flux instance of your own (no --config)."""
+    """Run jobs by the rules of an ensemble.yaml, on any Flux instance of your own."""
     from nodemanager.cli.ensemble import command
 
     del site
@@ -520,18 +512,9 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "resume": service_verbs.with_exit_status(service_verbs.resume),
     "reload": service_verbs.with_exit_status(service_verbs.reload),
 }
-SUBJECTS: Mapping[str, str] = {  # the arguments of verbs that take some
-    "simulate": "WORKLOAD, a trace, a history or a model (doc/what-if.md)",
-    "ensemble": "check FILE, run FILE, status [NAME], stop NAME, list or serve",
-    "expand": "JOBID, the outer job that runs the instance",
-    "explain": "job ID, node NAME or type NAME",
-    "hold": "NODE, named by its slot or its launch",
-    "release": "NODE",
-    "retire": "NODE",
-}
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos, "ensemble": ensemble}
+names = service_verbs.with_exit_status(service_verbs.names)
 SERVING = frozenset({"run", "join-service"})  # they print nothing
-SIMULATING = frozenset({"simulate", "chaos"})  # verbs with options of their own, which take long to import
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command"})
 
 ROTATED_TEXT = """\
@@ -541,94 +524,22 @@ Nodes that joined through the join service fetch the new certificate before they
 boots before rank 0 is back waits, and then joins by itself."""
 
 
-def _parser(*, simulates: bool = True) -> argparse.ArgumentParser:
-    """``simulates``: whether to add the options of ``simulate`` and ``chaos``."""
-    parser = _Parser(
-        prog="flux-node-manager",
+def make_parser(given: Sequence[str] | None = None) -> Parser:
+    """Make the parser of the command line. ``given``: its words; None for the options of all verbs."""
+    parser = Parser(
+        prog=PROGRAM,
         description="Provide cloud nodes for a Flux instance: buy them when jobs need them, and terminate them "
-        "when they are no longer worth their price.",
+        "when they are no longer worth their price. Without a verb, run the service.",
         epilog="exit status: 0 success; 1 failure; 2 usage error; 69 no matching Flux bindings, or no service; "
         "70 a bug; 77 the token is required; 78 a fault in the site; 130 interrupted; 141 output closed; "
         "143 ended by SIGTERM",
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {version('flux-node-manager')}")
-    parser.add_argument(
-        "verb",
-        nargs="?",
-        choices=VERBS,
-        default="run",
-        help="; ".join(f"{name}: {(verb.__doc__ or '').rstrip('.')}" for name, verb in VERBS.items()),
-    )
-    parser.add_argument(
-        "subjects",
-        nargs="*",
-        metavar="SUBJECT",
-        help="; ".join(f"for {verb}: {subject}" for verb, subject in SUBJECTS.items()),
-    )
-    parser.add_argument("--json", action="store_true", help="for verbs that print tables: print JSON instead")
-    parser.add_argument("--at", metavar="TIME", help='for explain: explain a past time ("2h" is two hours ago)')
-    parser.add_argument("--since", metavar="SPAN", help="for report: how far to look back (default 7d)")
-    parser.add_argument("--follow", action="store_true", help="for events: also show new events as they happen")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {version(PROGRAM)}")
     parser.add_argument(
         "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos and ensemble need"
     )
-    parser.add_argument("--uri", help="for ensemble: the Flux instance (default: the enclosing one)")
-    parser.add_argument("--name", help="for ensemble run: the ensemble's name (default: the file's, without .yaml)")
-    parser.add_argument(
-        "--until-done", action="store_true", help="for ensemble run: also end when nothing more can happen"
-    )
-    parser.add_argument(
-        "--service", metavar="HOST:PORT", help="for ensemble run: the gRPC service that keeps nodes for it"
-    )
-    parser.add_argument(
-        "--listen", metavar="HOST:PORT", help="for ensemble serve: where to listen (default 127.0.0.1:50051)"
-    )
-    parser.add_argument(
-        "--material", metavar="DIR", help="for ensemble serve, run --service: the folder with token and certificate"
-    )
-    parser.add_argument(
-        "--plaintext",
-        action="store_true",
-        help="for ensemble serve, run --service: use neither TLS nor token, on the loopback interface only",
-    )
-    parser.add_argument("--keep", action="store_true", help="for cloud-test: keep the node")
-    parser.add_argument(
-        "--table", metavar="TOML", help='for prices: your own price list, with "SIZE" = price under each [REGION]'
-    )
-    parser.add_argument(
-        "--region", metavar="NAME", help="for prices: the region in the price list, if the site does not name it"
-    )
-    parser.add_argument("--output", metavar="DIR", help="for init: the folder for the bootstrap")
-    parser.add_argument(
-        "--nested", action="store_true", help="for init, start-command: rank 0 will be a job of an outer Flux"
-    )
-    parser.add_argument(
-        "-N", dest="nodes", type=int, metavar="COUNT", help="for expand: the number of nodes to add"
-    )
-    parser.add_argument(
-        "--existing", metavar="DIR", help="for init: the configuration folder of an existing instance"
-    )
-    parser.add_argument(
-        "--slots",
-        nargs="+",
-        metavar="TYPE=N",
-        help="for slots, resize: the new number of slots of each node type",
-    )
-    parser.add_argument("--force", action="store_true", help="for resize: resize even if jobs run; they are lost")
-    parser.add_argument(
-        "--i-restart-it", action="store_true", help="for resize: you or your supervisor start rank 0 when it ends"
-    )
-    if simulates:
-        _add_simulating(parser)
+    add_verbs(parser, {name: verb.__doc__ or "" for name, verb in VERBS.items()}, given)
     return parser
-
-
-def _add_simulating(parser: argparse.ArgumentParser) -> None:
-    from nodemanager.chaos import command as chaos_verb
-    from nodemanager.whatif import command
-
-    command.add_options(parser)
-    chaos_verb.add_options(parser)
 
 
 if __name__ == "__main__":

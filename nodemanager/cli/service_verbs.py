@@ -35,10 +35,6 @@ EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_NOPERM (sysexits.h)
 EXIT_NO_PERMISSION = 77
 
-KINDS = ("job", "node", "type")
-DEFAULT_SINCE = "7d"
-
-
 GUESTS_ASK = ("status", "nodes", "jobs", "explain")
 
 
@@ -134,11 +130,9 @@ def peers(client: Client, site: Site, chosen: Namespace, console: Console) -> No
 
 
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Explain a job, a node or a node type: explain job ID | node NAME | type NAME; for a past time, --at TIME."""
+    """Explain why a job waits, why a node is kept or terminated, or why a node type is bought or not."""
     del site
-    if len(chosen.subjects) != 2 or chosen.subjects[0] not in KINDS:
-        raise UsageError("use: explain job ID, explain node NAME, or explain type NAME")
-    kind, name = chosen.subjects
+    kind, name = chosen.kind, chosen.name
     # "2h ago" is by the service's clock, because a simulated service has its own.
     at = parse_moment(chosen.at, lambda: client.status()["at"]) if chosen.at is not None else None
     document = client.get(f"/explain/{kind}/{quote_segment(name)}", at=at)
@@ -177,13 +171,26 @@ def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -
 
 
 def report(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Report cost by type, user and queue, and waits, boots and failures, over the span --since (default 7d)."""
+    """Report cost by type, user and queue, and waits, boots and failures, over a span of time."""
     del site
     try:
-        since_s = parse_fsd(chosen.since or DEFAULT_SINCE)
+        since_s = parse_fsd(chosen.since)
     except NotationError as error:
         raise UsageError(f"--since: {error}") from error
     _show(client.get("/report", since_s=since_s), chosen, console, tables.report)
+
+
+def names(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
+    """List job ids, nodes or node types, one a line, for the shell's completion."""
+    del console
+    match chosen.kind:
+        case "jobs":
+            found = [job["job"] for job in client.get("/jobs")["jobs"]]
+        case "nodes":
+            found = client.get("/fleet")["slot"]
+        case _:
+            found = [node_type.name for node_type in site.node_types]
+    print(*(escape_unprintable(name) for name in found), sep="\n")
 
 
 # --- steering ---------------------------------------------------------------------------------------------
@@ -224,9 +231,7 @@ def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 def _steer_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     del site
-    if len(chosen.subjects) != 1:
-        raise UsageError(f"use: {verb} NODE, where NODE is a slot or a launch")
-    (name,) = chosen.subjects
+    name = chosen.node
     _show_done(
         client.post(f"/{verb}/{quote_segment(name)}", {"by": _user_name()}), f"{name} {done}", chosen, console
     )

@@ -50,45 +50,39 @@ EXIT_CLOSED = 141  # as shells report a process that SIGPIPE ended
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``simulate``."""
-    group = parser.add_argument_group("for simulate")
-    group.add_argument("--compare", nargs="+", default=[], metavar="OTHER.INI", help="compare with other sites")
-    group.add_argument("--sweep", metavar="KEY=FROM..TO", help="compare with other values of one key of the site")
-    group.add_argument(
+    parser.add_argument("--compare", nargs="+", default=[], metavar="OTHER.INI", help="compare with other sites")
+    parser.add_argument("--sweep", metavar="KEY=FROM..TO", help="compare with other values of one key of the site")
+    parser.add_argument(
         "--baselines",
         default="all",
         metavar="NAMES",
         help=f"run these baselines: all, none, or some of {', '.join(BASELINES)}",
     )
-    group.add_argument("--processors", choices=[it.value for it in Processors], default=Processors.CORES.value,
+    parser.add_argument("--processors", choices=[it.value for it in Processors], default=Processors.CORES.value,
                        help="read one processor of a trace as a core or as a whole node")  # fmt: skip
-    group.add_argument(
+    parser.add_argument(
         "--learn-from",
         metavar="JOURNAL",
         help="learn from this history of the service how the site's nodes behave, for keys that [Simulation] does "
         "not set (journal: the site's own; none: do not learn); default: the history given as WORKLOAD, if it is "
         "one",
     )
-    group.add_argument(
-        "--jobs", type=_whole_number, metavar="N", help="replay only the first N jobs; for chaos: do N runs at once"
-    )
-    group.add_argument("--seed", type=_whole_number, metavar="N", help="use this seed instead of the site's")
-    group.add_argument(
+    parser.add_argument("--jobs", type=_whole_number, metavar="N", help="replay only the first N jobs")
+    parser.add_argument("--seed", type=_whole_number, metavar="N", help="use this seed instead of the site's")
+    parser.add_argument(
         "--processes",
         type=_whole_number,
         default=len(os.sched_getaffinity(0)),
         metavar="N",
         help="replay N policies at once; default: the number of processors",
     )
-    group.add_argument("--actors", action="store_true", help="replay with the production actors: exact but slow")
-    group.add_argument("--report", metavar="OUT.HTML", help="write a report as an HTML page")
-    group.add_argument("--journal", metavar="OUT.JSONL", help="write the jobs, nodes and decisions of the run")
+    parser.add_argument("--actors", action="store_true", help="replay with the production actors: exact but slow")
+    parser.add_argument("--report", metavar="OUT.HTML", help="write a report as an HTML page")
+    parser.add_argument("--journal", metavar="OUT.JSONL", help="write the jobs, nodes and decisions of the run")
 
 
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under the site's policy, and print its cost and waits. Return the exit status."""
-    if chosen.subject is None:
-        print("simulate needs a WORKLOAD: see doc/what-if.md", file=sys.stderr)
-        return EXIT_USAGE
     logs.configure(logging.CRITICAL)
     try:
         with _sigterm_raises():

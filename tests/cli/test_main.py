@@ -1,6 +1,7 @@
 """The command line, as a user meets it."""
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -103,15 +104,49 @@ def test_a_name_that_cannot_be_kept_keeps_nothing_from_running(
 
 
 def test_an_argument_that_a_verb_does_not_take_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main.main(["check", "it", "--config", str(LOCAL)])
-    assert ended.value.code == 2
+    assert main.main(["check", "it", "--config", str(LOCAL)]) == 2
     assert "check takes no argument: it" in capsys.readouterr().err
 
 
-def test_init_needs_to_know_where_to(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["init", "--config", str(LOCAL)]) == 2
-    assert "--output" in capsys.readouterr().err
+WRONG_USES = {
+    "chek": 'no verb "chek": did you mean check?',
+    "frobnicate": "see flux-node-manager --help",
+    "explain jop f2": '"jop" is not allowed: did you mean job?',
+    "explain job f2 --att 2h": "explain: there is no option --att: did you mean --at?",
+    "hold": "required: NODE",
+    "hold a b": "does not take so many arguments",
+    "--json status": "no option --json is allowed before the verb",
+    "status": "give the site file: --config SITE.INI",
+    "chaos --config site.ini": "no option --config",
+    "--config site.ini chaos": "chaos takes no --config",
+    "expand f2 -N 0 --config site.ini": '"0": give a whole number of 1 or more',
+    "ensemble lst": "did you mean list?",
+    f"init --config {LOCAL}": "--output DIR",
+}
+
+
+@pytest.mark.parametrize("words", WRONG_USES)
+def test_a_wrong_command_line_names_what_is_nearest(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(words.split()) == 2
+    assert WRONG_USES[words] in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("verb", main.VERBS)
+def test_the_help_of_a_verb_has_its_own_options_and_an_example_that_parses(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.main([verb, "--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert ("--keep" in said) is (verb == "cloud-test")
+    _, *example = shlex.split(said.partition("example:\n")[2])
+    assert main.make_parser(example).parse_args(example).verb == verb
+
+
+def test_names_for_the_shell_are_one_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["names", "types", "--config", str(EMBEDDED)]) == 0
+    assert capsys.readouterr().out.split() == ["small", "large", "gpu"]
 
 
 def test_init_without_flux_says_how_to_get_it(
@@ -251,7 +286,7 @@ def printing(*arguments: str, stdout: int, unbuffered: str) -> tuple[int, str]:
 
 
 CHECK, PRICES = ["check", "--config", str(EMBEDDED)], ["prices", "--config", str(EMBEDDED)]
-PRINTS = [(CHECK, ""), (CHECK, "1"), (PRICES, ""), (PRICES, "1"), (["--help"], "")]
+PRINTS = [(CHECK, ""), (CHECK, "1"), (PRICES, ""), (PRICES, "1"), (["--help"], ""), (["simulate", "--help"], "")]
 
 
 @pytest.mark.parametrize(("arguments", "unbuffered"), PRINTS)

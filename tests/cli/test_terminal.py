@@ -51,7 +51,8 @@ class Answering(Client):
 
 
 def printed(verb: Callable[..., None], document: Any, capsys: pytest.CaptureFixture[str], *subjects: str) -> str:
-    chosen = Namespace(json=False, subjects=list(subjects), at=None, follow=False)
+    kind, name = subjects or ("", "")
+    chosen = Namespace(json=False, kind=kind, name=name, at=None, follow=False)
     service = Answering(UnixSocket(Path("/nonexistent")), Path("/nonexistent"), document)
     verb(service, load_site(SITE), chosen, make_console(width=400))
     return capsys.readouterr().out
@@ -136,7 +137,7 @@ def test_json_is_for_programs(locale: pytest.MonkeyPatch, capsys: pytest.Capture
     service = Answering(
         UnixSocket(Path("/nonexistent")), Path("/nonexistent"), {"subject": "f6KVnbAAK", "reason": NEEDED}
     )
-    chosen = Namespace(json=True, subjects=["job", "f6KVnbAAK"], at=None, follow=False)
+    chosen = Namespace(json=True, kind="job", name="f6KVnbAAK", at=None, follow=False)
     service_verbs.explain(service, load_site(SITE), chosen, make_console(width=400))
     assert "ƒ" not in capsys.readouterr().out
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import subprocess
 from pathlib import Path
@@ -42,14 +41,13 @@ def test_man_shows_every_key_of_a_site() -> None:
     assert keys - first_words == set()
 
 
-def test_verbs_are_found_as_choices_and_as_parsers_of_their_own() -> None:
-    parser = argparse.ArgumentParser()
-    verbs = parser.add_subparsers()
-    verbs.add_parser("hold", description="Keep a node.").add_argument("--reason", metavar="TEXT")
-    [hold] = manuals.verbs_of(parser, {})
-    assert (hold.name, hold.meaning) == ("hold", "Keep a node.")
-    assert "--reason" in manuals.bash_completion(parser, {})
-    assert [verb.name for verb in manuals.verbs_of(main._parser(), dict.fromkeys(main.VERBS, ""))] == [*main.VERBS]
+def test_the_page_and_the_completion_have_every_verb_with_its_options() -> None:
+    parser = main.make_parser()
+    assert [name for name, _ in parser.verbs() or ()] == [*main.VERBS]
+    page = manuals.command_page(parser)
+    assert "Example: \\fIflux\\-node\\-manager explain" in page
+    assert "\\-\\-until\\-done" in page, "of a verb of a verb"
+    assert all(f'"{verb}"' not in page for verb in main.VERBS)
 
 
 def test_text_never_becomes_a_request_or_an_escape() -> None:
@@ -81,15 +79,37 @@ def test_the_verb_is_completed(tmp_path: Path) -> None:
     assert completions("flux-node-manager", "", folder=tmp_path) == set(main.VERBS)
     assert completions("flux-node-manager", "che", folder=tmp_path) == {"check"}
     assert completions("flux-node-manager", "--config", "site.ini", "che", folder=tmp_path) == {"check"}
+    assert completions("flux-node-manager", "ensemble", "st", folder=tmp_path) == {"status", "stop"}
 
 
 def test_there_is_one_verb(tmp_path: Path) -> None:
     assert completions("flux-node-manager", "check", "", folder=tmp_path) == set()
 
 
-def test_an_option_is_completed_before_and_after_the_verb(tmp_path: Path) -> None:
+def test_a_verb_has_its_own_options_only(tmp_path: Path) -> None:
     assert completions("flux-node-manager", "--conf", folder=tmp_path) == {"--config"}
     assert completions("flux-node-manager", "init", "--outp", folder=tmp_path) == {"--output"}
+    assert completions("flux-node-manager", "check", "--", folder=tmp_path) == {"--config", "--help", "--json"}
+    assert completions("flux-node-manager", "ensemble", "stop", "--", folder=tmp_path) == {"--help", "--uri"}
+
+
+def test_names_are_asked_of_the_service(tmp_path: Path) -> None:
+    """A stand-in prints its own arguments, as names."""
+    program = tmp_path / "flux-node-manager"
+    program.write_text('#!/bin/sh\n[ "$1" = names ] && [ "$3 $4" = "--config site.ini" ] && echo "$2-1 $2-2"\n')
+    program.chmod(0o755)
+    site = ("--config", "site.ini")
+    (tmp_path / "site.ini").touch()
+    for typed, offered in (
+        (("hold", *site, ""), {"nodes-1", "nodes-2"}),
+        ((*site, "explain", "job", ""), {"jobs-1", "jobs-2"}),
+        (("explain", *site, "type", "types-2"), {"types-2"}),
+        (("explain", *site, ""), {"job", "node", "type"}),
+        (("explain", "--config", "=", "site.ini", "node", "nodes-1"), {"nodes-1"}),
+        (("slots", *site, "--slots", ""), {"types-1=", "types-2="}),
+        (("hold", ""), set()),
+    ):
+        assert completions(str(program), *typed, folder=tmp_path) == offered, typed
 
 
 def test_a_value_is_not_taken_for_a_verb(tmp_path: Path) -> None:

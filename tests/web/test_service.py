@@ -566,6 +566,14 @@ def test_a_bad_site_is_refused_whole_by_the_verb_and_by_the_signal(running: Runn
     running.site.write_text(good, encoding="utf-8")
 
 
+def test_the_shell_gets_the_names_of_nodes_and_jobs(running: Running) -> None:
+    nodes = running.json("nodes")["nodes"]
+    assert isinstance(nodes, list)
+    assert nodes
+    assert {node["slot"] for node in nodes} <= set(running.verb("names", "nodes")[1].split())
+    assert running.verb("names", "jobs")[0] == 0
+
+
 def test_what_is_not_there_or_not_asked_rightly_has_its_own_status(running: Running, tmp_path: Path) -> None:
     assert running.verb("hold", "nowhere")[0] == 1
     assert running.verb("explain", "job")[0] == 2

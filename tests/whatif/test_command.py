@@ -64,7 +64,7 @@ def test_a_report_needs_nothing_from_elsewhere(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "status", "why"),
     [
-        ([], 2, "needs a WORKLOAD"),
+        ([], 2, "required: WORKLOAD"),
         (["nowhere.swf"], 1, "nowhere.swf: cannot be read"),
         (["{empty}"], 1, "empty.swf: it has no job that can be replayed: 1 x the header says another number"),
         ([WORKLOAD, "--sweep", "idle_timeout=soon"], 1, "idle_timeout = soon"),

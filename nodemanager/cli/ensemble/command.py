@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nodemanager.cli.ensemble.serve import WrongUse, member_nodes, serve, stop_signals
+from nodemanager.cli.ensemble.serve import member_nodes, serve, stop_signals
 from nodemanager.cli.ensemble.views import groups_table, make_view, rules_table
 from nodemanager.cli.terminal import make_console
 from nodemanager.core.notation import escape_unprintable
@@ -33,17 +33,19 @@ EXIT_USAGE = 2
 EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_CONFIG (sysexits.h)
 EXIT_CONFIG = 78
 EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
-USAGE = "use: ensemble check FILE, run FILE, status [NAME], stop NAME, list, or serve"
 FILE_BYTES_MAX = 2**20
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 
 
+class NameUnusable(Exception):
+    """An ensemble cannot have that name. The message says which it can."""
+
+
 def ensemble(chosen: Namespace) -> int:
     """Run one of the verbs of ``ensemble`` and return the exit status."""
-    verb, *arguments = chosen.subjects or [""]
     try:
-        return _VERBS.get(verb, _usage)(arguments, chosen)
-    except WrongUse as error:
+        return _VERBS[chosen.ensemble_verb](chosen)
+    except NameUnusable as error:
         status = EXIT_USAGE
         text = str(error)
     except UnknownEnsemble as error:
@@ -56,16 +58,11 @@ def ensemble(chosen: Namespace) -> int:
     return status
 
 
-def _usage(arguments: list[str], chosen: Namespace) -> int:
-    del arguments, chosen
-    raise WrongUse(USAGE)
-
-
 # --- files ------------------------------------------------------------------------------------------------
 
 
-def _check(arguments: list[str], chosen: Namespace) -> int:
-    path = _file(arguments, "check")
+def _check(chosen: Namespace) -> int:
+    path = Path(chosen.file)
     _, faults, found = _read(path)
     if chosen.json:
         print(json.dumps({"file": str(path), "faults": [_fault_document(fault) for fault in faults]}, indent=2))
@@ -77,12 +74,6 @@ def _check(arguments: list[str], chosen: Namespace) -> int:
         jobs = sum(jobs.count for jobs in found.sets)
         print(f"{path}: good; {len(found.groups)} groups, {jobs} jobs, {len(found.rules)} rules")
     return EXIT_OK
-
-
-def _file(arguments: list[str], verb: str) -> Path:
-    if len(arguments) != 1:
-        raise WrongUse(f"use: ensemble {verb} FILE")
-    return Path(arguments[0])
 
 
 def _read(path: Path) -> tuple[str, tuple[SchemaFault, ...], Ensemble | None]:
@@ -116,8 +107,8 @@ def _fault_document(fault: SchemaFault) -> dict[str, Any]:
 # --- running ----------------------------------------------------------------------------------------------
 
 
-def _run(arguments: list[str], chosen: Namespace) -> int:
-    path = _file(arguments, "run")
+def _run(chosen: Namespace) -> int:
+    path = Path(chosen.file)
     text, faults, found = _read(path)
     _print_faults(path, faults, sys.stderr)
     if found is None:
@@ -146,17 +137,17 @@ def _run(arguments: list[str], chosen: Namespace) -> int:
 def _name(name: str, *, may_clean: bool) -> str:
     cleaned = _NOT_IN_A_NAME.sub("-", name).strip("-")
     if not cleaned or (cleaned != name and not may_clean):
-        raise WrongUse(f'"{name}" cannot name an ensemble: use letters, digits, - and _')
+        raise NameUnusable(f'"{name}" cannot name an ensemble: use letters, digits, - and _')
     return cleaned
 
 
 # --- asking and stopping ----------------------------------------------------------------------------------
 
 
-def _status(arguments: list[str], chosen: Namespace) -> int:
-    if not arguments:
-        return _list(arguments, chosen)
-    name = _name(arguments[0], may_clean=False)
+def _status(chosen: Namespace) -> int:
+    if chosen.ensemble is None:
+        return _list(chosen)
+    name = _name(chosen.ensemble, may_clean=False)
     with _instance(chosen) as runs:
         document = runs.status(name)
     if chosen.json:
@@ -168,9 +159,7 @@ def _status(arguments: list[str], chosen: Namespace) -> int:
     return EXIT_OK
 
 
-def _list(arguments: list[str], chosen: Namespace) -> int:
-    if arguments:
-        raise WrongUse("use: ensemble list")
+def _list(chosen: Namespace) -> int:
     with _instance(chosen) as runs:
         documents = [runs.status(name) for name in runs.names()]
     if chosen.json:
@@ -184,10 +173,8 @@ def _sentence(document: Mapping[str, Any]) -> str:
     return escape_unprintable(f"{document['name']}: {document['state']}, {document['file']}, run {document['run']}")
 
 
-def _stop(arguments: list[str], chosen: Namespace) -> int:
-    if len(arguments) != 1:
-        raise WrongUse("use: ensemble stop NAME")
-    name = _name(arguments[0], may_clean=False)
+def _stop(chosen: Namespace) -> int:
+    name = _name(chosen.ensemble, may_clean=False)
     with _instance(chosen) as runs:
         print(runs.stop(name))
     return EXIT_OK
@@ -199,7 +186,7 @@ def _instance(chosen: Namespace) -> Iterator[EnsembleClient]:
         yield EnsembleClient(handle)
 
 
-_VERBS: Mapping[str, Callable[[list[str], Namespace], int]] = {
+_VERBS: Mapping[str, Callable[[Namespace], int]] = {
     "check": _check,
     "run": _run,
     "status": _status,

@@ -20,18 +20,10 @@ from nodemanager.web.grpc.material import default_folder, member_material, read_
 from nodemanager.web.grpc.messages import load_grpc
 from nodemanager.web.grpc.server import MembersServer
 
-LISTEN = "127.0.0.1:50051"
 
-
-class WrongUse(Exception):
-    """The command line is wrong. The message shows the correct form."""
-
-
-def serve(arguments: list[str], chosen: Namespace) -> int:
+def serve(chosen: Namespace) -> int:
     """Run the gRPC service in the foreground until SIGTERM or SIGINT. Returns the exit status."""
-    if arguments:
-        raise WrongUse("use: ensemble serve [--listen HOST:PORT] [--material DIR | --plaintext] [--uri URI]")
-    address = read_address(chosen.listen or LISTEN, plaintext=chosen.plaintext)
+    address = read_address(chosen.listen, plaintext=chosen.plaintext)
     load_grpc()  # before any file is made
     material = None if chosen.plaintext else service_material(_folder(chosen))
     uri = chosen.uri or ""
