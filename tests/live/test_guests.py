@@ -33,6 +33,13 @@ GUESTS = ("fnm-guest1", "fnm-guest2")
 NODE_WITHIN_S = 60.0
 IMP_PLACES = ("/usr/libexec/flux/flux-imp", "/usr/local/libexec/flux/flux-imp")
 # For a job's shell. A shell that fails with an exception of the job would not make Flux drain the node.
+EXPLAIN = """
+import json, sys, flux
+try:
+    print(json.dumps(flux.Flux().rpc("node-manager-info.explain", {"id": sys.argv[1]}).get()))
+except OSError as error:
+    print(json.dumps({"error": str(error)}))
+"""
 ENDS_BEFORE_THE_BARRIER = "os.exit (3)\n"
 SITE = """
 [Site]
@@ -56,6 +63,7 @@ relist = 2s
 boot_timeout = 40s
 create_grace = 3s
 absences = 2
+rejoin_timeout = 8s
 [Policy]
 idle_timeout = {idle_timeout}
 stop_lead = 1s
@@ -202,11 +210,33 @@ class MultiUserSite:
         ordered = self.manager.said("decided", because="drained_by_flux", order="DrainNode")
         return any(job in it["because"] for it in ordered)
 
+    def explain(self, user: str, job: str) -> dict[str, object]:
+        """What the manager tells a user of a job, through Flux; the error if it refuses."""
+        ran = self.flux(user, "python", "-c", EXPLAIN, job)
+        answer: dict[str, object] = json.loads(ran)
+        return answer
+
     def held_on_record(self) -> list[str]:
         return self.flux(OWNER, "kvs", "ls", "-1", "node-manager.held-jobs", check=False).split()
 
     def online(self) -> list[str]:
         return self.flux(OWNER, "resource", "list", "-no", "{nodelist}", "--states=free,allocated").split()
+
+    def processes_of(self, user: str, name: str) -> list[psutil.Process]:
+        """The user's processes whose command line begins with a name."""
+        uid, found = pwd.getpwnam(user).pw_uid, []
+        for process in psutil.process_iter():
+            try:
+                if process.uids().real == uid and process.cmdline()[:1] == [name]:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue
+        return found
+
+    def reason_of(self, slot: str) -> str:
+        """The code of a node's reason; "" if the slot has no node."""
+        nodes = json.loads(self.verb("nodes", "--json"))["nodes"]
+        return next((str((it["reason"] or {}).get("code")) for it in nodes if it["slot"] == slot), "")
 
     def status(self) -> dict[str, object]:
         nodes: dict[str, object] = json.loads(self.verb("status", "--json"))["nodes"]
@@ -237,7 +267,10 @@ class MultiUserSite:
     def _is_ours(self, process: psutil.Process) -> bool:
         """Whether it belongs to the instance: everything that the owner and the guests run here does."""
         try:
-            environment = process.environ() if process.uids().real else {}
+            uid = process.uids().real
+            if uid in {pwd.getpwnam(name).pw_uid for name in GUESTS}:
+                return True
+            environment = process.environ() if uid else {}
             return str(self.folder) in " ".join([*process.cmdline(), *environment.values()])
         except (psutil.NoSuchProcess, psutil.ZombieProcess):
             return False
@@ -329,6 +362,9 @@ def test_a_guest_s_job_beyond_the_guest_s_budget_is_held_and_the_other_guest_is_
     site.eventually("it is held", lambda: seen("{urgency}") == "0")
     site.eventually("its memo says why", lambda: "held (urgency 0) until then" in seen("{user.nodes}"))
     assert f"user {first}" in seen("{user.nodes}")
+    for user in (first, OWNER):
+        assert site.explain(user, job)["reason"]["code"] == "budget_of_account"  # type: ignore[index]
+    assert "you have no active job" in str(site.explain(second, job)["error"])
     text = (site.folder / "site.ini").read_text(encoding="utf-8").replace("user_per_day = 0.5", "user_per_day = 5")
     (site.folder / "site.ini").write_text(text, encoding="utf-8")
     site.verb("reload")
@@ -349,3 +385,23 @@ def test_after_three_of_a_guest_s_jobs_have_drained_a_node_the_next_is_held_and_
     assert site.flux(second, "run", "-N1", "id", "-u").split() == [str(uid)]
     site.eventually("it is held", lambda: site.flux(OWNER, "jobs", "-no", "{urgency}", job) == "0")
     assert "made Flux drain nodes" in site.flux(OWNER, "jobs", "-no", "{user.nodes}", job)
+
+
+@pytest.mark.parametrize("site", [{"by_tickets": False}, {"by_tickets": True}], indirect=True)
+def test_no_job_begins_beside_a_guest_s_process_that_has_survived_its_broker(
+    site: MultiUserSite, guests: dict[str, int]
+) -> None:
+    ((first, _), (second, uid)) = guests.items()
+    site.flux(first, "submit", "-N1", "sleep", "7777")
+    site.eventually("the job runs", lambda: site.processes_of(first, "sleep"))
+    (task,) = site.processes_of(first, "sleep")
+    next(it for it in task.parents() if it.name().startswith("flux-broker")).kill()
+    site.eventually("the node is told to end", lambda: site.reason_of("cloud1") == "process_survives")
+    assert f"process {task.pid} of user {first}" in site.verb("explain", "node", "cloud1")
+    ran = site.flux(second, "run", "-N1", "sh", "-c", "id -u; flux overlay lookup $(flux getattr rank)")
+    assert ran.split() == [str(uid), "other1"]
+    assert task.is_running()
+    task.kill()
+    site.eventually("the node is gone", lambda: site.reason_of("cloud1") == "")
+    site.flux(second, "submit", "-N2", "true")
+    site.eventually("its slot serves again", lambda: "cloud1" in ",".join(site.online()))
