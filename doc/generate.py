@@ -23,6 +23,7 @@ from nodemanager.cli import main
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
+    DisruptionSettings,
     EnsembleSettings,
     FluxSettings,
     JoinSettings,
@@ -54,6 +55,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Policy": PolicySettings,
     "Join": JoinSettings,
     "Budget": BudgetSettings,
+    "Disruption": DisruptionSettings,
     "Web": WebSettings,
     "Journal": JournalSettings,
     "Simulation": SimulationSettings,
@@ -194,6 +196,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
+        "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
+        "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
+        "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
         "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
         "`--dependency=delegate:TARGET`. `never`: none.",
         "delegate_to": "The targets that users may name. `peers`: the site's `[Peer NAME]` sections, and `any` of "
@@ -211,6 +216,18 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "listens on are always allowed. Requests for other hosts are refused.",
         "jobs_shown_to": "Who sees the list of jobs and the reason why each waits. `owner`: users of the socket "
         "and holders of the token; others see counts. `everybody`: everybody.",
+        "grpc_listen": "Where to answer ensembles of other instances that ask for nodes ([ensembles.md]"
+        "(ensembles.md)). `off`: nowhere. It needs the extra `ensemble`.",
+        "grpc_material": "The folder with `token`, `tls.crt` and `tls.key` of `grpc_listen`. If they are missing, "
+        "the service creates them. Relative to the site file's folder. Default: `grpc` in `state_dir`.",
+        "grpc_plaintext": "Use neither TLS nor token for `grpc_listen`. It must then be an address of the loopback "
+        "interface. Every user of the machine may then ask for nodes.",
+    },
+    "Disruption": {
+        "max": "How many nodes may be out of service at once because they are replaced ([upkeep.md](upkeep.md)): a "
+        "number, or a share of the nodes that are up. A share above 0 allows at least one node. 0: replace none.",
+        "windows": "When to begin replacing a node, as days, times and a time zone. A replacement that has begun "
+        "goes on after the window. Default: at any time.",
     },
     "Journal": {
         "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
@@ -290,6 +307,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "1.",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
         "They cost money.",
+        "max_age": "Replace nodes of this type that are older than this, as `[Disruption]` allows. Default: at no "
+        "age.",
+        "disruption_max": "How many nodes of this type may be out of service at once because they are replaced, "
+        "within the `max` of `[Disruption]`. Default: only that counts.",
+        "disruption_windows": "When to begin replacing a node of this type. Default: the `windows` of "
+        "`[Disruption]`.",
         "mode": "`act`: nodes of this type are bought and terminated. `observe`: decisions are only reported, and "
         "existing nodes stay. Default: the value in `[Site]`.",
         "image": FROM_CLOUD,

@@ -23,14 +23,14 @@ from rich.console import Console
 from nodemanager.cli import service_verbs
 from nodemanager.cli.parsing.options import NAMES_VERB, PROGRAM, add_verbs
 from nodemanager.cli.parsing.parser import Parser, WrongUse
-from nodemanager.cli.service_client import Client
+from nodemanager.cli.service_client import Client, ServiceUnreachable, make_client
 from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
 
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison, PriceTable
-    from nodemanager.service.ensembles import Ensembles
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
+    from nodemanager.service.service import Companion
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -115,7 +115,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         site = service.with_cluster_uuid(site)
         service.record_cluster_name(site)
         outputs = Outputs(site)
-        floors, ensembles = _ensembles(site, outputs)
+        floors, companions = _ensembles(site, outputs)
         ports = service.make_ports(site, outputs.info, floors.answer)
     except service.NotInitialised as error:
         print(error, file=sys.stderr)
@@ -126,20 +126,27 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    return service.serve(site, ports, outputs, floors, ensembles)
+    return service.serve(site, ports, outputs, floors, companions)
 
 
-def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, Ensembles | None]:
-    """Return what keeps nodes for ensembles, and what runs those of the site; None if there are none to run."""
+def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, list[Companion]]:
+    """Return what keeps nodes for ensembles, and what runs those of the site and serves those elsewhere."""
     from nodemanager.service.floors import Floors
 
-    if not site.ensembles:
-        return Floors(time.monotonic, site.limits.nodes_max), None
-    # Only sites with ensembles pay for these modules.
-    from nodemanager.service.ensembles import Ensembles, terms_of
+    floors = Floors(time.monotonic, site.limits.nodes_max)
+    companions: list[Companion] = []
+    may_run = site.acts and not site.flux.simulated
+    # Only sites that use them pay for these modules.
+    if site.ensembles:
+        from nodemanager.service.ensembles import Ensembles, terms_of
 
-    floors = Floors(time.monotonic, site.limits.nodes_max, terms_of(site))
-    return floors, Ensembles(site, outputs.board.show_ensemble) if site.acts and not site.flux.simulated else None
+        floors.terms = terms_of(site)
+        companions += [Ensembles(site, outputs.board.show_ensemble)] if may_run else []
+    if may_run and site.web.grpc_listen != "off":
+        from nodemanager.service.members import MembersService
+
+        companions.append(MembersService(site))
+    return floors, companions
 
 
 def check(site: Site, chosen: argparse.Namespace) -> int:
@@ -166,7 +173,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
             f" {site.limits.nodes_max} nodes can never run"
         )
     undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
-    if faults := (*_ensemble_faults(site), *undelegated):
+    if faults := (*_ensemble_faults(site), *_grpc_faults(site), *undelegated):
         print(*faults, sep="\n", file=sys.stderr)
         return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
@@ -185,6 +192,18 @@ def _ensemble_faults(site: Site) -> list[str]:
         except EnsembleFileError as error:
             faults.append(str(error))
     return faults
+
+
+def _grpc_faults(site: Site) -> list[str]:
+    if site.web.grpc_listen == "off":
+        return []
+    from nodemanager.web.grpc.messages import GrpcMissing, load_grpc
+
+    try:
+        load_grpc()
+    except GrpcMissing as error:
+        return [f"{site.path}: [Web] grpc_listen: {error}"]
+    return []
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
@@ -456,6 +475,19 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
     service_verbs.plan(client, service.with_cluster_uuid(site), chosen, console, policy_of=service.policy_of)
 
 
+def top(site: Site, chosen: argparse.Namespace) -> int:
+    """Show nodes, waiting jobs and events live, with keys to explain, hold, retire and pause."""
+    from nodemanager.cli.top.command import NoTerminal, run_top
+
+    try:
+        run_top(make_client(site))
+    except NoTerminal as error:
+        chosen.usage_error(str(error))
+    except ServiceUnreachable as error:
+        return service_verbs.print_error(error, EXIT_UNAVAILABLE, as_json=False)
+    return EXIT_OK
+
+
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
     """Run the service among simulated faults, once per seed, and report broken rules."""
     from nodemanager.chaos import command as chaos_verb
@@ -498,6 +530,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "resize": resize,
     "expand": expand,
     "status": service_verbs.with_exit_status(service_verbs.status),
+    "top": top,
     "nodes": service_verbs.with_exit_status(service_verbs.nodes),
     "jobs": service_verbs.with_exit_status(service_verbs.jobs),
     "peers": service_verbs.with_exit_status(service_verbs.peers),

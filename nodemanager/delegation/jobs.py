@@ -33,7 +33,7 @@ _OTHER_TYPE = "delegate"
 
 
 @dataclass(frozen=True, slots=True)
-class JobEvent:
+class EventlogEntry:
     """One event of a job's eventlog."""
 
     name: str
@@ -95,7 +95,7 @@ class Proxy:
         """Whether our hold is still on the job."""
         return HOLD in self.waits_for
 
-    def after(self, events: Iterable[JobEvent]) -> Proxy:
+    def after(self, events: Iterable[EventlogEntry]) -> Proxy:
         """Return the job after more events."""
         job = self
         for event in events:
@@ -126,7 +126,7 @@ class Copy:
         """Whether the peer's scheduler says that the job can never run there."""
         return self.started_at is None and self.failure is not None and self.failure.type == "alloc"
 
-    def after(self, events: Iterable[JobEvent]) -> Copy:
+    def after(self, events: Iterable[EventlogEntry]) -> Copy:
         """Return the job after more events."""
         job = self
         for event in events:
@@ -145,12 +145,12 @@ _PHASE_OF_EVENT = {
 }
 
 
-def _later(phase: Phase, event: JobEvent) -> Phase:
+def _later(phase: Phase, event: EventlogEntry) -> Phase:
     reached = _PHASE_OF_EVENT.get(event.name, phase)
     return reached if reached.value > phase.value else phase
 
 
-def _fatal(job: Proxy | Copy, event: JobEvent) -> Failure | None:
+def _fatal(job: Proxy | Copy, event: EventlogEntry) -> Failure | None:
     """Return the job's first fatal exception. One before ``validate`` only explains an ``invalidate``."""
     context = event.context
     if job.failure is not None or context.get("severity") != 0:
@@ -176,7 +176,7 @@ def _status(context: Mapping[str, Any]) -> int | None:
     return value if isinstance(value, int) and 0 <= value <= _STATUS_MAX else None
 
 
-def _proxy_after(job: Proxy, event: JobEvent) -> Proxy:  # noqa: C901, PLR0912 - one arm an event
+def _proxy_after(job: Proxy, event: EventlogEntry) -> Proxy:  # noqa: C901, PLR0912 - one arm an event
     context = event.context
     match event.name:
         case "submit":
@@ -220,7 +220,7 @@ def _has_flag(context: Mapping[str, Any], flag: str) -> bool:
     return isinstance(flags, list) and flag in flags
 
 
-def _updated(job: Proxy, event: JobEvent) -> Proxy:
+def _updated(job: Proxy, event: EventlogEntry) -> Proxy:
     duration_s = read_number(event.context.get(DURATION))
     if duration_s is not None and (job.duration_wanted_s is not None or duration_s != job.duration_s):
         job = replace(job, duration_wanted_s=duration_s)
@@ -237,7 +237,7 @@ def nodelist_of(r: object) -> str:
     return ",".join(map(str, nodelist)) if isinstance(nodelist, list) else ""
 
 
-def _copy_after(job: Copy, event: JobEvent) -> Copy:
+def _copy_after(job: Copy, event: EventlogEntry) -> Copy:
     context = event.context
     match event.name:
         case "submit" | "urgency":

@@ -123,8 +123,12 @@ def read_reply(status: int, payload: str) -> str:
     """
     if status not in {ReplyStatus.ERROR, ReplyStatus.DENIED}:
         return ""
-    word = "denied" if status == ReplyStatus.DENIED else "an error"
-    return f"{word} by the ensemble service" + (f": {why}" if (why := _why(payload)) else "")
+    what = (
+        "the ensemble service denies it"
+        if status == ReplyStatus.DENIED
+        else "the ensemble service reports an error"
+    )
+    return what + (f": {why}" if (why := _why(payload)) else "")
 
 
 def _why(payload: str) -> str:

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -38,17 +38,18 @@ from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
+from nodemanager.core.upkeep.rules import Disruption
+from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.ports import HomePort, Peer, PeerPort
+from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
-from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing
+from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
     from nodemanager.flux.instance import RealFlux
-    from nodemanager.service.ensembles import Ensembles
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 
@@ -151,10 +152,24 @@ def policy_of(site: Site) -> Policy:
         timing=_settings(Timing, site.timing),
         rules=_settings(Rules, site.policy),
         calls=_settings(Calls, site.cloud),
+        upkeep=_upkeep(site),
         budgets=site.budget.limits,
         observed=site.observed_types if site.acts else frozenset(),
         destroy_on_replay=site.join.destroy_on_replay,
     )
+
+
+def _upkeep(site: Site) -> Upkeep:
+    whole = site.disruption.disruption
+    of_type = {
+        name: Disruption(
+            *(node.disruption_max if node.disruption_max is not None else (None, 1.0)),
+            node.disruption_windows if node.disruption_windows is not None else whole.windows,
+        )
+        for name, node in site.nodes.items()
+        if node.disruption_max is not None or node.disruption_windows is not None
+    }
+    return Upkeep(site.policy.drift, whole, of_type)
 
 
 def _settings(group: type[_Group], section: SectionSettings) -> _Group:
@@ -427,14 +442,27 @@ class Service:
         self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))
 
 
+class Companion(Protocol):
+    """Something with threads of its own that runs while the service does."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        """Stop within about a second."""
+        ...
+
+
 def serve(
     site: Site,
     ports: SitePorts,
     outputs: Outputs,
     floors: Floors | None = None,
-    ensembles: Ensembles | None = None,
+    companions: Sequence[Companion] = (),
 ) -> int:
-    """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status."""
+    """Run the service in the foreground until SIGTERM, SIGINT or a bug. Returns the exit status.
+
+    ``companions`` are started after the actors, and stopped before them.
+    """
     log: Any = structlog.get_logger()
     systemd = Notifier()
 
@@ -452,8 +480,8 @@ def serve(
     outputs.start(service, ports.job_end)
     freeze_startup_objects()
     service.start()
-    if ensembles is not None:
-        ensembles.start()
+    for companion in companions:
+        companion.start()
     # The kernel may deliver a signal to another thread. Python then handles it only after this wait has ended.
     while not service.fate.ended.wait(SIGNALS_EVERY_S):
         if floors is not None:
@@ -462,8 +490,8 @@ def serve(
             outputs.board.nodes_kept = floors.shares()
             service.keep_nodes(floors.total)
     systemd.notify_stopping()
-    if ensembles is not None:
-        ensembles.stop()
+    for companion in companions:
+        companion.stop()
     service.stop()
     outputs.stop(STOP_S)
     if service.fate.crashed is not None:

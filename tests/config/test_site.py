@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +28,7 @@ from nodemanager.config.site import (
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
+    DisruptionSettings,
     EnsembleSettings,
     FluxSettings,
     JoinSettings,
@@ -138,7 +140,12 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             systemd=False,
         ),
         budget=BudgetSettings(),
-        web=WebSettings(listen=f"unix:{tmp_path}/state/web.sock", token_file=tmp_path / "state" / "token"),
+        disruption=DisruptionSettings(),
+        web=WebSettings(
+            listen=f"unix:{tmp_path}/state/web.sock",
+            token_file=tmp_path / "state" / "token",
+            grpc_material=tmp_path / "state" / "grpc",
+        ),
         journal=JournalSettings(),
         simulation=SimulationSettings(),
         node_types=(
@@ -151,6 +158,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
                 price_per_hour=Decimal("0.25"),
                 billing=Billing(3600.0),
                 slots=(SlotName("cpu1"), SlotName("cpu2"), SlotName("cpu3"), SlotName("cpu4")),
+                made_from=ANY,  # a digest of settings with the path of this test
             ),
         ),
         networks={TypeName("cpu"): ""},
@@ -230,6 +238,10 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Web", "token_file", "/etc/fnm/token", "token_file", Path("/etc/fnm/token")),
     ("Web", "hosts", "head, head.example.org", "hosts", ("head", "head.example.org")),
     ("Web", "jobs_shown_to", "everybody", "jobs_shown_to", Viewers.EVERYBODY),
+    ("Web", "grpc_listen", "head.example:50051", "grpc_listen", "head.example:50051"),
+    ("Web", "grpc_listen", "off", "grpc_listen", "off"),
+    ("Web", "grpc_material", "/etc/fnm/grpc", "grpc_material", Path("/etc/fnm/grpc")),
+    ("Web", "grpc_plaintext", "yes", "grpc_plaintext", True),
     ("Simulation", "time_scale", "60", "time_scale", 60.0),
     ("Simulation", "seed", "7", "seed", 7),
     ("Simulation", "workload", "builtin", "workload", "builtin"),
@@ -324,6 +336,16 @@ def test_where_to_listen_is_a_socket_or_a_host_with_its_port(tmp_path: Path, tex
 
 def test_a_workload_that_does_not_exist_is_a_fault(tmp_path: Path) -> None:
     assert the_fault(tmp_path, ("Simulation", "workload", "nosuch.toml")).problem == "builtin is needed"
+
+
+def test_grpc_without_tls_is_for_the_loopback_interface_only(tmp_path: Path) -> None:
+    plaintext = ("Web", "grpc_plaintext", "yes")
+    for address in ("127.0.0.1:50051", "localhost:50051", "[::1]:50051", "off"):
+        assert site_of(tmp_path, plaintext, ("Web", "grpc_listen", address)).web.grpc_listen == address
+    for address in ("0.0.0.0:50051", "head.example:50051", "[::]:50051"):
+        fault = the_fault(tmp_path, plaintext, ("Web", "grpc_listen", address))
+        assert (fault.key, "loopback" in fault.problem) == ("grpc_plaintext", True)
+    assert the_fault(tmp_path, ("Web", "grpc_listen", "unix:/x")).problem.startswith('"HOST:PORT" or "off"')
 
 
 @pytest.mark.parametrize("text", ["foo.*", "*foo", "a b", "head:8080", "http://head", "*.*", "a, ,b", "[head]"])

@@ -13,8 +13,7 @@ import pytest
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import Copy, PeerName, Phase
 from nodemanager.delegation.jobspec import Marker, copy_jobspec, fit_question
-from nodemanager.delegation.ports import (
-    Cancel,
+from nodemanager.delegation.peer_port import (
     ChangeDuration,
     ChangeUrgency,
     CheckFit,
@@ -22,6 +21,7 @@ from nodemanager.delegation.ports import (
     CopyMissing,
     CopyOutput,
     CopyOutputEnded,
+    EndCopy,
     FitChecked,
     FollowOutput,
     PeerDone,
@@ -31,8 +31,8 @@ from nodemanager.delegation.ports import (
     PeerPort,
     PeerRequest,
     PeerSynced,
+    PlaceCopy,
     ReadCopy,
-    Submit,
     Submitted,
 )
 from nodemanager.delegation.relay import OUTPUT
@@ -81,7 +81,7 @@ class Subject:
         """Submit a copy; our job's id and its own."""
         self._next += 1
         job = JobId(self._next)
-        self.port.send(Submit(job, copy_jobspec(a_jobspec(command, duration), Marker(cluster, job, 1.0))))
+        self.port.send(PlaceCopy(job, copy_jobspec(a_jobspec(command, duration), Marker(cluster, job, 1.0))))
         return job, self.until(Submitted, lambda it: it.job == job).remote
 
     def copy(self, remote: JobId) -> Copy:
@@ -170,7 +170,7 @@ def test_a_copy_is_held_and_reported_with_its_marker(subject: Subject) -> None:
     copy = subject.until_copy(remote, "it is validated", lambda it: it.phase.value >= Phase.WAITING.value)
     assert copy.urgency == 0
     assert copy.started_at is None
-    subject.asks(Cancel(remote, "the end of the test"))
+    subject.asks(EndCopy(remote, "the end of the test"))
 
 
 def test_a_released_copy_runs_and_every_event_is_reported_in_order(subject: Subject) -> None:
@@ -188,18 +188,18 @@ def test_a_released_copy_runs_and_every_event_is_reported_in_order(subject: Subj
 
 def test_a_copy_that_is_cancelled(subject: Subject) -> None:
     _, remote = subject.submits()
-    subject.asks(Cancel(remote, "ended at home"))
+    subject.asks(EndCopy(remote, "ended at home"))
     copy = subject.until_copy(remote, "it ends", lambda it: it.ended)
     assert copy.failure is not None
     assert (copy.failure.type, copy.failure.note) == ("cancel", "ended at home")
-    subject.asks(Cancel(remote, "once more, which is no error"))
+    subject.asks(EndCopy(remote, "once more, which is no error"))
 
 
 def test_a_new_time_limit_is_reported(subject: Subject) -> None:
     _, remote = subject.submits(duration=100)
     subject.asks(ChangeDuration(remote, 50.0))
     subject.until_copy(remote, "it is shorter", lambda it: it.duration_s == 50.0)
-    subject.asks(Cancel(remote, "the end of the test"))
+    subject.asks(EndCopy(remote, "the end of the test"))
 
 
 def test_whether_a_job_fits(subject: Subject) -> None:
@@ -222,7 +222,7 @@ def test_output_and_its_end(subject: Subject) -> None:
 
 def test_a_copy_that_has_ended_can_still_be_read(subject: Subject) -> None:
     job, remote = subject.submits()
-    subject.asks(Cancel(remote, "ended at home"))
+    subject.asks(EndCopy(remote, "ended at home"))
     subject.until_copy(remote, "it ends", lambda it: it.ended)
     before = len(subject.facts)
     subject.port.send(ReadCopy(remote))
@@ -248,7 +248,7 @@ def test_after_a_lost_connection_active_copies_are_reported_whole_and_those_of_o
     subject: Subject,
 ) -> None:
     job, remote = subject.submits()
-    self_made = Submit(JobId(999), copy_jobspec(a_jobspec(), Marker("another-cluster", JobId(999), 1.0)))
+    self_made = PlaceCopy(JobId(999), copy_jobspec(a_jobspec(), Marker("another-cluster", JobId(999), 1.0)))
     subject.port.send(self_made)
     foreign = subject.until(Submitted, lambda it: it.job == 999).remote
     subject.facts.clear()

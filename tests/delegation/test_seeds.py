@@ -16,7 +16,7 @@ from nodemanager.actors.delegation.delegator import Delegator, StartDelegation
 from nodemanager.actors.delegation.targets import Targets
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.ports import Peer, PeerPort
+from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
 from nodemanager.simulation.delegation.instance import SimulatedInstance, SimulatedJob
 from nodemanager.simulation.delegation.ports import SimulatedHome, SimulatedPeer

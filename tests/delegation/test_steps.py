@@ -16,19 +16,20 @@ from nodemanager.delegation.jobs import (
     STARTED,
     SUBMITTED,
     Copy,
-    JobEvent,
+    EventlogEntry,
     PeerName,
     Placed,
     Proxy,
 )
-from nodemanager.delegation.steps import PeerView, Relay, Sides, Step, next_step
+from nodemanager.delegation.next_step import next_step
+from nodemanager.delegation.steps import PeerView, Relay, Sides, Step
 
 B, C = PeerName("b"), PeerName("c")
 JOB, REMOTE = JobId(7), JobId(70)
 
 
-def an_event(name: str, at: float, **context: object) -> JobEvent:
-    return JobEvent(name, at, context)
+def an_event(name: str, at: float, **context: object) -> EventlogEntry:
+    return EventlogEntry(name, at, context)
 
 
 SUBMIT = an_event("submit", 1.0, urgency=16, userid=1000, flags=0)
@@ -53,7 +54,7 @@ COPY_STARTED = (an_event("depend", 4.6), an_event("alloc", 4.7), an_event("start
 COPY_RUNS = (*COPY_HELD, RELEASED, *COPY_STARTED)
 
 
-def a_proxy(*events: JobEvent, nodelist: str = "b") -> Proxy:
+def a_proxy(*events: EventlogEntry, nodelist: str = "b") -> Proxy:
     return Proxy(JOB, target="b", nodelist=nodelist).after(events)
 
 
@@ -61,7 +62,7 @@ def a_view(*copies: Copy, missing: Sequence[JobId] = (), synced: bool = True, re
     return PeerView(B, synced, copies, frozenset(missing), "" if synced else "connection refused", refused)
 
 
-def a_copy(*events: JobEvent, remote: JobId = REMOTE) -> Copy:
+def a_copy(*events: EventlogEntry, remote: JobId = REMOTE) -> Copy:
     return Copy(remote).after(events)
 
 
@@ -171,7 +172,7 @@ TABLE = [
     ("ours", "theirs", "relay", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_the_next_step(
-    ours: Sequence[JobEvent], theirs: Sequence[JobEvent] | None, relay: Relay, step: Step
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, relay: Relay, step: Step
 ) -> None:
     view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
     assert the_step(a_proxy(*ours), view, relay=relay) == step
@@ -204,7 +205,9 @@ WAITS = [
 @pytest.mark.parametrize(
     ("ours", "theirs", "relay", "code"), [row[1:] for row in WAITS], ids=[row[0] for row in WAITS]
 )
-def test_it_waits(ours: Sequence[JobEvent], theirs: Sequence[JobEvent] | None, relay: Relay, code: str) -> None:
+def test_it_waits(
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, relay: Relay, code: str
+) -> None:
     view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
     assert waits(the_step(a_proxy(*ours), view, relay=relay), code)
 
@@ -252,7 +255,7 @@ def test_a_peer_that_lost_its_state_ends_the_job_and_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize("events", [PLACED, (*STARTED_THERE, *RUNNING)], ids=["pending", "running"])
-def test_an_unreachable_peer_is_waited_for(events: Sequence[JobEvent]) -> None:
+def test_an_unreachable_peer_is_waited_for(events: Sequence[EventlogEntry]) -> None:
     step = the_step(a_proxy(*events), a_view(a_copy(*COPY_RUNS), synced=False))
     assert waits(step, "peer_unreachable")
 
@@ -265,7 +268,7 @@ def test_a_copy_at_an_unreachable_peer_is_not_forgotten() -> None:
     assert isinstance(the_step(proxy, a_view(copy)), steps.CancelCopy)
 
 
-def restarted(*events: JobEvent, nodelist: str = "b") -> Step:
+def restarted(*events: EventlogEntry, nodelist: str = "b") -> Step:
     sides = Sides(a_proxy(*events, nodelist=nodelist), {B: a_view(a_copy(*COPY_RUNS))}, home_started_at=5.5)
     return next_step(sides)
 

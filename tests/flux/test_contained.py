@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from nodemanager.core.ports import FluxError
 from nodemanager.flux import claim, reactor, watch
 from nodemanager.flux.bindings import VersionsDiffer
-from nodemanager.flux.delegate.link import Link, Session
+from nodemanager.flux.delegate.link import Link, LinkSession
 from nodemanager.simulation.time.world import World
 
 WITHIN_S = 20.0
@@ -105,7 +105,7 @@ def test_the_watch_tells_why_and_begins_again(stub: type[StubReactor]) -> None:
     assert isinstance(logs[0]["exc_info"], KeyError)
 
 
-class BuggySession(Session[str]):
+class BuggySession(LinkSession[str]):
     def _connected(self, uri: str) -> Any:
         made = StubReactor(uri)
         made.run = a_bug  # type: ignore[method-assign]

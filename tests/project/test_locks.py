@@ -23,7 +23,7 @@ from tests.paths import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 ADVISORIES = json.loads((ROOT / "tests" / "project" / "advisories.json").read_text(encoding="utf-8"))
-LOCKS = {"service.txt": ["flux"], "test.txt": ["test", "fuzz", "flux", "doc"]}
+LOCKS = {"service.txt": ["flux", "ensemble"], "test.txt": ["test", "fuzz", "flux", "ensemble", "doc"]}
 LOCKED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))? \\$", re.MULTILINE)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from nodemanager.delegation.jobspec import ANY, name_of_uri
-from nodemanager.delegation.ports import Peer
+from nodemanager.delegation.peer_port import Peer
 
 SCHEMES = ("local", "ssh", "jobid", "pid", "slurm", "lsf")
 

@@ -10,8 +10,9 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.choose import Candidate, Choice, Needs, PeerLoad
+from nodemanager.delegation.home_port import HomeRequest
 from nodemanager.delegation.jobs import Copy, PeerName, Proxy
-from nodemanager.delegation.ports import HomeRequest, Peer, PeerPort, PeerRequest
+from nodemanager.delegation.peer_port import Peer, PeerPort, PeerRequest
 from nodemanager.delegation.relay import OutputRelay
 from nodemanager.delegation.steps import PeerView, Relay
 

@@ -6,6 +6,7 @@ are parsed by the field's :class:`ValueFormat`; other values are taken as they a
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import shlex
 import uuid
@@ -23,6 +24,8 @@ from pydantic_core import CoreSchema, core_schema
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, SlotName
+from nodemanager.core.upkeep.rules import Disruption, Drift
+from nodemanager.core.upkeep.windows import WINDOW_ALLOWED, Window, read_windows
 
 MIB = 1 << 20
 WHOLE_MAX = 1_000_000_000
@@ -267,6 +270,14 @@ def _host_and_port(text: str) -> str:
     return text
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only processes on this machine reach an address. A name other than localhost counts as remote."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _hosts_and_ports(text: str) -> tuple[str, ...]:
     return tuple(_host_and_port(item.strip()) for item in text.split(",")) if text else ()
 
@@ -303,6 +314,11 @@ def _endpoint(text: str) -> str:
         parts = _http(text)
         _require("@" not in parts.netloc and text == f"{parts.scheme}://{parts.netloc}")
     return text
+
+
+def _grpc_listen(text: str) -> str:
+    _require(not text.startswith("unix"))
+    return _listen(text)
 
 
 def _listen(text: str) -> str:
@@ -355,6 +371,15 @@ def _slots(text: str) -> tuple[str, ...]:
     return slots
 
 
+def _disruption_max(text: str) -> tuple[int | None, float]:
+    """Read a count or a share of the nodes. The one that is not given is None or 0."""
+    share = text.removesuffix("%").rstrip()
+    if share == text:
+        return _whole(0).read(text), 0.0  # type: ignore[return-value]
+    _require(_DECIMAL.fullmatch(share) and float(share) <= 100)
+    return None, float(share) / 100
+
+
 def _billing_window_s(text: str) -> float:
     if text in _BILLING_WINDOWS_S:
         return _BILLING_WINDOWS_S[text]
@@ -371,7 +396,8 @@ _Probability = Annotated[float, ValueFormat("a number from 0 to 1", _probability
 _RateOrNone = Annotated[float, ValueFormat("a number of 0 or more", _number_of_0_or_more)]
 _Price = Annotated[Decimal, ValueFormat("a price of 0 or more", _price)]
 _Duration = Annotated[float, ValueFormat('a duration such as "90s" or "5m"', _duration)]
-_Period = Annotated[float, ValueFormat('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
+_PERIOD = ValueFormat('a duration above 0 such as "90s" or "5m"', _duration_above_0)
+_Period = Annotated[float, _PERIOD]
 _Bytes = Annotated[int, ValueFormat('a size such as "4GiB"', _size_bytes)]
 _Word = Annotated[str, ValueFormat("a name without spaces", _word)]
 _OptionalWord = Annotated[str, ValueFormat("a name without spaces", _word_or_nothing)]
@@ -399,6 +425,9 @@ _Properties = Annotated[
     ValueFormat(f"a list of names separated by commas, without spaces and {PROPERTY_FORBIDDEN}", _properties),
 ]
 _Slots = Annotated[tuple[SlotName, ...], ValueFormat('a host list such as "cloud[1-4]"', _slots)]
+_DISRUPTION_MAX = ValueFormat('a number of nodes, or a share such as "10%"', _disruption_max)
+_WINDOWS = ValueFormat(WINDOW_ALLOWED, read_windows)
+_Windows = Annotated[tuple[Window, ...], _WINDOWS]
 
 
 # --- the sections -----------------------------------------------------------------------------------------
@@ -509,6 +538,7 @@ class PolicySettings(SectionSettings):
     foreign_drain_after_s: _Duration = Field(default=300.0, validation_alias="foreign_drain_after")
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
     unready_max: _Probability = 0.5  # a share of the nodes that were up
+    drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE
     burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
     delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS
 
@@ -522,6 +552,15 @@ class WebSettings(SectionSettings):
         tuple[str, ...], ValueFormat('a list of names such as "head.example" or "*.example", without ports', _hosts)
     ] = ()
     jobs_shown_to: Annotated[Viewers, _one_of(Viewers)] = Viewers.OWNER
+    grpc_listen: Annotated[str, ValueFormat('"HOST:PORT" or "off"', _grpc_listen)] = "off"
+    grpc_material: _Path = Path("grpc")
+    grpc_plaintext: _YesOrNo = False
+
+    @property
+    def exposes_plaintext(self) -> bool:
+        """Whether other machines would reach the gRPC service, which has neither TLS nor token."""
+        served = self.grpc_plaintext and self.grpc_listen != "off"
+        return served and not is_loopback(self.grpc_listen.rpartition(":")[0])
 
 
 class BudgetSettings(SectionSettings):
@@ -546,6 +585,20 @@ class BudgetSettings(SectionSettings):
             ("queue", "month"): self.queue_per_month,
         }
         return {whose: limit for whose, limit in given.items() if limit is not None}
+
+
+class DisruptionSettings(SectionSettings):
+    """How many nodes upkeep may take out of service at once, and when it may begin with one."""
+
+    nodes_or_share: Annotated[tuple[int | None, float], _DISRUPTION_MAX] = Field(
+        default=(None, 0.1), validation_alias="max"
+    )
+    windows: _Windows = ()
+
+    @property
+    def disruption(self) -> Disruption:
+        """The rule for the whole fleet."""
+        return Disruption(*self.nodes_or_share, self.windows)
 
 
 class JournalSettings(SectionSettings):
@@ -610,6 +663,9 @@ class NodeSettings(SectionSettings):
     properties: _Properties = frozenset()
     slots: _Slots
     spares: _Count = 0
+    max_age_s: Annotated[float | None, _PERIOD] = Field(default=None, validation_alias="max_age")
+    disruption_max: Annotated[tuple[int | None, float] | None, _DISRUPTION_MAX] = None
+    disruption_windows: Annotated[tuple[Window, ...] | None, _WINDOWS] = None  # None means those of [Disruption]
     mode: Annotated[Mode | None, _one_of(Mode)] = None  # None means the site's mode
     image: _OptionalWord = ""
     zones: _Words = ()

@@ -9,22 +9,22 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from nodemanager.delegation.jobs import JobEvent
+from nodemanager.delegation.jobs import EventlogEntry
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, whole_at
 
 CAUGHT_UP = frozenset({-1, (1 << 64) - 1})  # FLUX_JOBID_ANY, the id of the journal's sentinel
 
 
-def read_events(entries: Iterable[object]) -> tuple[JobEvent, ...]:
+def read_events(entries: Iterable[object]) -> tuple[EventlogEntry, ...]:
     """Read the events of one job."""
     return tuple(read_event(entry) for entry in entries)
 
 
-def read_event(entry: object) -> JobEvent:
+def read_event(entry: object) -> EventlogEntry:
     """Read one event."""
     event = object_at(entry, "event")
     context: Mapping[str, Any] = object_at(event.get("context") or {}, "event.context")
-    return JobEvent(
+    return EventlogEntry(
         text_at(event.get("name"), "event.name"), seconds_at(event.get("timestamp"), "event.timestamp"), context
     )
 

@@ -15,9 +15,7 @@ from typing import Any, assert_never
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxError
-from nodemanager.delegation.jobs import DURATION, nodelist_of
-from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
-from nodemanager.delegation.ports import (
+from nodemanager.delegation.home_port import (
     AppendOutput,
     CountOutput,
     FindJob,
@@ -40,11 +38,13 @@ from nodemanager.delegation.ports import (
     ShowRunning,
     Validate,
 )
+from nodemanager.delegation.jobs import DURATION, nodelist_of
+from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection, flux_module
 from nodemanager.flux.claim import Claim, owner_of
 from nodemanager.flux.delegate.events import CAUGHT_UP, is_submitted_by, read_eventlog, read_events, read_journal
-from nodemanager.flux.delegate.link import Link, Session
+from nodemanager.flux.delegate.link import Link, LinkSession
 from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
 from nodemanager.flux.kvs import append_later, read_later
 from nodemanager.flux.parse.json_fields import object_at
@@ -78,14 +78,14 @@ class RealHome:
     def stop(self) -> None:
         self._link.stop()
 
-    def _session(self) -> Session[HomeRequest]:
+    def _session(self) -> LinkSession[HomeRequest]:
         return _HomeSession(self._uri, self._claim, self._frobnicator, self._listener, self._timeout_s)
 
     def _lost(self, failure: FluxError) -> None:
         self._listener(HomeLost(str(failure), setup_fault=isinstance(failure, SetupIncomplete)))
 
 
-class _HomeSession(Session[HomeRequest]):
+class _HomeSession(LinkSession[HomeRequest]):
     def __init__(self, uri: str, claim: Claim, frobnicator: Path, listener: Listener, timeout_s: float) -> None:
         super().__init__(timeout_s)
         self._uri = uri

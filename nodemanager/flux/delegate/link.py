@@ -27,7 +27,7 @@ _WAKE = b"\0"
 Request = TypeVar("Request")
 
 
-class Session(Generic[Request]):
+class LinkSession(Generic[Request]):
     """One connection, until it is lost. Everything here runs in its reactor."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -99,7 +99,7 @@ class Link(Generic[Request]):
         self,
         name: str,
         find_uri: Callable[[], str],
-        make_session: Callable[[], Session[Request]],
+        make_session: Callable[[], LinkSession[Request]],
         lost: Callable[[FluxError], None],
     ) -> None:
         self._name = name
@@ -111,7 +111,7 @@ class Link(Generic[Request]):
         for end in (self._wake, self._waker):
             end.settimeout(0)  # never block
         self._stopped = threading.Event()
-        self._session: Session[Request] | None = None
+        self._session: LinkSession[Request] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:

@@ -18,8 +18,7 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import Clock, FluxError
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.jobspec import read_duration_s, read_marker
-from nodemanager.delegation.ports import (
-    Cancel,
+from nodemanager.delegation.peer_port import (
     ChangeDuration,
     ChangeUrgency,
     CheckFit,
@@ -27,6 +26,7 @@ from nodemanager.delegation.ports import (
     CopyMissing,
     CopyOutput,
     CopyOutputEnded,
+    EndCopy,
     FitChecked,
     FollowOutput,
     PeerDone,
@@ -36,9 +36,9 @@ from nodemanager.delegation.ports import (
     PeerRefused,
     PeerRequest,
     PeerSynced,
+    PlaceCopy,
     ReadCopy,
     StopOutput,
-    Submit,
     SubmitRefused,
     Submitted,
 )
@@ -53,7 +53,7 @@ from nodemanager.flux.delegate.events import (
     read_journal,
     read_json,
 )
-from nodemanager.flux.delegate.link import Link, Session
+from nodemanager.flux.delegate.link import Link, LinkSession
 from nodemanager.flux.delegate.load import (
     FLUXION,
     QUEUE,
@@ -109,14 +109,14 @@ class RealPeer:
         except (ValueError, OSError) as fault:
             raise FluxError(f"{self._uri}: {fault}") from fault
 
-    def _session(self) -> Session[PeerRequest]:
+    def _session(self) -> LinkSession[PeerRequest]:
         return _PeerSession(self._name, self._cluster_uuid, self._clock, self._listener, self._timeout_s)
 
     def _lost(self, failure: FluxError) -> None:
         self._listener(PeerLost(self._name, str(failure)))
 
 
-class _PeerSession(Session[PeerRequest]):
+class _PeerSession(LinkSession[PeerRequest]):
     def __init__(
         self, name: PeerName, cluster_uuid: str, clock: Clock, listener: Listener, timeout_s: float
     ) -> None:
@@ -189,7 +189,7 @@ class _PeerSession(Session[PeerRequest]):
 
     def _carry_out(self, request: PeerRequest) -> None:
         match request:
-            case Submit(job=job, jobspec=jobspec):
+            case PlaceCopy(job=job, jobspec=jobspec):
                 submit_later(
                     self._reactor,
                     jobspec,
@@ -212,7 +212,7 @@ class _PeerSession(Session[PeerRequest]):
             case ChangeDuration(remote=remote, duration_s=duration_s):
                 update = {"id": remote, "updates": {DURATION: duration_s}}
                 self._change("job-manager.update", update, request)
-            case Cancel(remote=remote, note=note):
+            case EndCopy(remote=remote, note=note):
                 cancel = {"id": remote, "type": "cancel", "severity": 0, "note": note}
                 self._change("job-manager.raise", cancel, request, gone_is_done=True)
             case FollowOutput():

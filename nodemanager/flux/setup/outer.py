@@ -74,7 +74,9 @@ class OuterFlux:
         for node in self.list_nodes():
             if node.identity is not None and node.identity.launch == launch.id:
                 return node
-        identity = Identity(self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name)
+        identity = Identity(
+            self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name, launch.made_from
+        )
         jobspec = node_jobspec(identity, self._user_data(launch, node_type), node_type)
         with self._handle() as handle:
             try:
@@ -198,6 +200,7 @@ def _tags(identity: Identity) -> dict[str, str]:
         "launch": identity.launch,
         "slot": identity.slot,
         "type": identity.type_name,
+        "made_from": identity.made_from,
     }
 
 
@@ -209,6 +212,7 @@ def _identity_in(jobspec: Mapping[str, Any]) -> Identity | None:
             key: text_at(object_at(tags, USER_KEY).get(key), key)
             for key in ("cluster", "cluster_uuid", "launch", "slot", "type")
         }
+        made_from = text_at(object_at(tags, USER_KEY).get("made_from", ""), "made_from")
     except ValueError:
         return None
     return Identity(
@@ -217,6 +221,7 @@ def _identity_in(jobspec: Mapping[str, Any]) -> Identity | None:
         LaunchId(read["launch"]),
         SlotName(read["slot"]),
         TypeName(read["type"]),
+        made_from,
     )
 
 

@@ -27,13 +27,13 @@ from nodemanager.planner.packing.types import (
     pieces_on_empty,
     pieces_that_fit,
 )
-from nodemanager.planner.placement.flux_scheduler import (
+from nodemanager.planner.placement.supply import Offer, SlotAndRank
+from nodemanager.planner.scheduler.sched_simple import (
     cores_of_piece,
     on_different_nodes,
     pieces_of,
     slots_per_piece,
 )
-from nodemanager.planner.placement.supply import Offer, SlotAndRank
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.queue_index import BatchKey
 

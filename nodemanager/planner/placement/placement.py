@@ -1,8 +1,8 @@
 """Place the waiting jobs on the fleet: which job would run where, and which nodes that takes.
 
-First, jobs are seated on existing nodes, as Flux's scheduler will do it (``flux_scheduler``). The rest is allocated
-to booting and new nodes at the least cost (``allocation``). If the limits do not allow nodes for all jobs, the
-order of the queue decides: the longest front part of the queue that can be served is served.
+First, jobs are seated on existing nodes, as Flux's scheduler will do it (``scheduler.seating``). The rest is
+allocated to booting and new nodes at the least cost (``allocation``). If the limits do not allow nodes for all
+jobs, the order of the queue decides: the longest front part of the queue that can be served is served.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from nodemanager.planner.packing.types import Effort
 from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.allocation import Allocation, Assignment, Work, unplaced_work
 from nodemanager.planner.placement.demand import Demand, read_demand
-from nodemanager.planner.placement.flux_scheduler import Bin, Seater, Seating, cores_of_piece, pieces_of
 from nodemanager.planner.placement.one_zone import ZoneChoice, choose_zones
 from nodemanager.planner.placement.supply import (
     Offer,
@@ -37,6 +36,8 @@ from nodemanager.planner.placement.supply import (
     free_bins,
 )
 from nodemanager.planner.placement.work_budget import batches_beyond
+from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
+from nodemanager.planner.scheduler.seating import Bin, Seater, Seating
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy

@@ -20,7 +20,8 @@ from nodemanager.planner.cost.budget import BudgetLimits, closed_types
 from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
 from nodemanager.planner.observe.zones import blocked_types, open_zones
-from nodemanager.planner.placement.flux_scheduler import Availability, Bin, pieces_of, slots_per_piece
+from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
+from nodemanager.planner.scheduler.seating import Availability, Bin
 from nodemanager.planner.state.constraints import Matches, alike
 from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.node import Node
@@ -29,6 +30,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.upkeep.due import is_on_its_way_out
 
 SlotAndRank = tuple[SlotName, Rank]
 
@@ -68,6 +70,8 @@ def free_bins(
         node_type = policy.types.get(node.launch.type_name)
         if node_type is None or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s):
             continue
+        if is_on_its_way_out(node, snapshot, policy):
+            continue
         bins.append(_empty_bin(node_type, node.launch, Availability.KEPT))
     return bins
 
@@ -93,7 +97,7 @@ def _reachable_bins(
     found: dict[Rank, Bin] = {}
     for shape in shapes:
         suited = -1 if shape.constraint is ANYWHERE else index.matches.of(shape.constraint)
-        least, left = 1 if shape.exclusive else shape.cores_per_slot * slots_per_piece(shape), pieces
+        least, left = 1 if shape.exclusive else cores_of_piece(shape), pieces
         for _, _, rank in index.by_room:
             if rank not in made:
                 made[rank] = bin_of(index.with_room[rank])
@@ -102,7 +106,7 @@ def _reachable_bins(
                 continue
             if bin_.cores < least:
                 break  # the others have even fewer
-            if bin_.slots_that_fit(shape) >= slots_per_piece(shape):
+            if bin_.pieces_that_fit(shape):
                 found[rank] = bin_
                 left -= 1
                 if left == 0:

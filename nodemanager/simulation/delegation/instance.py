@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation.jobs import DURATION, HOLD, JobEvent
+from nodemanager.delegation.jobs import DURATION, HOLD, EventlogEntry
 from nodemanager.delegation.jobspec import read_duration_s, read_target
 from nodemanager.simulation.time.world import World
 
 RUNS_S = 20.0
 SIGTERM = 15
 
-Watcher = Callable[[JobId, Sequence[JobEvent]], None]
+Watcher = Callable[[JobId, Sequence[EventlogEntry]], None]
 
 
 @dataclass
@@ -28,7 +28,7 @@ class SimulatedJob:
     id: JobId
     jobspec: Mapping[str, Any]
     urgency: int
-    events: list[JobEvent] = field(default_factory=list)
+    events: list[EventlogEntry] = field(default_factory=list)
     output: list[dict[str, Any]] = field(default_factory=list)
     runs: int = 0
 
@@ -44,7 +44,7 @@ class SimulatedJob:
         return any(event.name == "exception" and event.context["severity"] == 0 for event in self.events)
 
 
-class Refused(Exception):
+class InstanceRefused(Exception):
     """The instance refuses a request."""
 
 
@@ -78,7 +78,7 @@ class SimulatedInstance:
 
     def post(self, job: SimulatedJob, name: str, **context: object) -> None:
         """Post an event to a job's eventlog."""
-        event = JobEvent(name, self.world.wall_at(), context)
+        event = EventlogEntry(name, self.world.wall_at(), context)
         job.events.append(event)
         for watcher in list(self._watchers):
             watcher(job.id, [event])
@@ -88,7 +88,7 @@ class SimulatedInstance:
     def submit(self, jobspec: Mapping[str, Any], urgency: int = 16) -> JobId:
         """Submit a job: a proxy if its jobspec has a target, else one that runs. Raises ``Refused``."""
         if self.queue_disabled:
-            raise Refused("job submission is disabled: maintenance")
+            raise InstanceRefused("job submission is disabled: maintenance")
         self._next += 1
         job = SimulatedJob(JobId(self._next), jobspec, urgency)
         self.jobs[job.id] = job
@@ -105,7 +105,7 @@ class SimulatedInstance:
         """Return an active job. Raises ``Refused``."""
         found = self.jobs.get(job)
         if found is None or found.ended:
-            raise Refused("job is inactive" if found else "unknown job id")
+            raise InstanceRefused("job is inactive" if found else "unknown job id")
         return found
 
     def set_urgency(self, job: JobId, urgency: int) -> None:
@@ -131,7 +131,7 @@ class SimulatedInstance:
         """End a running job. Raises ``Refused``."""
         found = self.active(job)
         if not found.has("start"):
-            raise Refused("Job not running")
+            raise InstanceRefused("Job not running")
         if not found.has("finish"):
             self.post(found, "finish", status=status)
             self.post(found, "clean")
@@ -162,7 +162,7 @@ class SimulatedInstance:
     def show_running(self, job: JobId) -> None:
         found = self.active(job)
         if not found.has("alloc"):
-            raise Refused("Job not found")
+            raise InstanceRefused("Job not found")
         if not found.has("start"):
             self.post(found, "start")
 

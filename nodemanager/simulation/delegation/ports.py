@@ -8,22 +8,10 @@ from typing import Generic, TypeVar, assert_never
 
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.choose import PeerLoad
-from nodemanager.delegation.jobs import JobEvent, PeerName
-from nodemanager.delegation.jobspec import read_duration_s, read_marker, read_needs, read_target
-from nodemanager.delegation.ports import (
+from nodemanager.delegation.home_port import (
     AppendOutput,
-    Cancel,
-    ChangeDuration,
-    ChangeUrgency,
-    CheckFit,
-    CopyEvents,
-    CopyMissing,
-    CopyOutput,
-    CopyOutputEnded,
     CountOutput,
     FindJob,
-    FitChecked,
-    FollowOutput,
     HomeDone,
     HomeEvents,
     HomeFact,
@@ -34,6 +22,28 @@ from nodemanager.delegation.ports import (
     JobFound,
     JobspecRead,
     OutputCounted,
+    PostEvent,
+    RaiseOnJob,
+    ReadJobspec,
+    RemoveDependency,
+    ShowFinished,
+    ShowMemo,
+    ShowRunning,
+    Validate,
+)
+from nodemanager.delegation.jobs import EventlogEntry, PeerName
+from nodemanager.delegation.jobspec import read_duration_s, read_marker, read_needs, read_target
+from nodemanager.delegation.peer_port import (
+    ChangeDuration,
+    ChangeUrgency,
+    CheckFit,
+    CopyEvents,
+    CopyMissing,
+    CopyOutput,
+    CopyOutputEnded,
+    EndCopy,
+    FitChecked,
+    FollowOutput,
     PeerDone,
     PeerFact,
     PeerLoadSeen,
@@ -41,22 +51,14 @@ from nodemanager.delegation.ports import (
     PeerRefused,
     PeerRequest,
     PeerSynced,
-    PostEvent,
-    RaiseOnJob,
+    PlaceCopy,
     ReadCopy,
-    ReadJobspec,
-    RemoveDependency,
-    ShowFinished,
-    ShowMemo,
-    ShowRunning,
     StopOutput,
-    Submit,
     SubmitRefused,
     Submitted,
-    Validate,
 )
 from nodemanager.delegation.relay import EXEC, OUTPUT
-from nodemanager.simulation.delegation.instance import Refused, SimulatedInstance, SimulatedJob
+from nodemanager.simulation.delegation.instance import InstanceRefused, SimulatedInstance, SimulatedJob
 
 RECONNECT_S = 1.0
 ASK_AGAIN_S = 0.2
@@ -142,7 +144,7 @@ class SimulatedLink(Generic[Request, Fact]):
                 self.report(job, job.events)
         self.synced()
 
-    def _on_events(self, job: JobId, events: Sequence[JobEvent]) -> None:
+    def _on_events(self, job: JobId, events: Sequence[EventlogEntry]) -> None:
         if self._is_on(self._connection):
             self.report(self.instance.jobs[job], events)
 
@@ -155,7 +157,7 @@ class SimulatedLink(Generic[Request, Fact]):
     def synced(self) -> None:
         raise NotImplementedError
 
-    def report(self, job: SimulatedJob, events: Sequence[JobEvent]) -> None:
+    def report(self, job: SimulatedJob, events: Sequence[EventlogEntry]) -> None:
         raise NotImplementedError
 
     def carry_out(self, request: Request) -> None:
@@ -193,7 +195,7 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
             self._world.wall_at(), "simulated", 1, 1, 1, cores, max(0, cores - running), running=running
         )
 
-    def report(self, job: SimulatedJob, events: Sequence[JobEvent]) -> None:
+    def report(self, job: SimulatedJob, events: Sequence[EventlogEntry]) -> None:
         marker = read_marker(job.jobspec)
         if marker is None or marker.cluster_uuid != self._cluster_uuid:
             return
@@ -204,10 +206,10 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
 
     def carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
         match request:
-            case Submit(job=job, jobspec=jobspec):
+            case PlaceCopy(job=job, jobspec=jobspec):
                 try:
                     self.tell(Submitted(self._name, job, self.instance.submit(jobspec, 0)))
-                except Refused as refused:
+                except InstanceRefused as refused:
                     self.tell(SubmitRefused(self._name, job, str(refused)))
             case CheckFit(key=key, jobspec=jobspec):
                 fits = read_needs(jobspec).cores <= self.instance.cores_max
@@ -218,7 +220,7 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
                 self._change(request, lambda: self.instance.set_urgency(remote, urgency))
             case ChangeDuration(remote=remote, duration_s=duration_s):
                 self._change(request, lambda: self.instance.set_duration(remote, duration_s))
-            case Cancel(remote=remote, note=note):
+            case EndCopy(remote=remote, note=note):
                 if remote in self.instance.jobs and not self.instance.jobs[remote].ended:
                     self.instance.raise_on(remote, "cancel", note)
                 self.tell(PeerDone(self._name, request))
@@ -233,7 +235,7 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
     def _change(self, request: PeerRequest, change: Callable[[], None]) -> None:
         try:
             change()
-        except Refused as refused:
+        except InstanceRefused as refused:
             self.tell(PeerRefused(self._name, request, str(refused)))
         else:
             self.tell(PeerDone(self._name, request))
@@ -280,7 +282,7 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
     def synced(self) -> None:
         self.tell(HomeSynced(self.instance.started_at))
 
-    def report(self, job: SimulatedJob, events: Sequence[JobEvent]) -> None:
+    def report(self, job: SimulatedJob, events: Sequence[EventlogEntry]) -> None:
         if not (target := read_target(job.jobspec)):
             return
         if events[0].name == "submit":
@@ -294,7 +296,7 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
             return
         try:
             answer = self._answer(request)
-        except Refused as refused:
+        except InstanceRefused as refused:
             self.tell(HomeRefused(request, str(refused)))
         else:
             self.tell(answer)

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from nodemanager.config.text.settings import is_loopback
 from nodemanager.web.listen import TcpAddress, parse_listen
 from nodemanager.web.token import TokenError, read_or_make_token, read_token
 
@@ -112,13 +112,6 @@ def read_address(text: str, *, plaintext: bool) -> TcpAddress:
             " loopback interface, or TLS"
         )
     return place
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _make_certificate(certificate: Path, key: Path) -> None:

@@ -90,11 +90,16 @@ class Member:
     """A process that runs an ensemble and asks a service for nodes."""
 
     def __init__(
-        self, address: TcpAddress, material: MemberMaterial | None = None, *, deadline_s: float = WITHIN_S
+        self,
+        address: TcpAddress,
+        material: MemberMaterial | None = None,
+        *,
+        deadline_s: float = WITHIN_S,
+        name: str = "mini",
     ) -> None:
         self.loop = Loop()
         self.answers: list[str] = []
-        self.nodes = ServiceNodes(cast("Reactor", self.loop), "mini", address, material, deadline_s=deadline_s)
+        self.nodes = ServiceNodes(cast("Reactor", self.loop), name, address, material, deadline_s=deadline_s)
 
     def ask(self, *floors_and_changes: tuple[int, int]) -> list[str]:
         """Ask for floors, all at once, and return the answers."""

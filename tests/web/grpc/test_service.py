@@ -205,7 +205,7 @@ def test_an_address_needs_a_host_and_a_port(address: str) -> None:
 
 def test_a_refusal_comes_with_its_reason(plain: TcpAddress) -> None:
     member = Member(plain)
-    assert member.ask((7, 7)) == ["denied by the ensemble service: nodes_max = 6"]
+    assert member.ask((7, 7)) == ["the ensemble service denies it: nodes_max = 6"]
     member.nodes.close()
 
 

@@ -12,8 +12,8 @@ from nodemanager.core.nodes import LEAVING, LaunchId, NodeState
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.cost.billing import price_per_hour
 from nodemanager.planner.placement import infeasibility
-from nodemanager.planner.placement.flux_scheduler import pieces_of
 from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.scheduler.sched_simple import pieces_of
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.obstacle import Hindrance

@@ -1,0 +1,103 @@
+"""Copy what a job writes at its peer into the job here, while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from nodemanager.actors.delegation.state import DelegationState
+from nodemanager.actors.delegation.tracked import PeerState, TrackedJob
+from nodemanager.core.jobs import JobId
+from nodemanager.core.notation import format_job_id
+from nodemanager.delegation.home_port import AppendOutput, CountOutput
+from nodemanager.delegation.peer_port import CopyOutput, CopyOutputEnded, FollowOutput, StopOutput
+from nodemanager.delegation.relay import EXEC, OUTPUT, OutputRelay
+from nodemanager.delegation.steps import Relay, RelayOutput
+
+
+class OutputRelays:
+    """The relays of all jobs. ``step`` takes the next step of a job."""
+
+    def __init__(self, state: DelegationState, step: Callable[[JobId], None]) -> None:
+        self._state = state
+        self._step = step
+
+    def follow(self, tracked: TrackedJob, step: RelayOutput) -> None:
+        """Begin to copy, after asking what the job here has already."""
+        if tracked.passing is None:
+            self._state.ask_home(tracked, CountOutput(tracked.proxy.id))
+            return
+        tracked.stream += 1
+        tracked.relay = Relay.FLOWING
+        self._state.peers[step.peer].port.send(FollowOutput(step.remote, tracked.stream))
+        self._step(tracked.proxy.id)
+
+    def begin(self, job: JobId, counts: Mapping[str, int]) -> None:
+        """Take what the job here has already."""
+        tracked = self._state.jobs.get(job)
+        if tracked is None or tracked.proxy.placed is None:
+            return
+        placed = tracked.proxy.placed
+        peer = self._state.peers[placed.peer].peer
+        where = f"flux proxy {peer.uri} flux job attach {format_job_id(placed.remote)}"
+        tracked.passing = OutputRelay(counts, peer.output_max_bytes, where)
+        tracked.has_output = counts.get(OUTPUT, 0) > 0
+        tracked.answered()
+        self._step(job)
+
+    def take(self, peer: PeerState, fact: CopyOutput) -> None:
+        """Copy some output."""
+        tracked = self._followed(peer, fact)
+        if tracked is None or tracked.passing is None:
+            return
+        if lines := tracked.passing.take(fact.key, fact.events):
+            if fact.key == EXEC and not tracked.has_output:
+                tracked.held_back += lines
+            else:
+                self._append(tracked, fact.key, lines)
+        if tracked.passing.cut and not tracked.stream_ended:
+            peer.port.send(StopOutput(fact.remote))
+            tracked.stream_ended = True
+            self._append_held_back(tracked)
+
+    def end(self, peer: PeerState, fact: CopyOutputEnded) -> None:
+        """The peer has sent everything."""
+        if (tracked := self._followed(peer, fact)) is not None:
+            tracked.stream_ended = True
+            self._append_held_back(tracked)
+            self._done_if_all_is_written(tracked)
+
+    def appended(self, request: AppendOutput) -> None:
+        """Some output is written, or cannot be."""
+        if (tracked := self._state.jobs.get(request.job)) is not None and tracked.appends:
+            tracked.appends -= 1
+            if request.key == OUTPUT:
+                tracked.has_output = True
+                self._append_held_back(tracked)
+            self._done_if_all_is_written(tracked)
+
+    def stop(self, tracked: TrackedJob) -> None:
+        """Our instance is lost: begin again once it is back."""
+        placed = tracked.proxy.placed
+        if tracked.relay is Relay.FLOWING and placed is not None and placed.peer in self._state.peers:
+            self._state.peers[placed.peer].port.send(StopOutput(placed.remote))
+        tracked.drop_output()
+        tracked.passing, tracked.held_back = None, ""
+
+    def _append(self, tracked: TrackedJob, key: str, lines: str) -> None:
+        tracked.appends += 1
+        self._state.home.send(AppendOutput(tracked.proxy.id, key, lines))
+
+    def _append_held_back(self, tracked: TrackedJob) -> None:
+        if lines := tracked.held_back:
+            tracked.held_back = ""
+            self._append(tracked, EXEC, lines)
+
+    def _done_if_all_is_written(self, tracked: TrackedJob) -> None:
+        if tracked.relay is Relay.FLOWING and tracked.stream_ended and not tracked.appends:
+            tracked.relay = Relay.DONE
+            self._step(tracked.proxy.id)
+
+    def _followed(self, peer: PeerState, fact: CopyOutput | CopyOutputEnded) -> TrackedJob | None:
+        job = peer.job_of.get(fact.remote)
+        tracked = self._state.jobs.get(job) if job is not None else None
+        return tracked if tracked is not None and tracked.stream == fact.stream else None

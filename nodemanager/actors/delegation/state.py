@@ -1,0 +1,107 @@
+"""What the parts of the delegator share: its jobs, its peers, and how requests are sent."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import structlog
+
+from nodemanager.actors.delegation.tracked import PeerState, TrackedJob
+from nodemanager.core.jobs import JobId
+from nodemanager.core.ports import Clock
+from nodemanager.delegation.home_port import HomePort, HomeRequest
+from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.peer_port import PeerRequest
+from nodemanager.delegation.view import DelegatedJob, DelegationEvent, DelegationView, PeerStatus
+
+
+class DelegationState:
+    """All delegated jobs and all peers. ``home_fault``: why nothing is done now, "" if jobs move."""
+
+    def __init__(self, home: HomePort, clock: Clock) -> None:
+        self.home = home
+        self.clock = clock
+        self.log: Any = structlog.get_logger()
+        self.jobs: dict[JobId, TrackedJob] = {}
+        self.peers: dict[PeerName, PeerState] = {}
+        self.home_fault = "not connected yet"
+        self._ended = 0
+        self._events: list[DelegationEvent] = []
+
+    # --- requests: one at a time for each job, so that each step sees the outcome of the one before ---
+
+    def ask_home(self, tracked: TrackedJob, request: HomeRequest) -> None:
+        """Send a request to our instance; the job waits for its answer."""
+        tracked.in_flight, tracked.asked = request, None
+        self.home.send(request)
+
+    def ask_peer(self, tracked: TrackedJob, peer: PeerName, request: PeerRequest) -> None:
+        """Send a request to a peer; the job waits for its answer."""
+        tracked.in_flight, tracked.asked = request, peer
+        self.peers[peer].port.send(request)
+
+    def waiting_for(self, state: PeerState, request: PeerRequest) -> list[tuple[JobId, TrackedJob]]:
+        """List the jobs that wait for the answer to this request to a peer."""
+        remote = getattr(request, "remote", None)
+        job = state.job_of.get(remote) if remote is not None else None
+        jobs = self.jobs.items() if job is None else [(job, self.jobs.get(job))]
+        return [
+            (id_, tracked)
+            for id_, tracked in jobs
+            if tracked is not None and tracked.asked == state.peer.name and tracked.in_flight == request
+        ]
+
+    def forget(self, job: JobId) -> None:
+        """Forget a job that has ended at both sides."""
+        del self.jobs[job]
+        self._ended += 1
+        for state in self.peers.values():
+            state.forget_job(job)
+
+    # --- showing ---
+
+    def jobs_by_peer(self) -> Counter[PeerName | None]:
+        """Count the jobs of each peer: those that it has, and those for which it is chosen."""
+        return Counter(it.proxy.placed.peer if it.proxy.placed else it.chosen for it in self.jobs.values())
+
+    def note(self, subject: str, what: str, detail: str = "") -> None:
+        """Add an event to the next view."""
+        self._events.append(DelegationEvent(self.clock.wall_at(), subject, what, detail))
+
+    def view(self) -> DelegationView:
+        """Return everything that is shown, with the events since the view before."""
+        counts = self.jobs_by_peer()
+        peers = tuple(
+            PeerStatus(
+                name,
+                state.peer.uri,
+                state.synced,
+                state.why,
+                state.load,
+                counts[name],
+                state.peer.jobs_max,
+                state.peer.price_per_core_hour,
+                tuple(state.orphans),
+            )
+            for name, state in self.peers.items()
+        )
+        events, self._events = tuple(self._events), []
+        jobs = {job: self._shown(tracked) for job, tracked in self.jobs.items()}
+        return DelegationView(jobs, peers, self.home_fault, self._ended, events)
+
+    def _shown(self, tracked: TrackedJob) -> DelegatedJob:
+        proxy, placed = tracked.proxy, tracked.proxy.placed
+        state = self.peers.get(placed.peer) if placed else None
+        copy = state.copies.get(proxy.id, {}).get(placed.remote) if state and placed else None
+        return DelegatedJob(
+            proxy.id,
+            proxy.target,
+            tracked.reason,
+            proxy.submitted_at,
+            placed.peer if placed else None,
+            state.peer.uri if state else "",
+            placed.remote if placed else None,
+            copy.started_at if copy else None,
+            tracked.choice.reason if tracked.choice else None,
+        )
