@@ -15,6 +15,7 @@ import psutil
 
 from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
+from nodemanager.flux.handles import direct
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, named_broker, parse_version
 from tests.live.processes import kill_all, run_flux, start
 
@@ -32,7 +33,7 @@ def why_no_flux() -> str:
     if shutil.which("flux") is None:
         return "no flux on PATH"
     try:
-        bindings.load()
+        direct.load()
     except bindings.BindingsMissing as missing:
         return str(missing)
     return ""
