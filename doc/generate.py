@@ -23,6 +23,7 @@ from nodemanager.cli import main
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
+    DisruptionSettings,
     EnsembleSettings,
     FluxSettings,
     JoinSettings,
@@ -54,6 +55,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Policy": PolicySettings,
     "Join": JoinSettings,
     "Budget": BudgetSettings,
+    "Disruption": DisruptionSettings,
     "Web": WebSettings,
     "Journal": JournalSettings,
     "Simulation": SimulationSettings,
@@ -80,6 +82,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Flux": {
         "uri": "How to reach rank 0: `local://PATH` with the path of its socket, relative to the site file's "
         "folder; or `simulated`. Default: the environment variable `FLUX_URI`, then the system instance.",
+        "bridge": "Whether the manager speaks to Flux through a process that flux-core's own Python runs "
+        "(`flux python`). `auto`: if the manager's Python cannot import flux-core's bindings. If no `flux` is on "
+        "PATH and `uri` is `ssh://HOST/PATH`, the process runs on HOST.",
         "head_host": "The name of rank 0 in the bootstrap table. No slot may have this name.",
         "head_address": "The address at which nodes reach rank 0. Required unless Flux is simulated. If it is a "
         "loopback address, rank 0 listens only there; for any other address it listens on all interfaces.",
@@ -194,6 +199,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
+        "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
+        "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
+        "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
         "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
         "`--dependency=delegate:TARGET`. `never`: none.",
         "delegate_to": "The targets that users may name. `peers`: the site's `[Peer NAME]` sections, and `any` of "
@@ -217,6 +225,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "the service creates them. Relative to the site file's folder. Default: `grpc` in `state_dir`.",
         "grpc_plaintext": "Use neither TLS nor token for `grpc_listen`. It must then be an address of the loopback "
         "interface. Every user of the machine may then ask for nodes.",
+    },
+    "Disruption": {
+        "max": "How many nodes may be out of service at once because they are replaced ([upkeep.md](upkeep.md)): a "
+        "number, or a share of the nodes that are up. A share above 0 allows at least one node. 0: replace none.",
+        "windows": "When to begin replacing a node, as days, times and a time zone. A replacement that has begun "
+        "goes on after the window. Default: at any time.",
     },
     "Journal": {
         "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
@@ -296,6 +310,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "1.",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
         "They cost money.",
+        "max_age": "Replace nodes of this type that are older than this, as `[Disruption]` allows. Default: at no "
+        "age.",
+        "disruption_max": "How many nodes of this type may be out of service at once because they are replaced, "
+        "within the `max` of `[Disruption]`. Default: only that counts.",
+        "disruption_windows": "When to begin replacing a node of this type. Default: the `windows` of "
+        "`[Disruption]`.",
         "mode": "`act`: nodes of this type are bought and terminated. `observe`: decisions are only reported, and "
         "existing nodes stay. Default: the value in `[Site]`.",
         "image": FROM_CLOUD,

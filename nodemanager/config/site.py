@@ -16,6 +16,7 @@ from uuid import UUID
 
 from pydantic import SecretStr, ValidationError
 
+from nodemanager.config.fingerprints import with_fingerprints
 from nodemanager.config.providers import azure, ec2, gce, openstack
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
@@ -37,6 +38,7 @@ from nodemanager.config.text.settings import (
     Burst,
     CloudSettings,
     DelegateTo,
+    DisruptionSettings,
     EnsembleSettings,
     FluxSettings,
     JoinMethod,
@@ -86,6 +88,7 @@ _SECTIONS = (
     "Policy",
     "Join",
     "Budget",
+    "Disruption",
     "Web",
     "Journal",
     "Simulation",
@@ -129,6 +132,7 @@ class Site:
     policy: PolicySettings
     join: JoinSettings
     budget: BudgetSettings
+    disruption: DisruptionSettings
     web: WebSettings
     journal: JournalSettings
     simulation: SimulationSettings
@@ -221,6 +225,7 @@ class _SiteLoader:
         policy = self._section("Policy", PolicySettings)
         join = self._section("Join", JoinSettings)
         budget = self._section("Budget", BudgetSettings)
+        disruption = self._section("Disruption", DisruptionSettings)
         web = self._section("Web", WebSettings)
         journal = self._section("Journal", JournalSettings)
         simulation = self._section("Simulation", SimulationSettings)
@@ -254,11 +259,13 @@ class _SiteLoader:
             and policy
             and join
             and budget
+            and disruption
             and web
             and journal
             and simulation
         ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
+        join = self._complete_join(join, flux, cloud, state_dir)
         return Site(
             path=self._document.file,
             cluster=site.cluster,
@@ -271,12 +278,13 @@ class _SiteLoader:
             limits=limits,
             timing=timing,
             policy=with_default_misfit(policy, cloud),
-            join=self._complete_join(join, flux, cloud, state_dir),
+            join=join,
             budget=budget,
+            disruption=disruption,
             web=self._complete_web(web, state_dir),
             journal=journal,
             simulation=simulation,
-            node_types=node_types,
+            node_types=with_fingerprints(node_types, nodes, cloud, flux, join),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
             nodes=MappingProxyType(nodes),
             peers=MappingProxyType(peers),
@@ -474,6 +482,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         image=node.image or cloud.image,
         zones=ec2.zones_of(node) or ec2.zones_of(cloud),
         spares=node.spares,
+        max_age_s=node.max_age_s,
     )
 
 

@@ -273,8 +273,16 @@ class RetirementRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacementsRequested:
+    """An operator has nodes replaced, as many at once and at such times as the site allows."""
+
+    launches: tuple[LaunchId, ...]
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReleased:
-    """An operator withdrew the node's hold or retirement."""
+    """An operator withdrew the node's hold, retirement or replacement."""
 
     launch: LaunchId
 
@@ -407,6 +415,8 @@ FluxFact = (
     | FluxCallFailed
     | OrderLapsed
 )
-OperatorFact = HoldPlaced | RetirementRequested | NodeReleased | DecisionsPaused | DecisionsResumed
+OperatorFact = (
+    HoldPlaced | RetirementRequested | ReplacementsRequested | NodeReleased | DecisionsPaused | DecisionsResumed
+)
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact

@@ -57,6 +57,7 @@ class Identity:
     launch: LaunchId
     slot: SlotName
     type_name: TypeName
+    made_from: str = ""  # the launch's fingerprint; "" if the node carries none
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +138,7 @@ class Launch:
     zone: str = ""  # the provider's zone; "" leaves the choice to the provider
     # The price at which it was bought. It counts if the site no longer names the type. None in old records.
     tariff: Tariff | None = None
+    made_from: str = ""  # the fingerprint of what it was made from; "" in old records
 
 
 class JoinPhase(StrEnum):

@@ -18,6 +18,7 @@ class Figures(TypedDict, total=False):
 
     # names
     jobs: tuple[str, ...]
+    changed: tuple[str, ...]
     lacks: tuple[str, ...]
     node_types: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -56,6 +57,7 @@ class Figures(TypedDict, total=False):
     declared_cores: int
     declared_gpus: int
     declared_memory_bytes: int
+    disruption_max: int
     failures: int
     free: int
     has_cores: int
@@ -81,6 +83,7 @@ class Figures(TypedDict, total=False):
     times: int
     to_give: int
     tries: int
+    under_way: int
     unready: int
     unready_max: int
     urgency: int
@@ -109,6 +112,8 @@ class Figures(TypedDict, total=False):
     idle_s: float
     idle_timeout_s: float
     lasts_s: float
+    max_age_s: float
+    opens_at: float
     orphan_grace_s: float
     quickest_stop_s: float
     rejoin_timeout_s: float
@@ -229,6 +234,7 @@ class Code(StrEnum):
     DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"
     GPU_NODE_TAKEN = "gpu_node_taken", "node_type job nodes"
     JOB_ACROSS_ZONES = "job_across_zones", "job zones"
+    NODES_DRIFTED = "nodes_drifted", "node_type changed nodes node_count"
     REQUEUED = "requeued", "job node"
     UNFIT = "unfit", "node why"
     HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
@@ -272,6 +278,15 @@ class Code(StrEnum):
     JOB_SLIPPED_IN = "job_slipped_in"
     DRAINED_FOR_ANOTHER = "drained_for_another"
     BUSY_YET_DRAINED_BY_US = "busy_yet_drained_by_us"
+    # a node is replaced
+    TOO_OLD = "too_old", "age_s max_age_s"
+    DRIFTED = "drifted", "node_type changed"
+    REPLACED_BY_OPERATOR = "replaced_by_operator", "by since_at"
+    REPLACES = "replaces", "node why"
+    REPLACED_FIRST = "replaced_first", "why node_type"
+    WAITS_FOR_JOBS_TO_START = "waits_for_jobs_to_start", "why jobs"
+    WAITS_FOR_WINDOW = "waits_for_window", "why opens_at"
+    WAITS_FOR_TURN = "waits_for_turn", "why under_way disruption_max"
     # a node leaves
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
     MAKES_ROOM = "makes_room", "job"

@@ -207,6 +207,7 @@ SENTENCES: Mapping[str, str] = {
         " flux resource undrain ends this"
     ),
     Code.GPU_NODE_UNGUARDED: "job {job} wants no GPU, but may start on {node_type}",
+    Code.NODES_DRIFTED: "{node_count} nodes of type {node_type} were made differently ({changed}): {nodes}",
     Code.REQUEUED: "job {job} is submitted again: the provider takes back its node {node}",
     Code.UNFIT: "{node} gets no more work ({why})",
     Code.HANGS_AT_WORK: "{node} is busy, and its broker has not answered for {hangs_s}",
@@ -258,6 +259,15 @@ SENTENCES: Mapping[str, str] = {
     Code.JOB_SLIPPED_IN: "a job started on it: kept",
     Code.DRAINED_FOR_ANOTHER: "its rank still has the drain of an earlier node: undrained",
     Code.BUSY_YET_DRAINED_BY_US: "busy, and drained by us for a reason that no longer applies: undrained",
+    # a node is replaced
+    Code.TOO_OLD: "{age_s} old, older than max_age ({max_age_s})",
+    Code.DRIFTED: "the site makes {node_type} nodes differently now: {changed}",
+    Code.REPLACED_BY_OPERATOR: "to be replaced, by {by}",
+    Code.REPLACES: "bought to replace {node} ({why})",
+    Code.REPLACED_FIRST: "is replaced ({why}): drained once a new {node_type} node is up",
+    Code.WAITS_FOR_JOBS_TO_START: "is replaced ({why}): {jobs} start there first",
+    Code.WAITS_FOR_WINDOW: "is replaced ({why}) from {opens_at} on",
+    Code.WAITS_FOR_TURN: "is replaced ({why}) in its turn: {under_way} of at most {disruption_max} are under way",
     # a node leaves
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
     Code.MAKES_ROOM: "makes room for job {job}",

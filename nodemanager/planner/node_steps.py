@@ -49,6 +49,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.resting import EARLY_S, TimedNode
 from nodemanager.planner.state.snapshot import EVERYTHING, Block, Snapshot
 from nodemanager.planner.unsent_leases import LeaseReview
+from nodemanager.planner.upkeep.turns import UpkeepPlan
 
 NodeAction = (
     RecordLaunches
@@ -89,6 +90,7 @@ class StepContext:
     allowance: Allowance  # by quotas and breakers
     create_credit: float  # in the rate limiter's bucket
     cloud_calls_left: int  # creates and destroys that may still be sent
+    upkeep: UpkeepPlan  # which nodes are replaced
     # The cache of ``stop_times``.
     known_stop_times: dict[TypeName, StopTimes] = field(default_factory=dict)
     now_s: float = field(init=False)
@@ -226,6 +228,8 @@ def _step_idle(node: Node, context: StepContext) -> Step:
     # Most idle nodes are sound and not drained: nothing to mend.
     if (_is_drained(node) or not node.is_sound) and (mended := _mend_idle(node, context)) is not None:
         return mended
+    if (why := context.upkeep.leaving.get(node.id)) is not None and _is_confirmed_idle(node, policy):
+        return _retire(node, why, context)
     wanted = context.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because(Code.WANTED, jobs=job_names(wanted)))
@@ -323,6 +327,8 @@ def _step_busy(node: Node, context: StepContext) -> Step:
         return _cordon(node, node.health.misfit, hardware.drain_note(node.health.misfit))
     if context.overspent is not None and node.rank is not None:
         return _cordon(node, context.overspent)
+    if (why := context.upkeep.leaving.get(node.id)) is not None:
+        return _wait_for_jobs(node, why, context) if _is_drained(node) else _cordon(node, why)
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because(Code.BUSY_YET_DRAINED_BY_US)
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -349,7 +355,7 @@ def _cordon(node: Node, why: Reason, note: str = "") -> Step:
 
 def _step_draining(node: Node, context: StepContext) -> Step:
     wanted = context.needed.get(node.launch.slot)
-    fit = not gets_no_work(node, context.policy, context.now_s)
+    fit = not gets_no_work(node, context.policy, context.now_s) and node.id not in context.upkeep.leaving
     if wanted is not None and fit and not (context.policy.destroy_on_replay and node.health.replayed):
         return _reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
     if node.stop.drained_s is None or node.rank is None:
@@ -489,7 +495,8 @@ def step_nodes(context: StepContext) -> FleetSteps:
         to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
     elif node_index.confirmations != context.policy.rules.idle_confirmations:
         to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
-    to_decide = {**to_check, **operator.steered_nodes(snapshot)}
+    leaving = {id_: snapshot.nodes[id_] for id_ in context.upkeep.leaving}
+    to_decide = {**to_check, **operator.steered_nodes(snapshot), **leaving}
     by_turn = [(_step_order(node, context.policy), node) for node in to_decide.values()]
     by_turn.sort(key=lambda it: it[0])
     first_idle = bisect_left(by_turn, STATE_RANKING[NodeState.IDLE], key=lambda it: it[0][0])

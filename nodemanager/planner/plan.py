@@ -36,7 +36,7 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
+from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.cost.budget import budget_changes_s
@@ -51,13 +51,14 @@ from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Pur
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
-from nodemanager.planner.spares import count_ready, count_usable, spare_purchases
+from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
+from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
 Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
@@ -88,6 +89,26 @@ class Basis:
         """The waiting jobs."""
         return queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
 
+    @lazy_property
+    def purchaser(self) -> Purchaser:
+        """Buys what no job needs, from what the jobs leave of the limits."""
+        return Purchaser(self.placement.supply, self.placement, self.needs)
+
+    @lazy_property
+    def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
+        """What upkeep does now, and what it buys."""
+        if self.overspent is not None:
+            return UpkeepPlan(), ()
+        bought: list[Purchase] = []
+
+        def can_buy(node_type: NodeType) -> bool:
+            purchase = self.purchaser.buy(node_type)
+            bought.extend([purchase] if purchase is not None else [])
+            return purchase is not None
+
+        made = plan_upkeep(self.snapshot, self.policy, lambda: self.needs.needed, can_buy)
+        return made, tuple(zip(bought, (why for _, why in made.to_buy), strict=True))
+
     @property
     def overspent(self) -> Reason | None:
         """Why all nodes leave: the budget is spent."""
@@ -109,6 +130,7 @@ class Plan:
     price_per_hour: Decimal = Decimal(0)  # of every node that is, or may be, billed
     again_at_s: float = inf  # when the passing of time alone may change a decision
     calls_held: bool = False  # a call waits until another one has been answered
+    due: Mapping[LaunchId, DueNode] = field(default_factory=dict)  # nodes to be replaced
     basis: Basis | None = field(default=None, repr=False, compare=False)  # None if no job was placed
 
     @lazy_property
@@ -209,8 +231,10 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             steps.again_at_s,
             _strays_change_s(snapshot, policy),
             _purchases_change_s(basis),
+            basis.upkeep[0].again_at_s,
         ),
         calls_held=any(step.held for step in steps.steps.values()),
+        due=basis.upkeep[0].due,
         basis=basis,
     )
 
@@ -284,7 +308,7 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
-    snapshot, policy, needed = basis.snapshot, basis.policy, basis.needs.needed
+    snapshot, policy, needed, upkeep = basis.snapshot, basis.policy, basis.needs.needed, basis.upkeep[0]
     unsent = _review_unsent(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
@@ -305,6 +329,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         create_credit=supply.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        upkeep=upkeep,
     )
     return step_nodes(context)
 
@@ -315,7 +340,14 @@ def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, u
     if not leases:
         return {}
     return unsent_leases.review(
-        leases, basis.snapshot, basis.policy, basis.price_per_hour, basis.placement, basis.needs, settling
+        leases,
+        basis.snapshot,
+        basis.policy,
+        basis.price_per_hour,
+        basis.placement,
+        basis.needs,
+        settling,
+        basis.upkeep[0].awaited,
     )
 
 
@@ -331,12 +363,13 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
 def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0
-    spares = spare_purchases(snapshot, policy, basis.placement, needs) if extra else []
+    spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
+    demanded = ((purchase, _demand(purchase)) for purchase in needs.purchases)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy)
-        for purchase, reason in (*((purchase, _demand(purchase)) for purchase in needs.purchases), *spares)
+        for purchase, reason in (*demanded, *basis.upkeep[1], *spares)
         if allowance.take(purchase.node_type)
     )
 
@@ -432,7 +465,8 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    return _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    adopted = _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    return replace(adopted, made_from=identity.made_from)
 
 
 def _new_launch(
@@ -449,4 +483,5 @@ def _new_launch(
         requested_at=requested_at,
         zone=zone,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        made_from=node_type.made_from,
     )

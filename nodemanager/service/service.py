@@ -38,11 +38,12 @@ from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
+from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
-from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing
+from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 
@@ -151,10 +152,24 @@ def policy_of(site: Site) -> Policy:
         timing=_settings(Timing, site.timing),
         rules=_settings(Rules, site.policy),
         calls=_settings(Calls, site.cloud),
+        upkeep=_upkeep(site),
         budgets=site.budget.limits,
         observed=site.observed_types if site.acts else frozenset(),
         destroy_on_replay=site.join.destroy_on_replay,
     )
+
+
+def _upkeep(site: Site) -> Upkeep:
+    whole = site.disruption.disruption
+    of_type = {
+        name: Disruption(
+            *(node.disruption_max if node.disruption_max is not None else (None, 1.0)),
+            node.disruption_windows if node.disruption_windows is not None else whole.windows,
+        )
+        for name, node in site.nodes.items()
+        if node.disruption_max is not None or node.disruption_windows is not None
+    }
+    return Upkeep(site.policy.drift, whole, of_type)
 
 
 def _settings(group: type[_Group], section: SectionSettings) -> _Group:

@@ -30,8 +30,8 @@ LAYERS = (
 ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
-    "planner": ("state", "cost", "observe", "scheduler", "packing", "placement", "limits", ""),
-    "flux": ("parse", "records", "", "delegate", "ensembles", "setup"),
+    "planner": ("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", ""),
+    "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),
     "web": ("state", "api", "", "grpc"),

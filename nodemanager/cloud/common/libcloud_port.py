@@ -39,6 +39,7 @@ TAG_CLUSTER_UUID = "fnm:cluster-uuid"
 TAG_LAUNCH = "fnm:launch"
 TAG_SLOT = "fnm:slot"
 TAG_TYPE = "fnm:type"
+TAG_MADE_FROM = "fnm:made-from"  # nodes of earlier versions have none
 
 USER_DATA_MAX_BYTES = 16_384  # EC2's limit, the lowest of all providers
 RETRY_AFTER_MAX_S = 300.0
@@ -223,11 +224,13 @@ def node_request(
         TAG_SLOT: launch.slot,
         TAG_TYPE: node_type.name,
     }
+    if launch.made_from:
+        tags[TAG_MADE_FROM] = launch.made_from
     return NodeRequest(f"{cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data, launch.zone)
 
 
 def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:
-    """Return a node's identity from its tags, or None unless it carries all five."""
+    """Return a node's identity from its tags, or None unless it carries all five that every node has."""
     if not {TAG_CLUSTER, TAG_CLUSTER_UUID, TAG_LAUNCH, TAG_SLOT, TAG_TYPE} <= tags.keys():
         return None
     return Identity(
@@ -236,6 +239,7 @@ def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:
         launch=LaunchId(tags[TAG_LAUNCH]),
         slot=SlotName(tags[TAG_SLOT]),
         type_name=TypeName(tags[TAG_TYPE]),
+        made_from=tags.get(TAG_MADE_FROM, ""),
     )
 
 

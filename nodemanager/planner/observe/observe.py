@@ -44,6 +44,7 @@ from nodemanager.core.facts import (
     RanksMeasured,
     RanksSeen,
     RecordSeen,
+    ReplacementsRequested,
     RetirementRequested,
     SlotsChanged,
     SlotsRefused,
@@ -589,6 +590,7 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     # operators, and what is written to the record
     HoldPlaced: _told_by_operator,
     RetirementRequested: _told_by_operator,
+    ReplacementsRequested: _told_by_operator,
     NodeReleased: _told_by_operator,
     DecisionsPaused: _told_by_operator,
     DecisionsResumed: _told_by_operator,

@@ -30,6 +30,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.upkeep.due import is_on_its_way_out
 
 SlotAndRank = tuple[SlotName, Rank]
 
@@ -68,6 +69,8 @@ def free_bins(
             continue
         node_type = policy.types.get(node.launch.type_name)
         if node_type is None or snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s):
+            continue
+        if is_on_its_way_out(node, snapshot, policy):
             continue
         bins.append(_empty_bin(node_type, node.launch, Availability.KEPT))
     return bins

@@ -191,7 +191,10 @@ def test_whoever_may_use_the_socket_sees_jobs_and_still_needs_the_token_to_steer
         assert client.post("/pause").status_code == 401
 
 
-STEERING = ["/hold/cpu1", "/release/cpu1", "/retire/cpu1", "/pause", "/resume", "/reload", "/plan"]
+STEERING = [
+    "/hold/cpu1", "/release/cpu1", "/retire/cpu1", "/replace/cpu1", "/replace-all", "/replace-all/cpu", "/pause",
+    "/resume", "/reload", "/plan",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", STEERING)
@@ -255,6 +258,21 @@ def test_a_node_is_retired(client: TestClient) -> None:
     assert asked(client, "/nodes")["nodes"][0]["to_retire"]["by"] == "operator"
 
 
+def test_nodes_are_replaced_in_turns_and_the_status_says_when(client: TestClient) -> None:
+    answer = steer(client, "/replace-all/cpu", {"by": "ada"})
+    assert (answer.status_code, answer.json()["on_record"]) == (200, True)
+    status = asked(client, "/status")
+    # Those that are not up yet take their turn once they are.
+    assert len(answer.json()["nodes"]) > status["nodes"]["to_replace"] == len(status["due"]) > 1
+    first, second = status["due"][:2]
+    assert (first["why"]["code"], first["stage"]) == ("replaced_by_operator", "replaced_first")
+    assert (second["reason"]["code"], second["stage"]) == ("waits_for_turn", "waits")
+    assert asked(client, f"/explain/node/{second['slot']}")["node"]["due"]["code"] == "waits_for_turn"
+    assert steer(client, f"/release/{second['slot']}").status_code == 200
+    assert second["node"] not in [it["node"] for it in asked(client, "/status")["due"]]
+    assert steer(client, f"/replace/{second['slot']}").status_code == 200
+
+
 def test_who_retires_a_node_that_somebody_drained_is_told_that_it_stays(client: TestClient, stand: Stand) -> None:
     policy = a_policy()
     node = a_node("cloud1", policy=policy, rank=drained(a_rank("cloud1", online=True), "broken fan"))
@@ -269,6 +287,8 @@ def test_who_retires_a_node_that_somebody_drained_is_told_that_it_stays(client: 
     [
         ("/release/cpu1", 409, "neither held nor"),
         ("/hold/nowhere", 404, "there is no node or slot nowhere"),
+        ("/replace/nowhere", 404, "there is no node or slot nowhere"),
+        ("/replace-all/nothing", 404, "the site has no node type nothing; it has cpu"),
     ],
 )
 def test_what_cannot_be_done_is_said(client: TestClient, path: str, status: int, said: str) -> None:
