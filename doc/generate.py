@@ -105,7 +105,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes exist only in memory, for a "
         "simulated Flux. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of "
-        "an outer Flux instance, for an instance that runs inside it.",
+        "an outer Flux instance, for an instance that runs inside it. `minicluster`: nodes are pods of a "
+        "MiniCluster ([kubernetes.md](kubernetes.md)).",
         "outer_uri": "For `flux`: how to reach the outer instance. Default: the environment variable `FLUX_URI`.",
         "image": "The image that nodes boot. " + PROVIDER_ONLY,
         "network": "The network of the nodes. " + PROVIDER_ONLY + " For `openstack`: names or ids, separated by "
@@ -127,6 +128,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "project": "For `gce`: the project's id.",
         "resource_group": "For `azure`: the resource group for new nodes.",
         "ssh_public_key": "For `azure`: the key for logging in to a node as `azureuser`.",
+        "name": "For `minicluster`: the name of the MiniCluster.",
+        "namespace": "For `minicluster`: its namespace. Default: that of the kubeconfig's context, or of the "
+        "manager's pod.",
+        "kubeconfig": "For `minicluster`: the file with the API server and the credentials. Default: the service "
+        "account of the manager's pod.",
+        "owner": "For `minicluster`: who changes its size. `us`: only the manager; nodes that others add are "
+        "adopted and leave when they are idle. `shared`: others too; the manager never removes the nodes that "
+        "they add.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate of create calls.",

@@ -74,6 +74,8 @@ class CloudNode:
     impaired: str = ""  # the provider's words for a fault of a running node; "" if it is healthy
     queued: bool = False  # it has not been created yet: it waits in the provider's own queue
     died_of: FailureKind | None = None  # what its end means for further creates; None: nothing, or unknown
+    note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
+    fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
 
 
 class LeftoverKind(StrEnum):
