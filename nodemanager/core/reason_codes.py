@@ -323,6 +323,7 @@ class Code(StrEnum):
     STILL_SCHEDULABLE = "still_schedulable"
     NOT_DRAINED = "not_drained"
     BROKER_STOPPING = "broker_stopping", "told_s broker_stop_s"
+    PROCESS_SURVIVES = "process_survives", "detail"
     STOPPING = "stopping"
     NOTHING_TO_DESTROY = "nothing_to_destroy"
     ORPHAN = "orphan", "waited_s orphan_grace_s"

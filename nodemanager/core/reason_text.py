@@ -298,6 +298,7 @@ SENTENCES: Mapping[str, str] = {
     Code.STILL_SCHEDULABLE: "drained, but the scheduler has not noticed: drained again",
     Code.NOT_DRAINED: "not drained after the drain: drained again",
     Code.BROKER_STOPPING: "its broker was told to stop {told_s} ago",
+    Code.PROCESS_SURVIVES: "only root or its user can end what still runs there: {detail}",
     Code.JOIN_FAILED: "reported that it cannot join: {detail}",
     Code.TICKET_REPLAYED: "two clients presented its ticket",
     Code.RELEASED_BY_OPERATOR: "released by an operator",

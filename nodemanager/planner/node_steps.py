@@ -143,10 +143,14 @@ class Step(NamedTuple):
 
 def next_step(node: Node, context: StepContext) -> Step:
     """Decide what to do with the node now. It has one call at a time, and a pause after a failed one."""
+    survives = _process_survives(node)
     if node.call is not None:  # until its answer; the brain watches the deadlines of all calls
-        return Step(because(Code.CALL_IN_FLIGHT, call=str(node.call.kind), deadline_s=node.call.deadline_s))
+        return Step(
+            survives or because(Code.CALL_IN_FLIGHT, call=str(node.call.kind), deadline_s=node.call.deadline_s)
+        )
     if context.now_s < node.retry_s:
-        return Step(because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries), again_at_s=node.retry_s)
+        later = because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries)
+        return Step(survives or later, again_at_s=node.retry_s)
     step = _step_now(node, context)
     changes_s = health_changes_s(node, context.policy, context.now_s)
     return step._replace(again_at_s=changes_s) if changes_s < step.again_at_s else step
@@ -506,7 +510,14 @@ def _stop(node: Node, context: StepContext) -> Step:
     if context.cloud_calls_left <= 0:
         return _wait_for_answer(context)
     context.cloud_calls_left -= 1
-    return Step(reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+    return Step(_process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+
+
+def _process_survives(node: Node) -> Reason | None:
+    """Why the node does not end although it was told to, if a guest's process keeps it."""
+    if node.cloud is None or not node.cloud.survivors:
+        return None
+    return because(Code.PROCESS_SURVIVES, detail=node.cloud.survivors)
 
 
 def _wait_for_answer(context: StepContext) -> Step:
