@@ -346,6 +346,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "share by its weight. An ensemble that somebody runs beside the service has the weight 1.",
         "nodes_min": "As many of the nodes that it asks for come before the shares of others.",
         "nodes_max": "The largest number of nodes that it may ask for. Default: no limit of its own.",
+        "per_day": "What the nodes kept for it may cost on one day (UTC). Each counts at the mean price of the "
+        "fleet's nodes. When it is spent, none are kept until the next day. Default: no such budget.",
         "allow_custom": "Whether the custom functions of the file may run. They run as the service's user.",
     },
     "Peer NAME": {

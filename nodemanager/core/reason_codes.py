@@ -201,6 +201,12 @@ class Code(StrEnum):
     DELEGATED_ENDING = "delegated_ending"
     DELEGATION_CALL_FAILED = "delegation_call_failed", "detail"
     PEER_UNREACHABLE = "peer_unreachable", "peer detail"
+    # the nodes that are kept for an ensemble
+    ENSEMBLE_KEEPS = "ensemble_keeps", "node_count"
+    ENSEMBLE_ASKS_FOR_NOTHING = "ensemble_asks_for_nothing"
+    ENSEMBLE_AT_ITS_MAX = "ensemble_at_its_max", "scope nodes_max wanted"
+    ENSEMBLE_SHARE = "ensemble_share", "wanted have nodes_max others"
+    ENSEMBLE_BUDGET_SPENT = "ensemble_budget_spent", "spent budget"
     # a create fails, by the kind of the failure; it blocks a type for a while
     CREATE_CAPACITY = "create_capacity", "detail"
     CREATE_THROTTLED = "create_throttled", "detail"

@@ -323,6 +323,11 @@ SENTENCES: Mapping[str, str] = {
     Code.DELEGATED_ENDING: "is ending",
     Code.DELEGATION_CALL_FAILED: "a call failed and is tried again: {detail}",
     Code.PEER_UNREACHABLE: "{peer} cannot be reached: {detail}",
+    Code.ENSEMBLE_KEEPS: "{node_count} nodes are kept for it",
+    Code.ENSEMBLE_ASKS_FOR_NOTHING: "it asks for no nodes",
+    Code.ENSEMBLE_AT_ITS_MAX: "it asks for {wanted} nodes, and {scope} nodes_max = {nodes_max}",
+    Code.ENSEMBLE_SHARE: "it asks for {wanted} nodes, and its share of nodes_max = {nodes_max} is {have}: {others}",
+    Code.ENSEMBLE_BUDGET_SPENT: "its nodes have cost {spent} today (UTC), and its per_day = {budget}",
 }
 # Added to the sentence if the reason names jobs.
 ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}

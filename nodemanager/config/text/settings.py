@@ -734,6 +734,7 @@ class EnsembleSettings(SectionSettings):
     weight: _Rate = 1.0
     nodes_min: _Count = 0
     nodes_max: _Positive | None = None
+    per_day: _Price | None = None
     allow_custom: _YesOrNo = False
 
 
