@@ -55,7 +55,7 @@ def markets_of(node: NodeSettings) -> tuple[Market, ...]:
 
 
 def price_on(node: NodeSettings, market: Market) -> Decimal | None:
-    """The price on a market that the section of a node type gives. A type for spot alone may give it as its price."""
+    """The price on a market that a section gives. A type for spot alone may give it as its price."""
     if market is Market.SPOT and (node.spot_price_per_hour is not None or node.market is None):
         return node.spot_price_per_hour
     return node.price_per_hour

@@ -148,10 +148,10 @@ class Purchaser:
 
     def buy(self, node_type: NodeType) -> Purchase | None:
         """Buy a node of the type for a free slot, within the limits; None if that cannot be."""
+        size = self._size(node_type)
         place = self._first(node_type, self.supply.slots_free_now(node_type))
         if place is None:
             return None
-        size = self._size(node_type)
         if size.market is Market.SPOT:
             self.spot += 1
         return Purchase(place, size, open_zones(size, self.supply.snapshot)[0], serves=(), job_count=0)

@@ -21,6 +21,7 @@ SAMPLES_MIN = 3  # samples needed before a time shorter than the site's setting 
 LEAD_MAX = 0.5
 RECLAIM = "spot reclaim"  # how adapters begin the cause of an end by the provider
 RECLAIM_HOURS = 100.0  # the site's estimate of reclaims counts like so many node-hours
+LONG_RUN_S = 2 * 86400.0  # jobs without a time limit, or with one above a day, count as so long
 RERUNS_MAX = 50.0  # in the exponent: such a job would never end on a spot node
 
 
@@ -102,7 +103,7 @@ def rerun_factor(snapshot: Snapshot, node_type: NodeType, policy: Policy, span_s
     count, node_s = snapshot.learned.reclaims.get(node_type.name, (0, 0.0))
     assumed = policy.rules.spot_reclaims_per_hour * RECLAIM_HOURS
     per_s = (assumed + count) / (RECLAIM_HOURS * 3600.0 + node_s)
-    run_s = (3600.0 if span_s == math.inf else span_s) + (boot_s(snapshot, node_type.name) or 0.0)
+    run_s = min(span_s, LONG_RUN_S) + (boot_s(snapshot, node_type.name) or 0.0)
     expected = min(per_s * run_s, RERUNS_MAX)
     return math.expm1(expected) / expected if expected > 0 else 1.0
 

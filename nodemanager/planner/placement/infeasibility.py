@@ -15,6 +15,8 @@ from nodemanager.planner.scheduler.sched_simple import pieces_of, slots_per_piec
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
 
+SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
+
 
 def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
     """The node types, the cheapest first; types that are too small for what the job asks for come last."""
@@ -43,6 +45,18 @@ def memory_per_piece(shape: Shape, supply: Supply) -> int:
 def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
     """The sort key of node types, the cheapest first."""
     return node_type.price_per_hour, node_type.cores, node_type.name
+
+
+def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
+    """The same as :func:`why_never`, from a cache."""
+    known = supply.feasibility.obstacle_of
+    try:
+        return known[shape]
+    except KeyError:
+        if len(known) >= SHAPES_CACHED:
+            known.clear()
+        why = known[shape] = why_never(shape, supply)
+        return why
 
 
 def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
@@ -116,6 +130,11 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obs
         price = node_type.price_per_hour
         payable = nodes_left if price <= 0 else min(nodes_left, int(price_left // price))
         free = min(left.free.get(name, 0), supply.count_free_for(node_type, shape.constraint))
+        spot_left = supply.spot_left(node_type)
+        if spot_left is not None and spot_left < min(free, payable, -(-want // each)):
+            share = policy.rules.spot_share_max
+            first = first or because(Code.SPOT_SHARE_MAX, node_type=name, spot_share_max=share)
+            continue
         taken = max(0, min(free, payable, -(-want // each)))
         want -= taken * each
         nodes_left -= taken

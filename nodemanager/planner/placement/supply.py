@@ -13,7 +13,8 @@ from math import inf
 from nodemanager.core.drains import drain_text, is_our_drain
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, NodeLoad, Not
 from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
-from nodemanager.core.reasons import Reason
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import price_per_hour as launch_price
@@ -37,6 +38,8 @@ SlotAndRank = tuple[SlotName, Rank]
 
 # If jobs need more than this part of the nodes with room, each gets a bin, whether a job could get it or not.
 REACHABLE_PART = 0.25
+NAMED_MAX = 10  # nodes in a reason
+_BEING_REMOVED = (NodeState.STOPPING, NodeState.GONE)
 
 
 # --- existing nodes ---------------------------------------------------------------------------------------
@@ -391,6 +394,13 @@ class Supply:
             for it in self.policy.node_types
         }
 
+    def spot_left(self, node_type: NodeType) -> int | None:
+        """How many nodes ``spot_share_max`` allows of a type that is on sale as spot nodes only; None if any."""
+        share, (count, spot) = self.policy.rules.spot_share_max, self.fleet
+        if share >= 1.0 or any(it.market is not Market.SPOT for it in self.on_sale.get(node_type.name, ())):
+            return None
+        return max(0, int((share * count - spot) / (1.0 - share) + 1e-9))
+
     def cheapest(self, node_type: NodeType) -> NodeType:
         """The type as the cheapest size that may be bought now, or that there is."""
         return next(iter(self.on_sale.get(node_type.name, ())), node_type)
@@ -524,13 +534,27 @@ def current_supply(
         snapshot,
         policy,
         rank_index=rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy),
-        blocked={**unavailable_types(snapshot, policy, sizes), **unavailable_types(snapshot, policy, closed)},
+        blocked={
+            **unavailable_types(snapshot, policy, sizes),
+            **_why_nothing_added(snapshot, policy),
+            **unavailable_types(snapshot, policy, closed),
+        },
         blocked_sizes={name: {**sizes.get(name, {}), **closed.get(name, {})} for name in {**sizes, **closed}},
         nodes_left=policy.limits.nodes_max - costing - len(ownerless_strays(snapshot)),
         price_left=price_left,
         fleet=(costing, spot),
         budget_left=budget_left,
     )
+
+
+def _why_nothing_added(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
+    """Why no type is bought now: while nodes are removed, a larger number would bring these back."""
+    node_index = node_index_of(snapshot)
+    if not policy.stacked or not any(node_index.count_by_state.get(state) for state in _BEING_REMOVED):
+        return {}
+    leave = sorted(node.launch.slot for node in node_index.to_check.values() if node.state in _BEING_REMOVED)
+    reason = because(Code.NODES_BEING_REMOVED, nodes=tuple(leave[:NAMED_MAX]))
+    return {node_type.name: reason for node_type in policy.node_types}
 
 
 def _leased_indexes(

@@ -10,7 +10,7 @@ from random import Random
 from typing import Literal
 
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
-from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.whatif.cloud.distributions import TypeBehaviour
 
