@@ -63,7 +63,7 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, Ty
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.state.node import Create, Health, JoinReport, Listing, Node, Seen, Stop
-from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
+from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.planner.state.snapshot import (
     Account,
     Learned,
@@ -77,7 +77,7 @@ from nodemanager.planner.state.snapshot import (
     Spending,
 )
 
-_OF_POLICY = (Limits, Timing, Rules, Calls, Fixed)
+_OF_POLICY = (Limits, Timing, Rules, Calls, Upkeep, Fixed)
 _OF_SNAPSHOT = (Sources, Queues, News, Operator, SlotSettings, Account, Learned, Spending)
 _OF_NODE = (Create, Listing, Seen, Stop, JoinReport, Health)
 GROUPS = (*_OF_POLICY, *_OF_SNAPSHOT, *_OF_NODE)

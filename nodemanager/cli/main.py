@@ -99,6 +99,9 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
             guest = service_verbs.not_for_guests(str(error))
             return service_verbs.print_error(guest, service_verbs.EXIT_NO_PERMISSION, as_json=chosen.json)
         return service_verbs.print_error(error, EXIT_CONFIG, as_json=chosen.json)
+    from nodemanager.flux.bindings import use_bridge
+
+    use_bridge(site.flux.bridge)
     return (names if chosen.verb == NAMES_VERB else VERBS[chosen.verb])(site, chosen)
 
 
@@ -131,9 +134,10 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, list[Companion]]:
     """Return what keeps nodes for ensembles, and what runs those of the site and serves those elsewhere."""
+    from nodemanager.service.ensemble_costs import COSTS_FILE, DayCosts
     from nodemanager.service.floors import Floors
 
-    floors = Floors(time.monotonic, site.limits.nodes_max)
+    floors = Floors(time.monotonic, site.limits.nodes_max, costs=DayCosts(site.state_dir / COSTS_FILE))
     companions: list[Companion] = []
     may_run = site.acts and not site.flux.simulated
     # Only sites that use them pay for these modules.

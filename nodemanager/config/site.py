@@ -16,7 +16,8 @@ from uuid import UUID
 
 from pydantic import SecretStr, ValidationError
 
-from nodemanager.config.providers import azure, ec2, gce, openstack
+from nodemanager.config.fingerprints import with_fingerprints
+from nodemanager.config.providers import azure, ec2, gce, minicluster, openstack
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
@@ -37,6 +38,7 @@ from nodemanager.config.text.settings import (
     Burst,
     CloudSettings,
     DelegateTo,
+    DisruptionSettings,
     EnsembleSettings,
     FluxSettings,
     JoinMethod,
@@ -86,6 +88,7 @@ _SECTIONS = (
     "Policy",
     "Join",
     "Budget",
+    "Disruption",
     "Web",
     "Journal",
     "Simulation",
@@ -100,6 +103,9 @@ _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
         "systemd": False,
     }
 )
+
+# A node has a part of a machine, whose size says nothing about that part.
+_SHARES_MACHINES = (Provider.LOCAL, Provider.MINICLUSTER)
 
 _S = TypeVar("_S", bound=SectionSettings)
 
@@ -129,6 +135,7 @@ class Site:
     policy: PolicySettings
     join: JoinSettings
     budget: BudgetSettings
+    disruption: DisruptionSettings
     web: WebSettings
     journal: JournalSettings
     simulation: SimulationSettings
@@ -221,6 +228,7 @@ class _SiteLoader:
         policy = self._section("Policy", PolicySettings)
         join = self._section("Join", JoinSettings)
         budget = self._section("Budget", BudgetSettings)
+        disruption = self._section("Disruption", DisruptionSettings)
         web = self._section("Web", WebSettings)
         journal = self._section("Journal", JournalSettings)
         simulation = self._section("Simulation", SimulationSettings)
@@ -242,7 +250,7 @@ class _SiteLoader:
             needed = _provider_faults(self._document, cloud, nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
         node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
-        flux = self._complete_flux(flux, state_dir) if flux else None
+        flux = self._complete_flux(flux, cloud, state_dir) if flux else None
         if flux and not flux.simulated:
             node_types = self._with_configured_slots(node_types, flux)
         if self._faults or not (
@@ -254,11 +262,13 @@ class _SiteLoader:
             and policy
             and join
             and budget
+            and disruption
             and web
             and journal
             and simulation
         ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
+        join = self._complete_join(join, flux, cloud, state_dir)
         return Site(
             path=self._document.file,
             cluster=site.cluster,
@@ -266,17 +276,18 @@ class _SiteLoader:
             state_dir=state_dir,
             mode=site.mode,
             flux=flux,
-            cloud=cloud,
+            cloud=self._complete_cloud(cloud),
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
             policy=with_default_misfit(policy, cloud),
-            join=self._complete_join(join, flux, cloud, state_dir),
+            join=join,
             budget=budget,
+            disruption=disruption,
             web=self._complete_web(web, state_dir),
             journal=journal,
             simulation=simulation,
-            node_types=node_types,
+            node_types=with_fingerprints(node_types, nodes, cloud, flux, join),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
             nodes=MappingProxyType(nodes),
             peers=MappingProxyType(peers),
@@ -378,12 +389,20 @@ class _SiteLoader:
                 f"and they would keep costing money: write cluster = {kept}, or remove {file} once all are gone",
             )
 
-    def _complete_flux(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
+    def _complete_flux(self, flux: FluxSettings, cloud: CloudSettings | None, state_dir: Path) -> FluxSettings:
         folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir
         uri = flux.uri
         if uri.startswith(_LOCAL):
             uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
-        return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+        completed: dict[str, object] = {"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)}
+        if cloud and cloud.provider is Provider.MINICLUSTER and not flux.simulated:
+            completed["join"] = JoinMethod.IMAGE  # the operator gives each pod its configuration
+        return flux.model_copy(update=completed)
+
+    def _complete_cloud(self, cloud: CloudSettings) -> CloudSettings:
+        if cloud.kubeconfig is None:
+            return cloud
+        return cloud.model_copy(update={"kubeconfig": _absolute(self._folder / cloud.kubeconfig)})
 
     def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:
         listen = web.listen
@@ -449,8 +468,8 @@ class _SiteLoader:
 
 
 def with_default_misfit(policy: PolicySettings, cloud: CloudSettings) -> PolicySettings:
-    """Accept misfits on a local cloud, unless the site says otherwise: its nodes share one machine's cores."""
-    if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
+    """Accept misfits if nodes are parts of machines, unless the site says otherwise."""
+    if cloud.provider in _SHARES_MACHINES and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
     return policy
 
@@ -474,6 +493,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         image=node.image or cloud.image,
         zones=ec2.zones_of(node) or ec2.zones_of(cloud),
         spares=node.spares,
+        max_age_s=node.max_age_s,
     )
 
 
@@ -548,7 +568,9 @@ def _contradictions(
 def _outside_contradictions(document: Document, flux: FluxSettings, cloud: CloudSettings | None) -> Iterator[Fault]:
     if flux.simulated and flux.join is not JoinMethod.DIRECTORY:
         yield document.fault("Flux", "join", "no node joins a simulated Flux: write join = directory")
-    if not flux.simulated and not flux.head_address:
+    if cloud and cloud.provider is Provider.MINICLUSTER and "join" in flux.model_fields_set:
+        yield document.fault("Flux", "join", "the operator configures the pods of a MiniCluster: remove the key")
+    if not flux.simulated and not flux.head_address and not (cloud and cloud.provider is Provider.MINICLUSTER):
         yield document.fault("Flux", "head_address", "must be given: the address at which nodes reach rank 0")
     if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
         yield document.fault(
@@ -569,6 +591,8 @@ def _provider_faults(
             yield from gce.faults(document, cloud, nodes)
         case Provider.AZURE:
             yield from azure.faults(document, cloud, nodes)
+        case Provider.MINICLUSTER:
+            yield from minicluster.faults(document, cloud, nodes)
         case Provider.LOCAL | Provider.SIMULATED:
             pass
 

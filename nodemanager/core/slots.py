@@ -58,6 +58,8 @@ class NodeType:
     image: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves the choice to the provider
     spares: int = 0  # nodes kept up beyond what jobs need, so that the next job starts at once
+    max_age_s: float | None = None  # older nodes are replaced; None: at no age
+    made_from: str = ""  # the fingerprint of what its nodes are made from (``core.upkeep.rules``); "" if unknown
 
     def with_promise(self, promise: Promise) -> NodeType:
         """The type with the resources that the instance declares instead of the site's."""

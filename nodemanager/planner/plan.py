@@ -13,7 +13,7 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
@@ -36,7 +36,7 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
+from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.cost.budget import budget_changes_s
@@ -51,13 +51,15 @@ from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Pur
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
-from nodemanager.planner.spares import count_ready, count_usable, spare_purchases
+from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
+from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
+from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
 Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
@@ -88,6 +90,26 @@ class Basis:
         """The waiting jobs."""
         return queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
 
+    @lazy_property
+    def purchaser(self) -> Purchaser:
+        """Buys what no job needs, from what the jobs leave of the limits."""
+        return Purchaser(self.placement.supply, self.placement, self.needs)
+
+    @lazy_property
+    def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
+        """What upkeep does now, and what it buys."""
+        if self.overspent is not None or self.policy.stacked:  # no single node of a stack can be replaced
+            return UpkeepPlan(), ()
+        bought: list[Purchase] = []
+
+        def can_buy(node_type: NodeType) -> bool:
+            purchase = self.purchaser.buy(node_type)
+            bought.extend([purchase] if purchase is not None else [])
+            return purchase is not None
+
+        made = plan_upkeep(self.snapshot, self.policy, lambda: self.needs.needed, can_buy)
+        return made, tuple(zip(bought, (why for _, why in made.to_buy), strict=True))
+
     @property
     def overspent(self) -> Reason | None:
         """Why all nodes leave: the budget is spent."""
@@ -109,6 +131,7 @@ class Plan:
     price_per_hour: Decimal = Decimal(0)  # of every node that is, or may be, billed
     again_at_s: float = inf  # when the passing of time alone may change a decision
     calls_held: bool = False  # a call waits until another one has been answered
+    due: Mapping[LaunchId, DueNode] = field(default_factory=dict)  # nodes to be replaced
     basis: Basis | None = field(default=None, repr=False, compare=False)  # None if no job was placed
 
     @lazy_property
@@ -209,8 +232,10 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             steps.again_at_s,
             _strays_change_s(snapshot, policy),
             _purchases_change_s(basis),
+            basis.upkeep[0].again_at_s,
         ),
         calls_held=any(step.held for step in steps.steps.values()),
+        due=basis.upkeep[0].due,
         basis=basis,
     )
 
@@ -284,7 +309,7 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
-    snapshot, policy, needed = basis.snapshot, basis.policy, basis.needs.needed
+    snapshot, policy, needed, upkeep = basis.snapshot, basis.policy, basis.needs.needed, basis.upkeep[0]
     unsent = _review_unsent(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
@@ -302,11 +327,21 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         count_ready=count_ready(snapshot, policy, needed, ended),
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
+        jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
         create_credit=supply.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        upkeep=upkeep,
     )
+    if policy.stacked:
+        context.order_nodes()
     return step_nodes(context)
+
+
+def _jobs_want_more(basis: Basis) -> bool:
+    """Whether jobs wait for nodes that do not exist yet."""
+    placement = basis.placement
+    return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
@@ -315,7 +350,14 @@ def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, u
     if not leases:
         return {}
     return unsent_leases.review(
-        leases, basis.snapshot, basis.policy, basis.price_per_hour, basis.placement, basis.needs, settling
+        leases,
+        basis.snapshot,
+        basis.policy,
+        basis.price_per_hour,
+        basis.placement,
+        basis.needs,
+        settling,
+        basis.upkeep[0].awaited,
     )
 
 
@@ -331,14 +373,32 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
 def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0
-    spares = spare_purchases(snapshot, policy, basis.placement, needs) if extra else []
+    spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
+    wanted = [*((purchase, _demand(purchase)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
+    if policy.stacked and wanted:
+        wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy)
-        for purchase, reason in (*((purchase, _demand(purchase)) for purchase in needs.purchases), *spares)
+        for purchase, reason in wanted
         if allowance.take(purchase.node_type)
     )
+
+
+def _in_order(wanted: Sequence[tuple[Purchase, Reason]], basis: Basis) -> list[tuple[Purchase, Reason]]:
+    """The purchases from the lowest slot up, and those of the slots between them."""
+    placement = basis.placement
+    by_slot = {purchase.place[0]: (purchase, reason) for purchase, reason in wanted}
+    fills, reached = places_between(
+        by_slot.keys(), placement.supply, placement.allocation.nodes_left, placement.price_left
+    )
+    highest = max(reached, key=lambda slot: by_slot[slot][0].place[1], default=None)
+    found = [by_slot[slot] for slot in reached]
+    if highest is not None:
+        reason = because(Code.FILLS_A_GAP, node=highest)
+        found += [(Purchase(place, node_type, "", (), 0), reason) for place, node_type in fills]
+    return sorted(found, key=lambda it: it[0].place[1])
 
 
 def _demand(purchase: Purchase) -> Reason:
@@ -432,7 +492,8 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    return _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    adopted = _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    return replace(adopted, made_from=identity.made_from)
 
 
 def _new_launch(
@@ -449,4 +510,5 @@ def _new_launch(
         requested_at=requested_at,
         zone=zone,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        made_from=node_type.made_from,
     )

@@ -20,16 +20,16 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.due import is_on_its_way_out
 
 
 def spare_purchases(
-    snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds
+    snapshot: Snapshot, policy: Policy, purchaser: Purchaser, needs: FleetNeeds
 ) -> list[tuple[Purchase, Reason]]:
     """The purchases beyond what jobs need, each with its reason."""
     bought: list[tuple[Purchase, Reason]] = []
     if not policy.has_spares and policy.limits.nodes_min <= 0:
         return bought
-    purchaser = _Purchaser(placement.supply, placement, needs)
     have = count_ready(snapshot, policy, needs.needed)
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
@@ -112,6 +112,8 @@ def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     rank = node.rank
     if snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s) or _is_lease_ending(node):
         return False
+    if is_on_its_way_out(node, snapshot, policy):
+        return False
     if rank is None:
         return True
     if rank.excluded or drained_by_others(rank):
@@ -125,7 +127,7 @@ def _is_lease_ending(node: Node) -> bool:
 
 
 @dataclass(slots=True)
-class _Purchaser:
+class Purchaser:
     """Buys what is left after the jobs' purchases, within the limits."""
 
     supply: Supply

@@ -37,6 +37,7 @@ def encode(launch: Launch) -> str:
         "client_token": launch.client_token,
         "requested_at": launch.requested_at,
         "zone": launch.zone,
+        "made_from": launch.made_from,
     }
     if launch.tariff is not None:
         fields["tariff"] = {
@@ -63,6 +64,7 @@ def decode(text: str, slot: SlotName) -> Launch:
         requested_at=seconds_at(fields.get("requested_at"), "record.requested_at"),
         zone=text_at(fields.get("zone", ""), "record.zone"),
         tariff=_tariff(fields["tariff"]) if "tariff" in fields else None,
+        made_from=text_at(fields.get("made_from", ""), "record.made_from"),
     )
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.slots import ForeignDrain, Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.upkeep.rules import Disruption, Drift
 
 # How long a failed create blocks its type, or all types.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -74,6 +75,15 @@ class Rules:
 
 
 @dataclass(frozen=True)
+class Upkeep:
+    """The rules for replacing nodes: ``[Disruption]`` of the site, and ``drift``."""
+
+    drift: Drift = Drift.REPLACE
+    disruption: Disruption = field(default_factory=Disruption)
+    of_type: Mapping[TypeName, Disruption] = field(default_factory=dict)  # limits within that of the whole fleet
+
+
+@dataclass(frozen=True)
 class Calls:
     """How the provider is called: ``[Cloud]`` of the site."""
 
@@ -111,11 +121,14 @@ class Policy:
     timing: Timing = Timing()
     rules: Rules = Rules()
     calls: Calls = Calls()
+    upkeep: Upkeep = field(default_factory=Upkeep)
     fixed: Fixed = field(default_factory=Fixed)
     # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
+    # The provider has only a number of nodes: a new node gets the lowest free slot, and only the highest can leave.
+    stacked: bool = False
 
     def passes_over(self, *, of_user: bool) -> bool:
         """Whether nodes are bought for jobs behind one that is unserved for long.

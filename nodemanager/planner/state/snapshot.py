@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from types import MappingProxyType
@@ -26,6 +26,9 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
+Make = tuple[TypeName, str, str]  # what a node was made from: its type, fingerprint and zone
+
+
 @dataclass(frozen=True)
 class NodeIndex:
     """The nodes by use, with counts. Maintained by ``state.node_index``; ``nodes`` is what it was built from."""
@@ -41,6 +44,8 @@ class NodeIndex:
     count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # only nodes that may be billed
     launch_of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
     launch_of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
+    count_by_make: Mapping[Make, int] = field(default_factory=_empty)
+    by_age: Sequence[tuple[float, LaunchId]] = ()  # all nodes by ``requested_at``, the oldest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,7 @@ class Source:
     answer_due_s: float | None = None  # deadline of the query in flight; None if there is none
     retry_s: float = 0.0
     failure: str = ""
+    news_s: float | None = None  # when it told that something changed; None if a query has begun since
 
 
 @dataclass(frozen=True)

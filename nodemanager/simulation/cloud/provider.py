@@ -324,7 +324,9 @@ class SimulatedCloud:
         self._cluster_uuid = cluster_uuid
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
-        identity = Identity(self._cluster, self._cluster_uuid, launch.id, launch.slot, node_type.name)
+        identity = Identity(
+            self._cluster, self._cluster_uuid, launch.id, launch.slot, node_type.name, launch.made_from
+        )
         return self._provider.create(launch, node_type, identity)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:

@@ -121,6 +121,7 @@ def status(published: Publication) -> Document:
                 for by, drained in drained_nodes(snapshot, policy).items()
             },
             "to_retire": len(snapshot.operator.steering.retirements),
+            "to_replace": len(plan.due),
             "orphans": len(supply.ownerless_strays(snapshot)),
             "intruders": len(snapshot.account.intruders),
             "strangers": snapshot.account.strangers,
@@ -133,10 +134,34 @@ def status(published: Publication) -> Document:
             "price_per_hour_left": float(policy.limits.price_per_hour_max - plan.price_per_hour),
         },
         "price_per_hour": float(plan.price_per_hour),
+        "due": due_documents(published),
         "blocks": blocks(snapshot, clock),
         "warnings": [reason_document(warning, clock) for warning in plan.warnings],
         "sources": sources(published),
     }
+
+
+def due_documents(published: Publication) -> list[Document]:
+    """The nodes that upkeep replaces, in their order: why, how far that is, and when if it is known."""
+    clock, nodes = clock_of(published), published.snapshot.nodes
+    return [
+        {
+            "node": id_,
+            "slot": nodes[id_].launch.slot,
+            "node_type": nodes[id_].launch.type_name,
+            "stage": it.stage.name.lower(),
+            "why": reason_document(it.why, clock),
+            "reason": reason_document(it.reason, clock),
+            "when_at": it.when_at,
+        }
+        for id_, it in published.plan.due.items()
+        if id_ in nodes
+    ]
+
+
+def _due_document(node: Node, published: Publication) -> Document | None:
+    due = published.plan.due.get(node.id)
+    return reason_document(due.reason, clock_of(published)) if due is not None else None
 
 
 def _price_by_type(published: Publication) -> dict[str, float]:
@@ -238,6 +263,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "held": _mark_document(snapshot.operator.steering.holds.get(node.id)),
         "drained_by_others": rank.drain_reason if rank is not None and drained_by_others(rank) else None,
         "to_retire": _mark_document(snapshot.operator.steering.retirements.get(node.id)),
+        "due": _due_document(node, published),
         "call": str(node.call.kind) if node.call is not None else None,
     }
 

@@ -48,7 +48,7 @@ function showStatus(status) {
   const { nodes, limits, jobs, spent } = status;
   const running = (jobs.run ?? 0) + (jobs.cleanup ?? 0);
   const waiting = (jobs.new ?? 0) + (jobs.depend ?? 0) + (jobs.priority ?? 0) + (jobs.sched ?? 0);
-  const extras = [[nodes.held, "held"], [nodes.to_retire, "to retire"], [nodes.orphans, "orphans"], [nodes.intruders, "intruders"]]
+  const extras = [[nodes.held, "held"], [nodes.to_retire, "to retire"], [nodes.to_replace, "to replace"], [nodes.orphans, "orphans"], [nodes.intruders, "intruders"]]
     .filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
   tile("tile-nodes", nodes.total.toLocaleString("en"), `of ${limits.nodes_max.toLocaleString("en")}`, extras || `${Object.values(nodes.wanted).reduce((sum, it) => sum + it, 0).toLocaleString("en")} wanted`);
   bar("bar-nodes", nodes.total / Math.max(1, limits.nodes_max));

@@ -266,8 +266,10 @@ class PlannerDriver:
         return node
 
     def _identity(self, machine: ReplayMachine) -> Identity:
-        cluster, type_name = self._policy.cluster, machine.node_type.name
-        return Identity(cluster, self._policy.cluster_uuid, machine.launch, machine.slot, type_name)
+        policy, node_type = self._policy, machine.node_type
+        return Identity(
+            policy.cluster, policy.cluster_uuid, machine.launch, machine.slot, node_type.name, node_type.made_from
+        )
 
     # --- deciding ---
 
