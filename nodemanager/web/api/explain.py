@@ -317,6 +317,15 @@ def explain_past(reader: HistoryReader, kind: str, name: str, at: float) -> Docu
     }
 
 
+def recent_history(reader: HistoryReader, kind: str, name: str) -> list[Document]:
+    """What the history has on a job, a launch or a node type, oldest first; nothing if it cannot be read."""
+    try:
+        events = reader.events(subject=_history_subject(kind, name), limit=HISTORY_SHOWN)
+    except HistoryUnreadable:
+        return []
+    return [_history_line(event) for event in events]
+
+
 def _where_history_begins(reader: HistoryReader) -> str:
     begins_at, set_aside = reader.begins_at(), reader.set_aside_files()
     begins = f"; it begins at {format_wall_time(begins_at)}" if begins_at is not None else ""
