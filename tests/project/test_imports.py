@@ -30,9 +30,12 @@ LAYERS = (
 ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
-    "planner": ("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", ""),
+    "planner": (
+        *("state", "cost", "observe", "upkeep", "scheduler", "supply", "packing", "placement", "limits", "stacked"),
+        *("steps", ""),
+    ),
     "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
-    "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
+    "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", ""),
     "history": ("", "store"),
     "web": ("state", "api", "", "grpc"),
     "simulation": ("time", "flux", "cloud", "delegation", ""),
