@@ -35,6 +35,7 @@ from nodemanager.core.orders import (
     ClaimInstance,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -188,6 +189,9 @@ class Manager(CrashOnlyActor):
                     self._workers.dispatch(launch.id, WithDeadline(order, start_before_s))
                 case DestroyNode(launch=launch_id, provider_id=provider_id):
                     self._workers.dispatch(launch_id or provider_id, WithDeadline(order, start_before_s))
+                case DelegateJob():
+                    if addresses.delegator is not None:
+                        addresses.delegator.tell(order)
                 case (
                     DrainNode()
                     | CordonNode()

@@ -58,6 +58,7 @@ from nodemanager.config.text.settings import (
 from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
 
 __all__ = [
+    "Burst",
     "ConfigError",
     "DelegateTo",
     "Fault",

@@ -21,6 +21,7 @@ from nodemanager.core.nodes import (
     ProviderId,
     QuotaScope,
 )
+from nodemanager.core.peers import PeerOffer
 from nodemanager.core.records import NOTHING_SPENT, UNSTEERED, HeldJob, Mark, Spend, Steering
 from nodemanager.core.slots import Hardware, Rank, SlotsWish
 
@@ -407,6 +408,22 @@ FluxFact = (
     | FluxCallFailed
     | OrderLapsed
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """The peers to which jobs may be sent, and the jobs that were.
+
+    ``userid``: only this user's jobs can go. ``taken``: jobs at a peer, or on their way, whose users did not ask
+    for it. ``refused``: the peers that refused a job.
+    """
+
+    peers: tuple[PeerOffer, ...]
+    userid: int
+    taken: frozenset[JobId] = frozenset()
+    refused: Mapping[JobId, frozenset[str]] = field(default_factory=dict)
+
+
 OperatorFact = HoldPlaced | RetirementRequested | NodeReleased | DecisionsPaused | DecisionsResumed
 CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
-Fact = FluxFact | CloudFact | OperatorFact | JoinFact
+Fact = FluxFact | CloudFact | OperatorFact | JoinFact | PeersSeen

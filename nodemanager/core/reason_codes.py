@@ -193,6 +193,8 @@ class Code(StrEnum):
     DELEGATED_RUNNING = "delegated_running", "peer remote"
     DELEGATED_ENDING = "delegated_ending"
     DELEGATION_CALL_FAILED = "delegation_call_failed", "detail"
+    SENT_TO_A_PEER = "sent_to_a_peer"
+    GIVEN_BACK = "given_back"
     PEER_UNREACHABLE = "peer_unreachable", "peer detail"
     # a create fails, by the kind of the failure; it blocks a type for a while
     CREATE_CAPACITY = "create_capacity", "detail"

@@ -300,6 +300,8 @@ SENTENCES: Mapping[str, str] = {
     Code.DELEGATED_RUNNING: "runs at {peer} as {remote}",
     Code.DELEGATED_ENDING: "is ending",
     Code.DELEGATION_CALL_FAILED: "a call failed and is tried again: {detail}",
+    Code.SENT_TO_A_PEER: "on its way to a peer",
+    Code.GIVEN_BACK: "no peer takes it, so it runs here",
     Code.PEER_UNREACHABLE: "{peer} cannot be reached: {detail}",
 }
 # Added to the sentence if the reason names jobs.

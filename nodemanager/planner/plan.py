@@ -26,6 +26,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -45,6 +46,7 @@ from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
+from nodemanager.planner.peers.burst import bursts, jobs_away, without_jobs
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.holds import hold_orders, may_hold
 from nodemanager.planner.placement.make_room import make_room
@@ -59,7 +61,7 @@ from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
 
-Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case DestroyNode(launch=None, provider_id=provider_id):
             stray = snapshot.account.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
-        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
+        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
@@ -184,8 +186,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
-    basis = Basis(snapshot, policy, price)
     quiet = is_settled(snapshot, policy)
+    basis, bursting = _basis(snapshot, policy, price, quiet=quiet)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
     boots = _boot_orders(basis) if quiet else ()
@@ -198,6 +200,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
+            *bursting,
             *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
             *boots,
         ),
@@ -213,6 +216,21 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         calls_held=any(step.held for step in steps.steps.values()),
         basis=basis,
     )
+
+
+def _basis(
+    snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool
+) -> tuple[Basis, tuple[DelegateJob, ...]]:
+    """What the plan is made from, and the jobs to send to peers, which then ask for no nodes here."""
+    away = jobs_away(snapshot) if policy.bursts or snapshot.peers.ordered else {}
+    basis = Basis(without_jobs(snapshot, away), policy, price)
+    if not (policy.bursts and quiet and basis.queue.batches):
+        return basis, ()
+    orders = bursts(basis.snapshot, policy, basis.placement)
+    if not orders:
+        return basis, ()
+    leaving = {order.job: order.reason for order in orders}
+    return Basis(without_jobs(basis.snapshot, leaving), policy, price), orders
 
 
 # --- standing still ---------------------------------------------------------------------------------------

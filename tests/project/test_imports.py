@@ -30,7 +30,7 @@ LAYERS = (
 ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
-    "planner": ("state", "cost", "observe", "packing", "placement", ""),
+    "planner": ("state", "cost", "observe", "packing", "placement", "peers", ""),
     "flux": ("parse", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),
