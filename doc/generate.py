@@ -23,6 +23,7 @@ from nodemanager.cli import main
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
+    DisruptionSettings,
     EnsembleSettings,
     FluxSettings,
     JoinSettings,
@@ -54,6 +55,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Policy": PolicySettings,
     "Join": JoinSettings,
     "Budget": BudgetSettings,
+    "Disruption": DisruptionSettings,
     "Web": WebSettings,
     "Journal": JournalSettings,
     "Simulation": SimulationSettings,
@@ -80,6 +82,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Flux": {
         "uri": "How to reach rank 0: `local://PATH` with the path of its socket, relative to the site file's "
         "folder; or `simulated`. Default: the environment variable `FLUX_URI`, then the system instance.",
+        "bridge": "Whether the manager speaks to Flux through a process that flux-core's own Python runs "
+        "(`flux python`). `auto`: if the manager's Python cannot import flux-core's bindings. If no `flux` is on "
+        "PATH and `uri` is `ssh://HOST/PATH`, the process runs on HOST.",
         "head_host": "The name of rank 0 in the bootstrap table. No slot may have this name.",
         "head_address": "The address at which nodes reach rank 0. Required unless Flux is simulated. If it is a "
         "loopback address, rank 0 listens only there; for any other address it listens on all interfaces.",
@@ -100,13 +105,16 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes exist only in memory, for a "
         "simulated Flux. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of "
-        "an outer Flux instance, for an instance that runs inside it.",
+        "an outer Flux instance, for an instance that runs inside it. `minicluster`: nodes are pods of a "
+        "MiniCluster ([kubernetes.md](kubernetes.md)).",
         "outer_uri": "For `flux`: how to reach the outer instance. Default: the environment variable `FLUX_URI`.",
         "image": "The image that nodes boot. " + PROVIDER_ONLY,
         "network": "The network of the nodes. " + PROVIDER_ONLY + " For `openstack`: names or ids, separated by "
         "commas.",
         "zones": "The zones for new nodes. " + PROVIDER_ONLY + " `ec2` and `gce` try them in order; for `ec2` the "
         "default is the zones of `subnets`. `openstack` and `azure` take one zone.",
+        "price_list": "A file with the prices of `sizes`, and what each size has ([slots.md](slots.md)). The "
+        "default for `ec2` is libcloud's list, which is as old as its release.",
         "region": "For `ec2`: required. For `openstack`: required if its catalogue has several. For `azure`: the "
         "location.",
         "endpoint": "For `ec2`: the address of its API. Default: the region's own.",
@@ -122,6 +130,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "project": "For `gce`: the project's id.",
         "resource_group": "For `azure`: the resource group for new nodes.",
         "ssh_public_key": "For `azure`: the key for logging in to a node as `azureuser`.",
+        "name": "For `minicluster`: the name of the MiniCluster.",
+        "namespace": "For `minicluster`: its namespace. Default: that of the kubeconfig's context, or of the "
+        "manager's pod.",
+        "kubeconfig": "For `minicluster`: the file with the API server and the credentials. Default: the service "
+        "account of the manager's pod.",
+        "owner": "For `minicluster`: who changes its size. `us`: only the manager; nodes that others add are "
+        "adopted and leave when they are idle. `shared`: others too; the manager never removes the nodes that "
+        "they add.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate of create calls.",
@@ -194,6 +210,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
+        "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
+        "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
+        "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
         "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
         "`--dependency=delegate:TARGET`. `peers`: also other jobs of the instance's owner, if a peer is better "
         "than own nodes by cost and wait. `never`: none.",
@@ -218,6 +237,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "the service creates them. Relative to the site file's folder. Default: `grpc` in `state_dir`.",
         "grpc_plaintext": "Use neither TLS nor token for `grpc_listen`. It must then be an address of the loopback "
         "interface. Every user of the machine may then ask for nodes.",
+    },
+    "Disruption": {
+        "max": "How many nodes may be out of service at once because they are replaced ([upkeep.md](upkeep.md)): a "
+        "number, or a share of the nodes that are up. A share above 0 allows at least one node. 0: replace none.",
+        "windows": "When to begin replacing a node, as days, times and a time zone. A replacement that has begun "
+        "goes on after the window. Default: at any time.",
     },
     "Journal": {
         "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
@@ -280,13 +305,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Node NAME": {
         "size": "The provider's name for this type. Default: NAME.",
+        "sizes": "Instead of `size`: the sizes that may serve as nodes of this type, by name or by pattern. The "
+        "cheapest one that can be had is bought ([slots.md](slots.md)).",
         "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
         "right.",
         "gpus": "The number of GPUs that each slot declares to Flux. Flux does not check it either.",
         "memory": "The memory of a node, for jobs that request memory ([how-it-decides.md](how-it-decides.md)). "
         "Flux's R contains no memory, and its simple scheduler ignores it.",
         "price_per_hour": "The price, in the same currency for all types. 0 is allowed. All costs are estimates "
-        "from it, without disks and traffic.",
+        "from it, without disks and traffic. With `sizes`: the price of those that the price list lacks.",
         "billing": "The step in which the provider bills; a step that has begun is paid in full. With `free` a "
         "running node costs nothing more.",
         "billing_minimum": "The least time that is billed, however short a node's life.",
@@ -297,6 +324,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "1.",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
         "They cost money.",
+        "max_age": "Replace nodes of this type that are older than this, as `[Disruption]` allows. Default: at no "
+        "age.",
+        "disruption_max": "How many nodes of this type may be out of service at once because they are replaced, "
+        "within the `max` of `[Disruption]`. Default: only that counts.",
+        "disruption_windows": "When to begin replacing a node of this type. Default: the `windows` of "
+        "`[Disruption]`.",
         "mode": "`act`: nodes of this type are bought and terminated. `observe`: decisions are only reported, and "
         "existing nodes stay. Default: the value in `[Site]`.",
         "image": FROM_CLOUD,
@@ -314,6 +347,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "share by its weight. An ensemble that somebody runs beside the service has the weight 1.",
         "nodes_min": "As many of the nodes that it asks for come before the shares of others.",
         "nodes_max": "The largest number of nodes that it may ask for. Default: no limit of its own.",
+        "per_day": "What the nodes kept for it may cost on one day (UTC). Each counts at the mean price of the "
+        "fleet's nodes. When it is spent, none are kept until the next day. Default: no such budget.",
         "allow_custom": "Whether the custom functions of the file may run. They run as the service's user.",
     },
     "Peer NAME": {

@@ -64,7 +64,7 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, Ty
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.state.node import Create, Health, JoinReport, Listing, Node, Seen, Stop
-from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing
+from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.planner.state.snapshot import (
     Account,
     Learned,
@@ -78,7 +78,7 @@ from nodemanager.planner.state.snapshot import (
     Spending,
 )
 
-_OF_POLICY = (Limits, Timing, Rules, Calls, Fixed)
+_OF_POLICY = (Limits, Timing, Rules, Calls, Upkeep, Fixed)
 _OF_SNAPSHOT = (Sources, Queues, News, Operator, SlotSettings, Account, Learned, Spending)
 _OF_NODE = (Create, Listing, Seen, Stop, JoinReport, Health)
 GROUPS = (*_OF_POLICY, *_OF_SNAPSHOT, *_OF_NODE)
@@ -200,6 +200,8 @@ def a_launch(
         client_token=f"token-{id_}",
         requested_at=WALL_AT - age_s,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
     )
 
 

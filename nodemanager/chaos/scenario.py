@@ -28,6 +28,7 @@ from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.cost import budget
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.observe.node_health import survives_kills
+from nodemanager.planner.state.policy import Policy
 from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.faults import FluxFaults
@@ -176,12 +177,10 @@ class Scenario:
         """End all faults, raise the budget, and let the operator release all holds and pauses."""
         self.note("peace")
         self.peace = True
-        self.policy = replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, AMPLE_BUDGET))
         for process in self.processes:
             process.plan_checks.begin_peace()
             process.calls_left = None
-            # As after a reload of the site file: with the reduced declarations of its types.
-            process.manager.tell(UsePolicy(with_promises(self.policy, self.flux.promises)))
+        self.use_policy(replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, AMPLE_BUDGET)))
         self.provider.faults = healthy_cloud()
         self.flux.faults = FluxFaults()
         self.boots.p_loop = self.boots.p_wrong_slot = 0.0
@@ -242,6 +241,13 @@ class Scenario:
 
     def turn_join_knob(self, name: str, probability: float) -> None:
         """Ignore a fault of the join service: here nodes join without one."""
+
+    def use_policy(self, policy: Policy) -> None:
+        """Reload the site in every process of the service, and for those that start later."""
+        self.policy = policy
+        for process in self.processes:
+            # With the reduced declarations of its types, as a reload of the site file has them.
+            process.manager.tell(UsePolicy(with_promises(policy, self.flux.promises)))
 
     def tell_manager(self, fact: OperatorFact) -> None:
         """Tell the acting manager a fact, as an operator does."""

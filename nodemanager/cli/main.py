@@ -23,11 +23,12 @@ from rich.console import Console
 from nodemanager.cli import service_verbs
 from nodemanager.cli.parsing.options import NAMES_VERB, PROGRAM, add_verbs
 from nodemanager.cli.parsing.parser import Parser, WrongUse
-from nodemanager.cli.service_client import Client
+from nodemanager.cli.service_client import Client, ServiceUnreachable, make_client
 from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
 
 if TYPE_CHECKING:
-    from nodemanager.cli.prices import PriceComparison, PriceTable
+    from nodemanager.cli.prices import PriceComparison
+    from nodemanager.config.price_list import PriceTable
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
     from nodemanager.service.service import Companion
@@ -99,6 +100,9 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
             guest = service_verbs.not_for_guests(str(error))
             return service_verbs.print_error(guest, service_verbs.EXIT_NO_PERMISSION, as_json=chosen.json)
         return service_verbs.print_error(error, EXIT_CONFIG, as_json=chosen.json)
+    from nodemanager.flux.bindings import use_bridge
+
+    use_bridge(site.flux.bridge)
     return (names if chosen.verb == NAMES_VERB else VERBS[chosen.verb])(site, chosen)
 
 
@@ -131,9 +135,10 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, list[Companion]]:
     """Return what keeps nodes for ensembles, and what runs those of the site and serves those elsewhere."""
+    from nodemanager.service.ensemble_costs import COSTS_FILE, DayCosts
     from nodemanager.service.floors import Floors
 
-    floors = Floors(time.monotonic, site.limits.nodes_max)
+    floors = Floors(time.monotonic, site.limits.nodes_max, costs=DayCosts(site.state_dir / COSTS_FILE))
     companions: list[Companion] = []
     may_run = site.acts and not site.flux.simulated
     # Only sites that use them pay for these modules.
@@ -313,28 +318,28 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
 
 def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Compare the site's prices with a price list."""
-    from nodemanager.cli.prices import PriceTableError, compare_prices, read_bundled_table, read_table
+    from nodemanager.cli.prices import compare_prices
+    from nodemanager.config.price_list import PriceTableError, read_bundled_table, read_table
+    from nodemanager.config.sizes import regions_of
 
     try:
         table = (
             read_table(Path(chosen.table))
             if chosen.table
-            else read_bundled_table(str(site.cloud.provider), site.node_types)
+            else read_bundled_table(
+                str(site.cloud.provider),
+                {size.size: size.memory_bytes for it in site.node_types for size in it.by_size()},
+            )
         )
     except PriceTableError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     named = (chosen.region,) if chosen.region else ()
-    compared = compare_prices(site.node_types, table, lambda node_type: named or _regions(site, node_type.zones))
+    compared = compare_prices(
+        site.node_types, table, lambda node_type: named or regions_of(site.cloud, node_type.zones)
+    )
     _print_prices(compared, table)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
-
-
-def _regions(site: Site, zones: Sequence[str]) -> tuple[str, ...]:
-    """The regions of a node type. On Google's cloud they follow from its zones, such as us-central1-a."""
-    if site.cloud.provider is not Provider.GCE:
-        return (site.cloud.region,)
-    return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
 
 
 def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> None:
@@ -475,6 +480,19 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
     service_verbs.plan(client, service.with_cluster_uuid(site), chosen, console, policy_of=service.policy_of)
 
 
+def top(site: Site, chosen: argparse.Namespace) -> int:
+    """Show nodes, waiting jobs and events live, with keys to explain, hold, retire and pause."""
+    from nodemanager.cli.top.command import NoTerminal, run_top
+
+    try:
+        run_top(make_client(site))
+    except NoTerminal as error:
+        chosen.usage_error(str(error))
+    except ServiceUnreachable as error:
+        return service_verbs.print_error(error, EXIT_UNAVAILABLE, as_json=False)
+    return EXIT_OK
+
+
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
     """Run the service among simulated faults, once per seed, and report broken rules."""
     from nodemanager.chaos import command as chaos_verb
@@ -517,6 +535,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "resize": resize,
     "expand": expand,
     "status": service_verbs.with_exit_status(service_verbs.status),
+    "top": top,
     "nodes": service_verbs.with_exit_status(service_verbs.nodes),
     "jobs": service_verbs.with_exit_status(service_verbs.jobs),
     "peers": service_verbs.with_exit_status(service_verbs.peers),

@@ -130,7 +130,7 @@ def peers(client: Client, site: Site, chosen: Namespace, console: Console) -> No
 
 
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Explain why a job waits, why a node is kept or terminated, or why a node type is bought or not."""
+    """Explain why a job waits, a node or an ensemble's nodes are kept or not, or a node type is bought or not."""
     del site
     kind, name = chosen.kind, chosen.name
     # "2h ago" is by the service's clock, because a simulated service has its own.
@@ -181,13 +181,15 @@ def report(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 
 def names(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """List job ids, nodes or node types, one a line, for the shell's completion."""
+    """List job ids, nodes, node types or ensembles, one a line, for the shell's completion."""
     del console
     match chosen.kind:
         case "jobs":
             found = [job["job"] for job in client.get("/jobs")["jobs"]]
         case "nodes":
             found = client.get("/fleet")["slot"]
+        case "ensembles":
+            found = list(site.ensembles)
         case _:
             found = [node_type.name for node_type in site.node_types]
     print(*(escape_unprintable(name) for name in found), sep="\n")
@@ -202,13 +204,23 @@ def hold(client: Client, site: Site, chosen: Namespace, console: Console) -> Non
 
 
 def release(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Release a node that is held or being retired."""
+    """Release a node that is held, or that an operator retires or replaces."""
     _steer_node("release", "released", client, site, chosen, console)
 
 
 def retire(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Retire a node: drain it, and terminate it once nothing runs there."""
-    _steer_node("retire", "will be retired", client, site, chosen, console)
+    """Retire a node: drain it, and terminate it once nothing runs there; with --rolling when its turn comes."""
+    if chosen.node and not (chosen.all or chosen.type or chosen.rolling):
+        _steer_node("retire", "will be retired", client, site, chosen, console)
+        return
+    if not chosen.rolling or chosen.all == bool(chosen.node) or (chosen.type and not chosen.all):
+        chosen.usage_error("give NODE, NODE --rolling, or --all --rolling, with --type TYPE if you like")
+    if chosen.node:
+        _steer_node("replace", "will be replaced when its turn comes", client, site, chosen, console)
+        return
+    path = f"/replace-all/{quote_segment(chosen.type)}" if chosen.type else "/replace-all"
+    document = client.post(path, {"by": _user_name()})
+    _show_done(document, f"{len(document['nodes'])} nodes will be replaced in turns", chosen, console)
 
 
 def pause(client: Client, site: Site, chosen: Namespace, console: Console) -> None:

@@ -13,11 +13,15 @@ from nodemanager.config.site import Site
 RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "limits": None,
     "budget": None,
+    "disruption": None,
     "policy": None,
     "timing": None,
     # Each create names its image, and no existing node depends on it.
-    "cloud": frozenset({"creates_per_s", "creates_burst", "image"}),
-    "nodes": frozenset({"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image"}),
+    "cloud": frozenset({"creates_per_s", "creates_burst", "image", "price_list"}),
+    "nodes": frozenset(
+        {"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image", "sizes"}
+        | {"max_age_s", "disruption_max", "disruption_windows"}
+    ),
 }
 NOT_RELOADABLE = {
     "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data

@@ -274,8 +274,16 @@ class RetirementRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplacementsRequested:
+    """An operator has nodes replaced, as many at once and at such times as the site allows."""
+
+    launches: tuple[LaunchId, ...]
+    mark: Mark
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReleased:
-    """An operator withdrew the node's hold or retirement."""
+    """An operator withdrew the node's hold, retirement or replacement."""
 
     launch: LaunchId
 
@@ -301,6 +309,11 @@ class CloudListed:
 
     started_s: float
     nodes: tuple[CloudNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloudChanged:
+    """Something happened to the nodes at the provider: list them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,6 +437,10 @@ class PeersSeen:
     refused: Mapping[JobId, frozenset[str]] = field(default_factory=dict)
 
 
-OperatorFact = HoldPlaced | RetirementRequested | NodeReleased | DecisionsPaused | DecisionsResumed
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+OperatorFact = (
+    HoldPlaced | RetirementRequested | ReplacementsRequested | NodeReleased | DecisionsPaused | DecisionsResumed
+)
+CloudFact = (
+    CloudListed | CloudChanged | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+)
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact | PeersSeen

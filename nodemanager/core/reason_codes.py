@@ -18,6 +18,7 @@ class Figures(TypedDict, total=False):
 
     # names
     jobs: tuple[str, ...]
+    changed: tuple[str, ...]
     lacks: tuple[str, ...]
     node_types: tuple[str, ...]
     nodes: tuple[str, ...]
@@ -44,6 +45,7 @@ class Figures(TypedDict, total=False):
     queue: str
     remote: str
     scope: str
+    size: str
     source: str
     state: str
     wait: str
@@ -56,6 +58,7 @@ class Figures(TypedDict, total=False):
     declared_cores: int
     declared_gpus: int
     declared_memory_bytes: int
+    disruption_max: int
     failures: int
     free: int
     has_cores: int
@@ -81,6 +84,7 @@ class Figures(TypedDict, total=False):
     times: int
     to_give: int
     tries: int
+    under_way: int
     unready: int
     unready_max: int
     urgency: int
@@ -109,6 +113,8 @@ class Figures(TypedDict, total=False):
     idle_s: float
     idle_timeout_s: float
     lasts_s: float
+    max_age_s: float
+    opens_at: float
     orphan_grace_s: float
     quickest_stop_s: float
     rejoin_timeout_s: float
@@ -153,6 +159,7 @@ class Code(StrEnum):
     NODE_COMING = "node_coming", "nodes", "zone unheeded"
     NODE_CREATE_FAILED = "node_create_failed", "nodes detail"
     NODE_QUEUED_OUTSIDE = "node_queued_outside", "nodes"
+    NODE_PENDING_AT_PROVIDER = "node_pending_at_provider", "nodes detail"
     NODE_ORDERED = "node_ordered", "nodes", "zone unheeded"
     BEHIND_A_STUCK_JOB = "behind_a_stuck_job", "job"
     BEYOND_LIMITS = "beyond_limits", "node_count nodes_max price_per_hour price_per_hour_max"
@@ -196,6 +203,12 @@ class Code(StrEnum):
     SENT_TO_A_PEER = "sent_to_a_peer"
     GIVEN_BACK = "given_back"
     PEER_UNREACHABLE = "peer_unreachable", "peer detail"
+    # the nodes that are kept for an ensemble
+    ENSEMBLE_KEEPS = "ensemble_keeps", "node_count"
+    ENSEMBLE_ASKS_FOR_NOTHING = "ensemble_asks_for_nothing"
+    ENSEMBLE_AT_ITS_MAX = "ensemble_at_its_max", "scope nodes_max wanted"
+    ENSEMBLE_SHARE = "ensemble_share", "wanted have nodes_max others"
+    ENSEMBLE_BUDGET_SPENT = "ensemble_budget_spent", "spent budget"
     # a create fails, by the kind of the failure; it blocks a type for a while
     CREATE_CAPACITY = "create_capacity", "detail"
     CREATE_THROTTLED = "create_throttled", "detail"
@@ -211,6 +224,7 @@ class Code(StrEnum):
     BLOCKED_CREATE_TRANSIENT = "blocked_create_transient", "until_s detail"
     # a type is bought, or not
     BOUGHT = "bought", "node_count"
+    NODES_BEING_REMOVED = "nodes_being_removed", "nodes"
     ALL_SLOTS_TAKEN = "all_slots_taken", "node_type slots"
     NOTHING_IS_SHORT = "nothing_is_short"
     JOB_HELD_UP = "job_held_up", "job why"
@@ -223,8 +237,10 @@ class Code(StrEnum):
     JOB_NEVER_RUNS = "job_never_runs", "job job_count"
     GPU_NODE_UNGUARDED = "gpu_node_unguarded", "node_type job"
     DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"
+    IDLE_BELOW_BUSY_NODE = "idle_below_busy_node", "node_count node jobs"
     GPU_NODE_TAKEN = "gpu_node_taken", "node_type job nodes"
     JOB_ACROSS_ZONES = "job_across_zones", "job zones"
+    NODES_DRIFTED = "nodes_drifted", "node_type changed nodes node_count"
     REQUEUED = "requeued", "job node"
     UNFIT = "unfit", "node why"
     HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
@@ -250,8 +266,12 @@ class Code(StrEnum):
     RETRY_LATER = "retry_later", "retry_s tries"
     LOOKED_FOR = "looked_for", "absences since_s"
     UNKNOWN_TYPE = "unknown_type", "node_type"
+    UNKNOWN_SIZE = "unknown_size", "node_type size"
     BOOTING = "booting", "waited_s boot_timeout_s"
     QUEUED_OUTSIDE = "queued_outside", "waited_s boot_timeout_s"
+    PENDING_AT_PROVIDER = "pending_at_provider", "waited_s boot_timeout_s detail"
+    FILLS_A_GAP = "fills_a_gap", "node"
+    LOWER_SLOT_IS_FREE = "lower_slot_is_free"
     # a node stays
     BUSY = "busy"
     WANTED = "wanted", "jobs"
@@ -268,6 +288,17 @@ class Code(StrEnum):
     JOB_SLIPPED_IN = "job_slipped_in"
     DRAINED_FOR_ANOTHER = "drained_for_another"
     BUSY_YET_DRAINED_BY_US = "busy_yet_drained_by_us"
+    FIXED_BY_PROVIDER = "fixed_by_provider", "detail"
+    KEPT_BY_HIGHER_NODE = "kept_by_higher_node", "node jobs"
+    # a node is replaced
+    TOO_OLD = "too_old", "age_s max_age_s"
+    DRIFTED = "drifted", "node_type changed"
+    REPLACED_BY_OPERATOR = "replaced_by_operator", "by since_at"
+    REPLACES = "replaces", "node why"
+    REPLACED_FIRST = "replaced_first", "why node_type"
+    WAITS_FOR_JOBS_TO_START = "waits_for_jobs_to_start", "why jobs"
+    WAITS_FOR_WINDOW = "waits_for_window", "why opens_at"
+    WAITS_FOR_TURN = "waits_for_turn", "why under_way disruption_max"
     # a node leaves
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
     MAKES_ROOM = "makes_room", "job"
@@ -291,9 +322,12 @@ class Code(StrEnum):
     FLAPS = "flaps", "times within_s"
     FOUND_DRAINED = "found_drained"
     DRAIN_UNANSWERED = "drain_unanswered"
+    IDLE_NODES_BELOW = "idle_nodes_below", "node"
+    LEAVES_WITH_OTHERS = "leaves_with_others"
     STILL_SCHEDULABLE = "still_schedulable"
     NOT_DRAINED = "not_drained"
     BROKER_STOPPING = "broker_stopping", "told_s broker_stop_s"
+    PROCESS_SURVIVES = "process_survives", "detail"
     STOPPING = "stopping"
     NOTHING_TO_DESTROY = "nothing_to_destroy"
     ORPHAN = "orphan", "waited_s orphan_grace_s"

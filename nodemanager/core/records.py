@@ -27,12 +27,18 @@ class Steering:
     """The operators' settings, valid until an operator withdraws them.
 
     A node in ``holds`` is never stopped and gets no work. A node in ``retirements`` is terminated once nothing runs
-    there.
+    there. A node in ``replacements`` is replaced when its turn comes, and works until then.
     """
 
     holds: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
     retirements: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
     paused: Mark | None = None
+    replacements: Mapping[LaunchId, Mark] = field(default_factory=_no_marks)
+
+    @property
+    def launches(self) -> Mapping[LaunchId, Mark]:
+        """All launches for which something is set."""
+        return {**self.holds, **self.retirements, **self.replacements}
 
     def blocks_work_on(self, launch: LaunchId) -> bool:
         """Whether an operator's hold or retirement keeps work off the node."""

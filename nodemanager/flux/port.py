@@ -36,9 +36,7 @@ from nodemanager.flux.bindings import (
     ask_all,
     ask_each,
     ask_texts,
-    close,
     connect,
-    version,
 )
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
@@ -77,6 +75,7 @@ class RealFluxPort:
         timeout_s: float = 5.0,
         measures: bool = False,
         flub: bool = False,
+        leader_runs_jobs: bool = False,
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -93,7 +92,7 @@ class RealFluxPort:
         self._last_job_ended_at: Mapping[Rank, float] = {}
         self._config: Any = None
         self._slot_types: Mapping[SlotName, TypeName] = {}
-        self._look = Look()
+        self._look = Look(with_leader=leader_runs_jobs)
         self._ended_known_until_at = 0.0
         self._log: Any = structlog.get_logger()
 
@@ -101,7 +100,7 @@ class RealFluxPort:
         """Close the connection; the next call opens another."""
         if self._opened is not None:
             handle, self._opened = self._opened, None
-            close(handle)
+            handle.close()
 
     @contextmanager
     def _handle(self) -> Iterator[Handle]:
@@ -121,9 +120,10 @@ class RealFluxPort:
             return ask(handle, topic, payload, rank=rank, timeout_s=timeout_s or self._timeout_s)
 
     def _warn_of_schedulers(self, config: object) -> None:
+        with self._handle() as handle:
+            ours = parse_version(handle.version)
         modules = self._ask("module.list")
         queues = queues_that_deny(modules, config)
-        ours = parse_version(version())
         has_gpus = any(node_type.gpus for node_type in self._node_types)
         if ours is not None and ours < GPUS_IN_SCHED_SIMPLE and has_gpus and "sched-simple" in str(modules):
             self._log.warning("scheduler_knows_no_gpus", what_to_do=no_gpus_text(ours))
@@ -443,7 +443,10 @@ class RealFluxPort:
                     raise
 
     def _drain_reasons(self) -> dict[Rank, str]:
-        drains = self._ask("resource.status")["drain"]
+        status = self._ask("resource.status")
+        if "drain" not in status:  # flux-core 0.72 answered so once; an empty table says that no rank is drained
+            raise FluxError(f"the answer of resource.status lacks drain: it has {', '.join(status) or 'nothing'}")
+        drains = status["drain"]
         return {Rank(rank): drain["reason"] or "" for ranks, drain in drains.items() for rank in parse_idset(ranks)}
 
     # --- the types of the slots ---

@@ -16,9 +16,9 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName, TypeName
-from nodemanager.planner.placement.flux_scheduler import Availability
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.placement.supply import SlotAndRank, is_slot_specific
+from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.queue_index import BatchKey, key_of
@@ -194,6 +194,8 @@ def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:
             delays[slot] = because(Code.NODE_CREATE_FAILED, nodes=(slot,), detail=node.create.failure)
         elif node.state is NodeState.BOOTING and node.cloud is not None and node.cloud.queued:
             delays[slot] = because(Code.NODE_QUEUED_OUTSIDE, nodes=(slot,))
+        elif node.state is NodeState.BOOTING and node.cloud is not None and node.cloud.note:
+            delays[slot] = because(Code.NODE_PENDING_AT_PROVIDER, nodes=(slot,), detail=node.cloud.note)
     return delays
 
 

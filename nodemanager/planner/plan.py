@@ -13,7 +13,7 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
@@ -37,10 +37,13 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import ForeignDrain, SlotName, Tariff, TypeName
+from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.cost.budget import budget_changes_s
+from nodemanager.planner.limits.holds import hold_orders, may_hold
+from nodemanager.planner.limits.make_room import make_room
+from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.node_steps import BUSY, FleetSteps, NodeAction, StepContext, step_nodes
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
@@ -48,18 +51,17 @@ from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mod
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import bursts, jobs_away, without_jobs
 from nodemanager.planner.placement import supply
-from nodemanager.planner.placement.holds import hold_orders, may_hold
-from nodemanager.planner.placement.make_room import make_room
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.requeue import requeue_orders
-from nodemanager.planner.spares import count_ready, count_usable, spare_purchases
+from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
+from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
+from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
 Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
@@ -90,6 +92,26 @@ class Basis:
         """The waiting jobs."""
         return queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
 
+    @lazy_property
+    def purchaser(self) -> Purchaser:
+        """Buys what no job needs, from what the jobs leave of the limits."""
+        return Purchaser(self.placement.supply, self.placement, self.needs)
+
+    @lazy_property
+    def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
+        """What upkeep does now, and what it buys."""
+        if self.overspent is not None or self.policy.stacked:  # no single node of a stack can be replaced
+            return UpkeepPlan(), ()
+        bought: list[Purchase] = []
+
+        def can_buy(node_type: NodeType) -> bool:
+            purchase = self.purchaser.buy(node_type)
+            bought.extend([purchase] if purchase is not None else [])
+            return purchase is not None
+
+        made = plan_upkeep(self.snapshot, self.policy, lambda: self.needs.needed, can_buy)
+        return made, tuple(zip(bought, (why for _, why in made.to_buy), strict=True))
+
     @property
     def overspent(self) -> Reason | None:
         """Why all nodes leave: the budget is spent."""
@@ -111,6 +133,7 @@ class Plan:
     price_per_hour: Decimal = Decimal(0)  # of every node that is, or may be, billed
     again_at_s: float = inf  # when the passing of time alone may change a decision
     calls_held: bool = False  # a call waits until another one has been answered
+    due: Mapping[LaunchId, DueNode] = field(default_factory=dict)  # nodes to be replaced
     basis: Basis | None = field(default=None, repr=False, compare=False)  # None if no job was placed
 
     @lazy_property
@@ -212,8 +235,10 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             steps.again_at_s,
             _strays_change_s(snapshot, policy),
             _purchases_change_s(basis),
+            basis.upkeep[0].again_at_s,
         ),
         calls_held=any(step.held for step in steps.steps.values()),
+        due=basis.upkeep[0].due,
         basis=basis,
     )
 
@@ -302,7 +327,7 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
-    snapshot, policy, needed = basis.snapshot, basis.policy, basis.needs.needed
+    snapshot, policy, needed, upkeep = basis.snapshot, basis.policy, basis.needs.needed, basis.upkeep[0]
     unsent = _review_unsent(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
@@ -320,11 +345,21 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         count_ready=count_ready(snapshot, policy, needed, ended),
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
+        jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
         create_credit=supply.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        upkeep=upkeep,
     )
+    if policy.stacked:
+        context.order_nodes()
     return step_nodes(context)
+
+
+def _jobs_want_more(basis: Basis) -> bool:
+    """Whether jobs wait for nodes that do not exist yet."""
+    placement = basis.placement
+    return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
@@ -333,7 +368,14 @@ def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, u
     if not leases:
         return {}
     return unsent_leases.review(
-        leases, basis.snapshot, basis.policy, basis.price_per_hour, basis.placement, basis.needs, settling
+        leases,
+        basis.snapshot,
+        basis.policy,
+        basis.price_per_hour,
+        basis.placement,
+        basis.needs,
+        settling,
+        basis.upkeep[0].awaited,
     )
 
 
@@ -349,14 +391,32 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
 def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0
-    spares = spare_purchases(snapshot, policy, basis.placement, needs) if extra else []
+    spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
+    wanted = [*((purchase, _demand(purchase)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
+    if policy.stacked and wanted:
+        wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy)
-        for purchase, reason in (*((purchase, _demand(purchase)) for purchase in needs.purchases), *spares)
+        for purchase, reason in wanted
         if allowance.take(purchase.node_type)
     )
+
+
+def _in_order(wanted: Sequence[tuple[Purchase, Reason]], basis: Basis) -> list[tuple[Purchase, Reason]]:
+    """The purchases from the lowest slot up, and those of the slots between them."""
+    placement = basis.placement
+    by_slot = {purchase.place[0]: (purchase, reason) for purchase, reason in wanted}
+    fills, reached = places_between(
+        by_slot.keys(), placement.supply, placement.allocation.nodes_left, placement.price_left
+    )
+    highest = max(reached, key=lambda slot: by_slot[slot][0].place[1], default=None)
+    found = [by_slot[slot] for slot in reached]
+    if highest is not None:
+        reason = because(Code.FILLS_A_GAP, node=highest)
+        found += [(Purchase(place, node_type, "", (), 0), reason) for place, node_type in fills]
+    return sorted(found, key=lambda it: it[0].place[1])
 
 
 def _demand(purchase: Purchase) -> Reason:
@@ -374,7 +434,7 @@ def _purchases_change_s(basis: Basis) -> float:
 def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
+    launch = _new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     return BootNode(launch, purchase.serves, reason, purchase.load)
 
 
@@ -450,13 +510,21 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    return _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    bought = (identity.type_name, stray.node.size, stray.node.market)
+    size = policy.of_size.get(bought) or policy.by_size[identity.type_name][-1]
+    adopted = _new_launch(identity.launch, identity.slot, snapshot, size, created_at, policy)
+    return replace(adopted, made_from=identity.made_from)
 
 
 def _new_launch(
-    id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
+    id_: LaunchId,
+    slot: SlotName,
+    snapshot: Snapshot,
+    node_type: NodeType,
+    requested_at: float,
+    policy: Policy,
+    zone: str = "",
 ) -> Launch:
-    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
@@ -467,4 +535,7 @@ def _new_launch(
         requested_at=requested_at,
         zone=zone,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
+        made_from=node_type.made_from,
     )

@@ -12,6 +12,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.observe.zones import open_zones
 from nodemanager.planner.outcome import FleetNeeds, Purchase
 from nodemanager.planner.placement.infeasibility import by_price
 from nodemanager.planner.placement.placement import Placement
@@ -20,16 +21,16 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.due import is_on_its_way_out
 
 
 def spare_purchases(
-    snapshot: Snapshot, policy: Policy, placement: Placement, needs: FleetNeeds
+    snapshot: Snapshot, policy: Policy, purchaser: Purchaser, needs: FleetNeeds
 ) -> list[tuple[Purchase, Reason]]:
     """The purchases beyond what jobs need, each with its reason."""
     bought: list[tuple[Purchase, Reason]] = []
     if not policy.has_spares and policy.limits.nodes_min <= 0:
         return bought
-    purchaser = _Purchaser(placement.supply, placement, needs)
     have = count_ready(snapshot, policy, needs.needed)
     for node_type in policy.node_types:
         for _ in range(node_type.spares - have.get(node_type.name, 0)):
@@ -112,6 +113,8 @@ def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     rank = node.rank
     if snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s) or _is_lease_ending(node):
         return False
+    if is_on_its_way_out(node, snapshot, policy):
+        return False
     if rank is None:
         return True
     if rank.excluded or drained_by_others(rank):
@@ -125,7 +128,7 @@ def _is_lease_ending(node: Node) -> bool:
 
 
 @dataclass(slots=True)
-class _Purchaser:
+class Purchaser:
     """Buys what is left after the jobs' purchases, within the limits."""
 
     supply: Supply
@@ -145,14 +148,15 @@ class _Purchaser:
         place = self._first(node_type, self.supply.slots_free_now(node_type))
         if place is None:
             return None
-        return Purchase(place, node_type, self.supply.open_zones[node_type.name][0], serves=(), job_count=0)
+        size = self.supply.cheapest(node_type)
+        return Purchase(place, size, open_zones(size, self.supply.snapshot)[0], serves=(), job_count=0)
 
     def frees_soon(self, node_type: NodeType) -> bool:
         """Whether a slot of the type is free in a moment. Wait for it before buying a dearer type."""
         return self._first(node_type, self.supply.slots_free_soon(node_type)) is not None
 
     def _first(self, node_type: NodeType, places: Iterator[SlotAndRank]) -> SlotAndRank | None:
-        price = node_type.price_per_hour
+        price = self.supply.cheapest(node_type).price_per_hour
         if node_type.name in self.supply.blocked or self.nodes_left <= 0 or price > self.price_left:
             return None
         place = next((place for place in places if place[0] not in self.taken), None)

@@ -15,19 +15,22 @@ from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
+from nodemanager.core.upkeep.rules import Drift
 from nodemanager.planner.observe.backoff import open_breakers
 from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
-from nodemanager.planner.placement.flux_scheduler import slots_per_piece
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.scheduler.sched_simple import slots_per_piece
+from nodemanager.planner.stacked.stack import idle_below_a_busy_node
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.obstacle import Hindrance
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.due import drift_of, drifted_nodes
 
 
 def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Mapping[TypeName, Reason]:
@@ -86,8 +89,23 @@ def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: Fl
         *_gpu_nodes_taken(snapshot, policy, placement),
         *_jobs_across_zones(placement),
         *_drained_nodes(snapshot, policy),
+        *idle_below_a_busy_node(snapshot, policy),
         *users_put_off(snapshot).values(),
+        *_drifted_nodes(snapshot, policy),
     )
+
+
+def _drifted_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
+    """Warn of nodes that were made differently, if the site wants them to stay."""
+    if policy.upkeep.drift is not Drift.WARN:
+        return
+    found: defaultdict[tuple[TypeName, tuple[str, ...]], list[Node]] = defaultdict(list)
+    for node in drifted_nodes(snapshot, policy):
+        name = node.launch.type_name
+        found[name, drift_of(node.launch, policy.types[name])].append(node)
+    for (name, changed), nodes in sorted(found.items()):
+        slots = tuple(sorted(node.launch.slot for node in nodes)[:NAMES_MAX])
+        yield because(Code.NODES_DRIFTED, node_type=name, changed=changed, nodes=slots, node_count=len(nodes))
 
 
 def _endless_blockers(placement: Placement) -> Iterator[Reason]:
@@ -101,7 +119,7 @@ def _endless_blockers(placement: Placement) -> Iterator[Reason]:
 
 
 def _is_beyond(key: BatchKey, placement: Placement) -> bool:
-    why = placement.infeasible.get((key.shape, key.span_s))
+    why = placement.refusals.infeasible.get((key.shape, key.span_s))
     return why is not None and why.kind is Hindrance.BEYOND_LIMITS
 
 

@@ -11,13 +11,12 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import CallKind, LaunchId, NodeState
+from nodemanager.core.nodes import COMING, CallKind, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.backoff import unavailable_types
-from nodemanager.planner.observe.zones import blocked_types
 from nodemanager.planner.outcome import FleetNeeds
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
@@ -48,11 +47,13 @@ def review(
     placement: Placement,
     needs: FleetNeeds,
     settling: Reason | None,
+    awaited: Mapping[TypeName, int],
 ) -> Mapping[LaunchId, LeaseReview]:
     """Which of these leases get no create now, and why.
 
     ``settling``: why no node is bought yet; None if nodes may be bought. Unwanted leases end only then: if they
-    ended earlier, the next plan could lease slots again for the same jobs.
+    ended earlier, the next plan could lease slots again for the same jobs. ``awaited``: how many nodes of a type
+    upkeep waits for, without any job that needs them.
     """
     reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
     rest = [node for node in unsent if node.id not in reviewed]
@@ -68,7 +69,7 @@ def review(
     ]
     if settling is not None:
         return reviewed | {node.id: LeaseReview(settling, ends=False) for node in idle}
-    return reviewed | _unwanted(idle, snapshot, policy, needs, reviewed)
+    return reviewed | _unwanted(_not_awaited(idle, snapshot, needs, awaited), snapshot, policy, needs, reviewed)
 
 
 def may_end(node: Node) -> bool:
@@ -102,7 +103,7 @@ def _unavailable_types(snapshot: Snapshot, policy: Policy, placement: Placement)
     """
     if all(placement.count_served(key) == len(ids) for key, ids in placement.batches.items()):
         return ()
-    return {**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy)}
+    return unavailable_types(snapshot, policy)
 
 
 # --- limits -----------------------------------------------------------------------------------------------
@@ -151,6 +152,24 @@ def _queue_position(job: JobId, snapshot: Snapshot) -> tuple[int, int]:
 
 
 # --- unwanted leases --------------------------------------------------------------------------------------
+
+
+def _not_awaited(
+    leases: list[Node], snapshot: Snapshot, needs: FleetNeeds, awaited: Mapping[TypeName, int]
+) -> list[Node]:
+    """The leases without those that upkeep waits for. Nodes that boot for no job count towards these first."""
+    if not awaited:
+        return leases
+    left, ids = dict(awaited), {node.id for node in leases}
+    for node in node_index_of(snapshot).to_check.values():
+        if node.state in COMING and node.launch.slot not in needs.needed and node.id not in ids:
+            left[node.launch.type_name] = left.get(node.launch.type_name, 0) - 1
+    kept: set[LaunchId] = set()
+    for node in leases:
+        if left.get(node.launch.type_name, 0) > 0:
+            left[node.launch.type_name] -= 1
+            kept.add(node.id)
+    return [node for node in leases if node.id not in kept]
 
 
 def _unwanted(

@@ -18,8 +18,9 @@ from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.planner import brain, node_steps, plan
+from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
-from nodemanager.planner.placement import placement, supply, within_budget
+from nodemanager.planner.placement import placement, supply
 from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.node import Node

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +28,7 @@ from nodemanager.config.site import (
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
+    DisruptionSettings,
     EnsembleSettings,
     FluxSettings,
     JoinSettings,
@@ -138,6 +140,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             systemd=False,
         ),
         budget=BudgetSettings(),
+        disruption=DisruptionSettings(),
         web=WebSettings(
             listen=f"unix:{tmp_path}/state/web.sock",
             token_file=tmp_path / "state" / "token",
@@ -155,6 +158,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
                 price_per_hour=Decimal("0.25"),
                 billing=Billing(3600.0),
                 slots=(SlotName("cpu1"), SlotName("cpu2"), SlotName("cpu3"), SlotName("cpu4")),
+                made_from=ANY,  # a digest of settings with the path of this test
             ),
         ),
         networks={TypeName("cpu"): ""},
@@ -391,7 +395,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Node cpu": NodeSettings,
 }
 BAD = "a b\n  !"  # no key allows this, except for paths
-PATHS = {"state_dir", "bootstrap_dir", "token_file"}
+PATHS = {"state_dir", "bootstrap_dir", "token_file", "kubeconfig"}
 
 
 @pytest.mark.parametrize(
@@ -544,7 +548,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
 ) -> None:
     fault = the_fault(tmp_path, (section, key, "1"))
     assert (fault.section, fault.key, fault.value, fault.nearest) == (section, key, "1", nearest)
-    assert (f'did you mean "{nearest}"?' if nearest else "the keys are size, cores") in str(fault)
+    assert (f'did you mean "{nearest}"?' if nearest else "the keys are size, sizes, cores") in str(fault)
 
 
 @pytest.mark.parametrize(

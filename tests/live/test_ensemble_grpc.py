@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.flux import bindings
+from nodemanager.flux.handles import direct
 from tests.live.elastic import Elastic, an_elastic_site
 from tests.live.ensemble_runs import COMMAND, DATA, WITHIN_S, EnsembleProcess
 from tests.live.instance import LiveInstance, free_port, why_no_flux
@@ -67,7 +67,8 @@ def test_a_member_grows_and_shrinks_although_the_manager_is_killed(
     elastic.start_manager()
     elastic.eventually("the jobs have run", lambda: (4, 1) in run.fired())
     notes = [event["text"] for event in run.events if event["event"] == "note"]
-    assert notes == ["resize was not carried out: the ensemble service denies it: nodes_max = 24"]
+    why = "it asks for 93 nodes, and [Limits] nodes_max = 24"
+    assert notes == [f"resize was not carried out: the ensemble service denies it: {why}"]
     elastic.eventually("one node is kept", lambda: len(elastic.launches()) == 1)
     run.stop("grows")
     elastic.eventually("no node is kept", lambda: not elastic.launches())
@@ -86,7 +87,7 @@ def test_the_published_ensemble_python_grows_and_shrinks_within_its_limit(
     manager = elastic.start_manager()
     manager.until_said("ensemble_service")
     elastic.eventually("the manager acts", elastic.owner)
-    bindings.load()
+    direct.load()
     ran = subprocess.run(
         [program, "run", "--executor", "minicluster", "--name", "default/mini", "--host", "127.0.0.1",
          "--port", str(port), DATA / "t3.yaml"],

@@ -15,8 +15,8 @@ from nodemanager.core.jobs import HasProperty, JobId, Not
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
 from nodemanager.planner import plan as plan_module
+from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.within_budget import place_within_budget
 from nodemanager.planner.plan import Plan, is_settled, settles_at_s
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source

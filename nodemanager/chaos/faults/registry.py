@@ -11,6 +11,7 @@ from nodemanager.chaos.faults.manager import MANAGER_FAULTS
 from nodemanager.chaos.faults.nodes import NODE_FAULTS
 from nodemanager.chaos.faults.people import PEOPLE_FAULTS
 from nodemanager.chaos.faults.types import EndFault, FaultAction
+from nodemanager.chaos.faults.upkeep import UPKEEP_FAULTS
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import JOIN_KNOBS, KNOBS, Act
 from nodemanager.core.nodes import CloudState
@@ -22,6 +23,7 @@ FAULTS: Mapping[str, FaultAction] = {
     **MANAGER_FAULTS,
     **HISTORY_FAULTS,
     **PEOPLE_FAULTS,
+    **UPKEEP_FAULTS,
 }
 
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
+from nodemanager.chaos.run.site import DISRUPTION_MAX
 from nodemanager.core.jobs import JobId, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
-from nodemanager.core.orders import BootNode
+from nodemanager.core.orders import BootNode, CordonNode, DrainNode
 from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.state.constraints import holds
 from nodemanager.simulation.cloud.provider import BillLine
@@ -42,6 +43,7 @@ class PlanChecks:
         self._check_fresh_data(published)
         self._check_every_node_known(published)
         self._note_waiting_jobs(now_s)
+        self._check_disruption(published)
         boots = [action for action in made.actions if isinstance(action, BootNode)]
         if boots:
             self._check_not_for_held_jobs(boots, now_s)
@@ -51,6 +53,19 @@ class PlanChecks:
             self._check_orphans(now_s)
         else:
             self._unowned_s.clear()
+
+    # --- upkeep ---
+
+    def _check_disruption(self, published: Publication) -> None:
+        """No node may be drained to be replaced while as many as the site allows are under way."""
+        due, flux = published.plan.due, self.invariants.flux
+        orders = [it for it in published.plan.actions if isinstance(it, CordonNode | DrainNode)]
+        begun = {it.launch for it in orders if it.launch in due and it.reason == due[it.launch].why}
+        before = {id_ for id_ in due if flux.drain_reason(published.snapshot.nodes[id_].launch.rank) is not None}
+        self.invariants.require(
+            not begun - before or len(begun | before) <= DISRUPTION_MAX,
+            f"{sorted(begun - before)} are drained to be replaced, beside {sorted(before)}",
+        )
 
     # --- fresh data ---
 
@@ -114,7 +129,8 @@ class PlanChecks:
     def _check_not_bought_twice(self, published: Publication, boots: list[BootNode]) -> None:
         """For each type, at most as many nodes may be booting or bought as the waiting jobs could use.
 
-        Each job counts with one node for each of its nodes or slots.
+        Each job counts with one node for each of its nodes or slots. Each node that upkeep may replace at once has
+        one more.
         """
         now_s = published.snapshot.now_s
         for type_name in {boot.launch.type_name for boot in boots}:
@@ -127,7 +143,8 @@ class PlanChecks:
                 if now_s - seen_s <= NEWS_DELAY_S and job in self.jobs.shapes
             )
             self.invariants.require(
-                coming <= wanted, f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most"
+                coming <= wanted + DISRUPTION_MAX,
+                f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most",
             )
 
     def _booting_nodes(self, published: Publication) -> Iterable[CloudNode]:

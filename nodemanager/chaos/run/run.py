@@ -57,6 +57,9 @@ class Run(Protocol):
     def freeze(self, amount: float, lasts_s: float) -> None:
         """SIGSTOP a process, and SIGCONT it later."""
 
+    def use_policy(self, policy: Policy) -> None:
+        """Reload the site in every process of the service, and for those that start later."""
+
     def tell_manager(self, fact: OperatorFact) -> None:
         """Tell the acting manager a fact, as an operator does."""
 

@@ -120,6 +120,9 @@ KINDS: Mapping[str, FaultKind] = MappingProxyType(
         "operator.retires": FaultKind(170.0),
         "operator.pauses": FaultKind(210.0, (5.0, 60.0)),
         "operator.stops_the_queue": FaultKind(210.0, (5.0, 60.0)),
+        "upkeep.new_image": FaultKind(100.0),
+        "upkeep.ages": FaultKind(140.0, (20.0, 100.0)),
+        "upkeep.operator_replaces": FaultKind(140.0),
     }
 )
 

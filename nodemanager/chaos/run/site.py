@@ -7,13 +7,15 @@ from decimal import Decimal
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.planner.cost import budget
-from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing
+from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.simulation.cloud.faults import CloudFaults
 
 CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
+DISRUPTION_MAX = 2
 BLOCK_SCALE = 1 / 8  # of the usual time for which a refused create blocks other creates
 
 
@@ -99,6 +101,7 @@ def chaos_policy(script: Script) -> Policy:
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
         calls=Calls(call_timeout_s=15.0, calls_in_flight_max=2),
+        upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX)),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),
         budgets={(budget.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
     )

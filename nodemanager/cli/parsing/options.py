@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from nodemanager.cli.parsing.parser import Parser
 
-KINDS = ("job", "node", "type")
+KINDS = ("job", "node", "type", "ensemble")
 PROGRAM = "flux-node-manager"
 SITE = "--config site.ini"
 NAMES_VERB = "names"  # for the shell's completion, so --help does not list it
 GRPC_LISTEN = "127.0.0.1:50051"
-NAMED = ("jobs", "nodes", "types")
+NAMED = ("jobs", "nodes", "types", "ensembles")
 
 AddArguments = Callable[[Parser], None]
 
@@ -107,6 +107,13 @@ def _node(parser: Parser) -> None:
     parser.add_argument("node", metavar="NODE", help="the node's slot or launch")
 
 
+def _retire(parser: Parser) -> None:
+    parser.add_argument("node", nargs="?", metavar="NODE", help="the node's slot or launch")
+    parser.add_argument("--rolling", action="store_true", help="replace in turns, as [Disruption] allows")
+    parser.add_argument("--all", action="store_true", help="with --rolling: every node")
+    parser.add_argument("--type", metavar="TYPE", help="with --all: only nodes of this type")
+
+
 def _chaos(parser: Parser) -> None:
     from nodemanager.chaos import command
 
@@ -194,6 +201,7 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "resize": VerbOptions("--slots large=64", _resize),
     "expand": VerbOptions("f23Abc -N 2", _expand),
     "status": VerbOptions("--json", prints_json=True),
+    "top": VerbOptions(),
     "nodes": VerbOptions("", prints_json=True),
     "jobs": VerbOptions("", prints_json=True),
     "peers": VerbOptions("", prints_json=True),
@@ -203,7 +211,7 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "report": VerbOptions("--since 30d", _report, prints_json=True),
     "hold": VerbOptions("cloud3", _node, prints_json=True),
     "release": VerbOptions("cloud3", _node, prints_json=True),
-    "retire": VerbOptions("cloud3", _node, prints_json=True),
+    "retire": VerbOptions("--all --type large --rolling", _retire, prints_json=True),
     "pause": VerbOptions("", prints_json=True),
     "resume": VerbOptions("", prints_json=True),
     "reload": VerbOptions("", prints_json=True),

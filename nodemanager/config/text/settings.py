@@ -24,6 +24,8 @@ from pydantic_core import CoreSchema, core_schema
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, SlotName
+from nodemanager.core.upkeep.rules import Disruption, Drift
+from nodemanager.core.upkeep.windows import WINDOW_ALLOWED, Window, read_windows
 
 MIB = 1 << 20
 WHOLE_MAX = 1_000_000_000
@@ -46,6 +48,7 @@ HOST_NAME_ALLOWED = 'up to 63 letters, digits, "." and "-", beginning with a let
 
 _CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _NAME_OR_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)  # RFC 1123
 _MICROVERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}", re.ASCII)
 _PUBLIC_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( .*)?|", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
@@ -69,6 +72,14 @@ class Provider(StrEnum):
     GCE = "gce"
     AZURE = "azure"
     FLUX = "flux"  # nodes are jobs of an outer instance
+    MINICLUSTER = "minicluster"  # nodes are pods of a Flux Operator MiniCluster
+
+
+class SizeOwner(StrEnum):
+    """Who changes the size of a MiniCluster."""
+
+    US = "us"  # only the manager: nodes that others add are adopted, and leave when they are idle
+    SHARED = "shared"  # others too: the manager never removes nodes that they add
 
 
 class Viewers(StrEnum):
@@ -91,6 +102,14 @@ class DelegateTo(StrEnum):
 
     PEERS = "peers"  # the site's [Peer NAME] sections
     ANY = "any"  # any URI too; ssh uses the manager's keys
+
+
+class Bridge(StrEnum):
+    """Whether the manager speaks to Flux through a process that flux-core's own Python runs."""
+
+    AUTO = "auto"  # where this Python cannot import flux-core's bindings
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 class JoinMethod(StrEnum):
@@ -207,6 +226,11 @@ def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
 
 def _word(text: str) -> str:
     _require(text and not any(character.isspace() for character in text))
+    return text
+
+
+def _kubernetes_name(text: str) -> str:
+    _require(not text or _LABEL.fullmatch(text))
     return text
 
 
@@ -370,6 +394,15 @@ def _slots(text: str) -> tuple[str, ...]:
     return slots
 
 
+def _disruption_max(text: str) -> tuple[int | None, float]:
+    """Read a count or a share of the nodes. The one that is not given is None or 0."""
+    share = text.removesuffix("%").rstrip()
+    if share == text:
+        return _whole(0).read(text), 0.0  # type: ignore[return-value]
+    _require(_DECIMAL.fullmatch(share) and float(share) <= 100)
+    return None, float(share) / 100
+
+
 def _billing_window_s(text: str) -> float:
     if text in _BILLING_WINDOWS_S:
         return _BILLING_WINDOWS_S[text]
@@ -386,10 +419,14 @@ _Probability = Annotated[float, ValueFormat("a number from 0 to 1", _probability
 _RateOrNone = Annotated[float, ValueFormat("a number of 0 or more", _number_of_0_or_more)]
 _Price = Annotated[Decimal, ValueFormat("a price of 0 or more", _price)]
 _Duration = Annotated[float, ValueFormat('a duration such as "90s" or "5m"', _duration)]
-_Period = Annotated[float, ValueFormat('a duration above 0 such as "90s" or "5m"', _duration_above_0)]
+_PERIOD = ValueFormat('a duration above 0 such as "90s" or "5m"', _duration_above_0)
+_Period = Annotated[float, _PERIOD]
 _Bytes = Annotated[int, ValueFormat('a size such as "4GiB"', _size_bytes)]
 _Word = Annotated[str, ValueFormat("a name without spaces", _word)]
 _OptionalWord = Annotated[str, ValueFormat("a name without spaces", _word_or_nothing)]
+_KubernetesName = Annotated[
+    str, ValueFormat('a name of up to 63 characters "a-z", "0-9" and "-"', _kubernetes_name)
+]
 _Command = Annotated[str, ValueFormat("a command and its arguments, in one line", _command)]
 _Host = Annotated[str, ValueFormat("a host name", _matching(NAME))]
 _Path = Annotated[Path, ValueFormat("a path", _path)]
@@ -414,6 +451,9 @@ _Properties = Annotated[
     ValueFormat(f"a list of names separated by commas, without spaces and {PROPERTY_FORBIDDEN}", _properties),
 ]
 _Slots = Annotated[tuple[SlotName, ...], ValueFormat('a host list such as "cloud[1-4]"', _slots)]
+_DISRUPTION_MAX = ValueFormat('a number of nodes, or a share such as "10%"', _disruption_max)
+_WINDOWS = ValueFormat(WINDOW_ALLOWED, read_windows)
+_Windows = Annotated[tuple[Window, ...], _WINDOWS]
 
 
 # --- the sections -----------------------------------------------------------------------------------------
@@ -438,6 +478,7 @@ class FluxSettings(SectionSettings):
     """The Flux instance, and how nodes join it."""
 
     uri: _OptionalWord = ""  # "" means FLUX_URI, or the system instance
+    bridge: Annotated[Bridge, _one_of(Bridge)] = Bridge.AUTO
     head_host: _Host = "head"  # the leader's name in the bootstrap table
     head_address: Annotated[str, ValueFormat("a host name or IPv4 address", _matching(NAME))] = ""
     port: Annotated[int, _whole(1, 65_535)] = 8050
@@ -462,6 +503,7 @@ class CloudSettings(SectionSettings):
     image: _OptionalWord = ""
     network: _JoinedWords = ""  # several are joined by ","
     zones: _Words = ()
+    price_list: Annotated[Path | None, ValueFormat("a path", _path)] = None
     region: _OptionalWord = ""
     endpoint: Annotated[str, ValueFormat('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
     subnets: _ZoneSubnets = ()
@@ -474,6 +516,11 @@ class CloudSettings(SectionSettings):
     project: _OptionalWord = ""
     resource_group: _OptionalWord = ""
     ssh_public_key: Annotated[str, ValueFormat('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
+    name: _KubernetesName = ""
+    namespace: _KubernetesName = ""  # "" means that of the kubeconfig or of the manager's pod
+    # None means the service account of the manager's pod.
+    kubeconfig: Annotated[Path | None, ValueFormat("a path", _path)] = None
+    owner: Annotated[SizeOwner, _one_of(SizeOwner)] = SizeOwner.US
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
@@ -524,6 +571,7 @@ class PolicySettings(SectionSettings):
     foreign_drain_after_s: _Duration = Field(default=300.0, validation_alias="foreign_drain_after")
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
     unready_max: _Probability = 0.5  # a share of the nodes that were up
+    drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE
     burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
     delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS
 
@@ -570,6 +618,20 @@ class BudgetSettings(SectionSettings):
             ("queue", "month"): self.queue_per_month,
         }
         return {whose: limit for whose, limit in given.items() if limit is not None}
+
+
+class DisruptionSettings(SectionSettings):
+    """How many nodes upkeep may take out of service at once, and when it may begin with one."""
+
+    nodes_or_share: Annotated[tuple[int | None, float], _DISRUPTION_MAX] = Field(
+        default=(None, 0.1), validation_alias="max"
+    )
+    windows: _Windows = ()
+
+    @property
+    def disruption(self) -> Disruption:
+        """The rule for the whole fleet."""
+        return Disruption(*self.nodes_or_share, self.windows)
 
 
 class JournalSettings(SectionSettings):
@@ -624,16 +686,24 @@ class NodeSettings(SectionSettings):
     """One ``[Node NAME]``. ``size`` defaults to NAME; ``image``, ``zones``, ``network``, ... to ``[Cloud]``."""
 
     size: _OptionalWord = ""
+    sizes: Annotated[
+        tuple[str, ...], ValueFormat('a list of sizes and patterns such as "c7i.4xlarge, c7a.*"', _comma_list)
+    ] = ()
     cores: _Positive
     gpus: _Count = 0
     memory_bytes: _Bytes = Field(validation_alias="memory")
-    price_per_hour: _Price
+    price_per_hour: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = (
+        None  # must be given, unless the price list has all sizes
+    )
     billing_window_s: _Billing = Field(default=3600.0, validation_alias="billing")
     billing_minimum_s: _Duration = Field(default=0.0, validation_alias="billing_minimum")
     market: Annotated[Market, _one_of(Market)] = Market.ON_DEMAND
     properties: _Properties = frozenset()
     slots: _Slots
     spares: _Count = 0
+    max_age_s: Annotated[float | None, _PERIOD] = Field(default=None, validation_alias="max_age")
+    disruption_max: Annotated[tuple[int | None, float] | None, _DISRUPTION_MAX] = None
+    disruption_windows: Annotated[tuple[Window, ...] | None, _WINDOWS] = None  # None means those of [Disruption]
     mode: Annotated[Mode | None, _one_of(Mode)] = None  # None means the site's mode
     image: _OptionalWord = ""
     zones: _Words = ()
@@ -665,6 +735,7 @@ class EnsembleSettings(SectionSettings):
     weight: _Rate = 1.0
     nodes_min: _Count = 0
     nodes_max: _Positive | None = None
+    per_day: _Price | None = None
     allow_custom: _YesOrNo = False
 
 

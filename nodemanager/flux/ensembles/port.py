@@ -55,7 +55,6 @@ class RealEnsemblePort:
         self._reactor.take_later(
             "ensemble log",
             lambda: records.send_log(self._reactor.handle, self._name, self._record, lines),
-            lambda stored: stored.get(),
             lambda _: then(),
             self._lost,
             timeout_s=LOG_TIMEOUT_S,
@@ -68,7 +67,7 @@ class RealEnsemblePort:
         def on_failure(failure: CallFailed) -> None:
             if failure.errno in _REFUSALS:
                 then(str(failure))
-            else:  # the job may have been submitted or not: the next connection finds out
+            else:  # the job may have been submitted or not: the next connection finds out, and submits it if not
                 self._lost(failure)
 
         submit.submit_later(

@@ -20,6 +20,7 @@ def encode(steering: Steering) -> str:
         "holds": _encode_marks(steering.holds),
         "retirements": _encode_marks(steering.retirements),
         "paused": _encode_mark(steering.paused) if steering.paused is not None else None,
+        "replacements": _encode_marks(steering.replacements),
     }
     return json.dumps(fields, sort_keys=True)
 
@@ -42,6 +43,7 @@ def decode(text: str) -> Steering:
         holds=_decode_marks(fields.get("holds"), "record.holds"),
         retirements=_decode_marks(fields.get("retirements"), "record.retirements"),
         paused=_decode_mark(paused, "record.paused") if paused is not None else None,
+        replacements=_decode_marks(fields.get("replacements", {}), "record.replacements"),
     )
 
 

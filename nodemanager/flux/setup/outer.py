@@ -30,7 +30,7 @@ from nodemanager.core.nodes import (
 from nodemanager.core.notation import expand_hostlist
 from nodemanager.core.ports import Clock, CloudError, FluxError
 from nodemanager.core.slots import NodeType, SlotName, TypeName
-from nodemanager.flux.bindings import CallFailed, Handle, ask, close, connect
+from nodemanager.flux.bindings import CallFailed, Handle, ask, connect
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, whole_at
 from nodemanager.flux.submit import submit
 
@@ -74,7 +74,9 @@ class OuterFlux:
         for node in self.list_nodes():
             if node.identity is not None and node.identity.launch == launch.id:
                 return node
-        identity = Identity(self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name)
+        identity = Identity(
+            self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name, launch.made_from
+        )
         jobspec = node_jobspec(identity, self._user_data(launch, node_type), node_type)
         with self._handle() as handle:
             try:
@@ -170,7 +172,7 @@ class OuterFlux:
         """Close the handle after any failure except a refusal; the next call connects again."""
         if not failure.answered and self._opened is not None:
             handle, self._opened = self._opened, None
-            close(handle)
+            handle.close()
 
 
 def _state(state: int) -> CloudState:
@@ -198,6 +200,7 @@ def _tags(identity: Identity) -> dict[str, str]:
         "launch": identity.launch,
         "slot": identity.slot,
         "type": identity.type_name,
+        "made_from": identity.made_from,
     }
 
 
@@ -209,6 +212,7 @@ def _identity_in(jobspec: Mapping[str, Any]) -> Identity | None:
             key: text_at(object_at(tags, USER_KEY).get(key), key)
             for key in ("cluster", "cluster_uuid", "launch", "slot", "type")
         }
+        made_from = text_at(object_at(tags, USER_KEY).get("made_from", ""), "made_from")
     except ValueError:
         return None
     return Identity(
@@ -217,6 +221,7 @@ def _identity_in(jobspec: Mapping[str, Any]) -> Identity | None:
         LaunchId(read["launch"]),
         SlotName(read["slot"]),
         TypeName(read["type"]),
+        made_from,
     )
 
 

@@ -12,6 +12,7 @@ from nodemanager.core.facts import (
     HoldPlaced,
     NodeReleased,
     OperatorFact,
+    ReplacementsRequested,
     RetirementRequested,
     SteeringKept,
     SteeringNotKept,
@@ -61,6 +62,10 @@ def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
                 ),
             )
             return _change_drain_reason(retired, launch, retired_by_operator(retirements[launch]))
+        case ReplacementsRequested(launches=launches, mark=mark):
+            wanted = {id_: now.replacements.get(id_, mark) for id_ in launches if id_ in snapshot.nodes}
+            steering = replace(now, replacements={**now.replacements, **wanted})
+            return replace(snapshot, operator=replace(snapshot.operator, steering=steering))
         case NodeReleased(launch=launch):
             return forget_steering(snapshot, launch)
         case _:
@@ -77,8 +82,8 @@ def _change_drain_reason(snapshot: Snapshot, launch: LaunchId, reason: Reason) -
 
 
 def forget_steering(snapshot: Snapshot, launch: LaunchId) -> Snapshot:
-    """The snapshot without an operator's hold or retirement of a launch."""
-    if not snapshot.operator.steering.blocks_work_on(launch):
+    """The snapshot without an operator's hold, retirement or replacement of a launch."""
+    if launch not in snapshot.operator.steering.launches:
         return snapshot
     return replace(
         snapshot, operator=replace(snapshot.operator, steering=_without(snapshot.operator.steering, launch))
@@ -90,6 +95,7 @@ def _without(steering: Steering, launch: LaunchId) -> Steering:
         steering,
         holds={id_: mark for id_, mark in steering.holds.items() if id_ != launch},
         retirements={id_: mark for id_, mark in steering.retirements.items() if id_ != launch},
+        replacements={id_: mark for id_, mark in steering.replacements.items() if id_ != launch},
     )
 
 
@@ -115,7 +121,7 @@ def apply_steering_record(snapshot: Snapshot, on_record: Steering) -> Snapshot:
     """After the record was read: it applies, unless a change made here is not on it yet."""
     unkept = snapshot.operator.steering != snapshot.operator.steering_on_record
     steering = snapshot.operator.steering if unkept else on_record
-    for launch in {**steering.holds, **steering.retirements}:
+    for launch in steering.launches:
         if launch not in snapshot.nodes:
             steering = _without(steering, launch)
     return replace(

@@ -25,8 +25,8 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost import timings
-from nodemanager.planner.placement.flux_scheduler import Availability
 from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, queue_index_of, updated_queue_index

@@ -10,10 +10,12 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
-from nodemanager.planner.placement.flux_scheduler import pieces_of, slots_per_piece
 from nodemanager.planner.placement.supply import Supply
+from nodemanager.planner.scheduler.sched_simple import pieces_of, slots_per_piece
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
+
+SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 
 
 def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
@@ -43,6 +45,18 @@ def memory_per_piece(shape: Shape, supply: Supply) -> int:
 def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
     """The sort key of node types, the cheapest first."""
     return node_type.price_per_hour, node_type.cores, node_type.name
+
+
+def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
+    """The same as :func:`why_never`, from a cache."""
+    known = supply.feasibility.obstacle_of
+    try:
+        return known[shape]
+    except KeyError:
+        if len(known) >= SHAPES_CACHED:
+            known.clear()
+        why = known[shape] = why_never(shape, supply)
+        return why
 
 
 def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
@@ -112,6 +126,7 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obs
         if name in supply.blocked:
             first = first or supply.blocked[name]
             continue
+        node_type = supply.cheapest(node_type)  # noqa: PLW2901 - as the size that is bought first
         price = node_type.price_per_hour
         payable = nodes_left if price <= 0 else min(nodes_left, int(price_left // price))
         free = min(left.free.get(name, 0), supply.count_free_for(node_type, shape.constraint))

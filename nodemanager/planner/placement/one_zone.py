@@ -15,9 +15,10 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.observe.zones import zones_of
-from nodemanager.planner.placement.flux_scheduler import Bin, on_different_nodes, pieces_of, slots_per_piece
 from nodemanager.planner.placement.infeasibility import by_preference, memory_per_piece, pieces_per_node
 from nodemanager.planner.placement.supply import Offer, Supply
+from nodemanager.planner.scheduler.sched_simple import pieces_of
+from nodemanager.planner.scheduler.seating import Bin
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 
 
@@ -67,19 +68,17 @@ def _try_zone(
         if each and on_sale and missing > 0:
             nodes = min(supply.count_free_for(node_type, shape.constraint), -(-missing // each))
             missing -= min(missing, nodes * each)
-            price += nodes * node_type.price_per_hour
+            price += nodes * supply.cheapest(node_type).price_per_hour
     return ZoneChoice(zone, want - missing, missing), (missing, -there, price)
 
 
 def _pieces_there(shape: Shape, zone: str, bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply) -> int:
     """How many pieces fit on existing and booting nodes of the zone."""
-    each, apart = slots_per_piece(shape), on_different_nodes(shape)
-    rooms = [
-        bin_.slots_that_fit(shape) // each
+    up = sum(
+        bin_.pieces_that_fit(shape)
         for bin_ in bins
         if bin_.zone == zone and supply.matches.suits(shape.constraint, bin_.rank)
-    ]
-    up = sum(min(room, 1) if apart else room for room in rooms)
+    )
     memory = memory_per_piece(shape, supply)
     come = (it for it in offers if it.is_ordered and zone in it.zones and it.suits(shape.constraint))
     return up + sum(offer.count * pieces_per_node(offer.node_type, shape, memory) for offer in come)

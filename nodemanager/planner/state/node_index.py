@@ -13,8 +13,9 @@ from nodemanager.core.nodes import CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.queue_index import with_changes
 from nodemanager.planner.state.resting import Resting
-from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
+from nodemanager.planner.state.snapshot import Bought, Make, NodeIndex, Snapshot
 
 
 def node_index_of(snapshot: Snapshot) -> NodeIndex:
@@ -142,15 +143,62 @@ def _updated(  # noqa: C901 - one branch a use of the nodes
         return replace(index, nodes=nodes, to_check=to_check, with_call=with_call, at_rest=at_rest, resting=resting)
     by_state: dict[NodeState, int] = dict(index.count_by_state)
     by_type: dict[TypeName, int] = dict(index.count_by_type)
+    by_size: dict[Bought, int] = dict(index.count_by_size)
     for changed, more in ((uncounted, -1), (counted, 1)):
         for node in changed:
             by_state[node.state] = by_state.get(node.state, 0) + more
             if node.may_be_billed:
                 by_type[node.launch.type_name] = by_type.get(node.launch.type_name, 0) + more
+                bought = bought_as(node.launch)
+                by_size[bought] = by_size.get(bought, 0) + more
     of_slot, of_rank = _slots_and_ranks(uncounted, counted, index)
+    by_make, by_age = _makes_and_ages(uncounted, counted, index)
     return NodeIndex(
-        nodes, to_check, at_rest, resting, index.confirmations, with_call, by_state, by_type, of_slot, of_rank
+        nodes,
+        to_check,
+        at_rest,
+        resting,
+        index.confirmations,
+        with_call,
+        by_state,
+        by_type,
+        {bought: count for bought, count in by_size.items() if count},
+        of_slot,
+        of_rank,
+        by_make,
+        by_age,
     )
+
+
+def bought_as(launch: Launch) -> Bought:
+    """The type, size and market of a launch."""
+    return launch.type_name, launch.size, launch.market
+
+
+def _makes_and_ages(
+    uncounted: Iterable[Node], counted: Iterable[Node], index: NodeIndex
+) -> tuple[Mapping[Make, int], Sequence[tuple[float, LaunchId]]]:
+    """What the nodes were made from, and their ages, after some were removed or added."""
+    removed, added = {node.id: node.launch for node in uncounted}, {node.id: node.launch for node in counted}
+    kept = [id_ for id_, launch in removed.items() if id_ in added and _make_of(launch) == _make_of(added[id_])]
+    for id_ in kept:
+        del removed[id_], added[id_]
+    if not removed and not added:
+        return index.count_by_make, index.by_age
+    counts = dict(index.count_by_make)
+    for launches, more in ((removed, -1), (added, 1)):
+        for launch in launches.values():
+            make = _make_of(launch)
+            counts[make] = counts.get(make, 0) + more
+            if not counts[make]:
+                del counts[make]
+    gone = [(launch.requested_at, id_) for id_, launch in removed.items()]
+    come = [(launch.requested_at, id_) for id_, launch in added.items()]
+    return counts, with_changes(index.by_age, gone, come)
+
+
+def _make_of(launch: Launch) -> Make:
+    return launch.type_name, launch.made_from, launch.zone
 
 
 def _rest(

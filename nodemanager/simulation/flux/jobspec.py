@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
@@ -46,7 +47,7 @@ class Dependency:
         return f"{'after-finish' if self.scheme is DependencyScheme.ANY else 'after-failure'}={self.job}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """A job's resource request.
 
@@ -64,6 +65,17 @@ class Request:
     queue: str  # "" is the anonymous queue
     dependencies: tuple[Dependency, ...]
     requeue: bool  # it asks the node manager to submit it again if its node is reclaimed
+
+    @property
+    def pieces(self) -> Count:
+        """How many pieces it asks for: nodes, or slots on any nodes."""
+        return self.slots if self.nodes is None else self.nodes
+
+    @cached_property
+    def shape(self) -> Shape:
+        """What it asks for at least, without its constraint."""
+        nodes = None if self.nodes is None else self.nodes.least
+        return Shape(self.slots.least, self.cores_per_slot, self.gpus_per_slot, nodes, self.exclusive)
 
 
 def read_request(jobspec: Jobspec) -> Request:

@@ -1,7 +1,7 @@
 """The resource pool of a simulated instance. It chooses a job's ranks as flux-core's sched-simple does.
 
-Worst fit: first the rank with the most free cores, then the most free GPUs, then the lowest rank number (flux-core
-0.88, ``flux.resource.Rv1Pool``).
+The rule is ``planner/scheduler/sched_simple.py``. Here are the cores and GPUs by number, the ranges of RFC 14, and
+Flux's own texts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,13 @@ import json
 from collections.abc import Sequence
 
 from nodemanager.core.notation import compress_hostlist
-from nodemanager.simulation.flux.jobspec import Count, Request, matches
+from nodemanager.planner.scheduler.sched_simple import (
+    pieces_in_theory,
+    pieces_that_fit,
+    preference,
+    resources_held,
+)
+from nodemanager.simulation.flux.jobspec import Request, matches
 from nodemanager.simulation.flux.resource_set import (
     Grant,
     R,
@@ -66,9 +72,7 @@ class Pool:
         """Allocate a request. Raises ResourcesBusy or Infeasible, and then allocates nothing."""
         if self._closed:
             raise ResourcesBusy
-        entries = self._candidates(request)
-        nodes = request.nodes
-        grants = _fit_slots(entries, request) if nodes is None else _fit_nodes(entries, request, nodes)
+        grants = _fit(self._candidates(request), request)
         if grants is None:
             self._check_feasible(request)
             raise ResourcesBusy
@@ -81,14 +85,9 @@ class Pool:
         self.generation += 1
 
     def _candidates(self, request: Request) -> list[RankResources]:
-        cores, gpus, exclusive = request.cores_per_slot, request.gpus_per_slot, request.exclusive
-        entries = [
-            entry
-            for entry in self._matching(request.constraint)
-            if entry.up and entry.cores_left >= (entry.cores if exclusive else cores) and entry.gpus_left >= gpus
-        ]
-        # The sort is stable: among equal ranks the lowest number stays first.
-        entries.sort(key=lambda entry: (-entry.cores_left, -entry.gpus_left))
+        """The ranks that are up and may serve a request, the preferred one first."""
+        entries = [entry for entry in self._matching(request.constraint) if entry.up and entry.cores_left]
+        entries.sort(key=lambda entry: preference(entry.cores_left, entry.gpus_left, entry.rank))
         return entries
 
     def _matching(self, constraint: str) -> tuple[RankResources, ...]:
@@ -147,42 +146,24 @@ class Pool:
         return resources
 
 
-def _fit_nodes(entries: Sequence[RankResources], request: Request, nodes: Count) -> tuple[Grant, ...] | None:
-    """Fit the same number of slots on each of several nodes, up to the maximum; None below the minimum."""
-    cores, gpus = request.slots.least * request.cores_per_slot, request.slots.least * request.gpus_per_slot
-    grants: list[Grant] = []
-    for entry in entries:
-        if len(grants) == nodes.most:
-            break
-        if request.exclusive:
-            grants.append(Grant(entry.rank, entry.cores_free, entry.gpus_free))
-        elif entry.cores_left >= cores and entry.gpus_left >= gpus:
-            grants.append(
-                Grant(entry.rank, lowest_bits(entry.cores_free, cores), lowest_bits(entry.gpus_free, gpus))
-            )
-    return _in_rank_order(grants) if len(grants) >= nodes.least else None
-
-
-def _fit_slots(entries: Sequence[RankResources], request: Request) -> tuple[Grant, ...] | None:
-    """Fit slots on any nodes, each slot on one node, up to the maximum; None below the minimum."""
-    cores, gpus, most = request.cores_per_slot, request.gpus_per_slot, request.slots.most
+def _fit(entries: Sequence[RankResources], request: Request) -> tuple[Grant, ...] | None:
+    """Fit pieces on the ranks, in this order, up to the maximum; None below the minimum."""
+    shape, most = request.shape, request.pieces.most
     grants: list[Grant] = []
     taken = 0
     for entry in entries:
         if taken == most:
             break
-        slots = entry.cores_left // cores
-        if gpus:
-            slots = min(slots, entry.gpus_left // gpus)
-        if most is not None:
-            slots = min(slots, most - taken)
-        grants.append(
-            Grant(
-                entry.rank, lowest_bits(entry.cores_free, slots * cores), lowest_bits(entry.gpus_free, slots * gpus)
+        free = entry.cores_left, entry.gpus_left
+        fit = pieces_that_fit(shape, *free, is_empty=entry.cores_left == entry.cores)
+        pieces = fit if most is None else min(fit, most - taken)
+        if pieces:
+            cores, gpus = resources_held(shape, pieces, *free)
+            grants.append(
+                Grant(entry.rank, lowest_bits(entry.cores_free, cores), lowest_bits(entry.gpus_free, gpus))
             )
-        )
-        taken += slots
-    return _in_rank_order(grants) if taken >= request.slots.least else None
+            taken += pieces
+    return _in_rank_order(grants) if taken >= request.pieces.least else None
 
 
 def _in_rank_order(grants: list[Grant]) -> tuple[Grant, ...]:
@@ -196,18 +177,20 @@ def _count_slots(grants: Sequence[Grant], request: Request) -> int:
     return sum(grant.cores.bit_count() for grant in grants) // request.cores_per_slot
 
 
+def _pieces_in_theory(entries: Sequence[RankResources], request: Request) -> int:
+    return sum(pieces_in_theory(request.shape, entry.cores, entry.gpus) for entry in entries)
+
+
 def _check_exclusive(entries: Sequence[RankResources], request: Request) -> None:
     need = request.nodes.least if request.nodes is not None else 1
-    eligible = sum(
-        entry.cores >= request.cores_per_slot and entry.gpus >= request.gpus_per_slot for entry in entries
-    )
+    eligible = _pieces_in_theory(entries, request)
     if eligible < need:
         raise Infeasible(f"unsatisfiable request: need {need} exclusive node(s), only {eligible} eligible")
 
 
 def _check_nodes(entries: Sequence[RankResources], request: Request, need: int) -> None:
     cores, gpus = request.slots.least * request.cores_per_slot, request.slots.least * request.gpus_per_slot
-    eligible = sum(entry.cores >= cores and entry.gpus >= gpus for entry in entries)
+    eligible = _pieces_in_theory(entries, request)
     if eligible < need:
         and_gpus = f" and {gpus} GPUs" if gpus else ""
         raise Infeasible(
@@ -226,7 +209,7 @@ def _check_slots(entries: Sequence[RankResources], request: Request) -> None:
             f"only {slots} such slot(s) available (total cores: {total})"
         )
     if gpus:
-        slots = sum(min(entry.cores // cores, entry.gpus // gpus) for entry in entries)
+        slots = _pieces_in_theory(entries, request)
         if slots < need:
             total = sum(entry.gpus for entry in entries)
             raise Infeasible(

@@ -13,6 +13,7 @@ from nodemanager.core.facts import (
     HoldPlaced,
     NodeReleased,
     OperatorFact,
+    ReplacementsRequested,
     RetirementRequested,
 )
 from nodemanager.core.nodes import LaunchId, NodeState
@@ -67,14 +68,40 @@ class Control:
         remedy = f"flux resource undrain {rank.rank}"
         return {**done, "waits_for": f'somebody drained it ("{rank.drain_reason}"), which keeps it: {remedy}'}
 
+    def replace(self, name: str, by: str) -> Document:
+        """Replace a node when the site's disruption budget and windows allow it."""
+        published, launch = self._find_node(name, "replace")
+        return self._replace(published, (launch,), by)
+
+    def replace_all(self, type_name: str, by: str) -> Document:
+        """Replace every node, or every node of a type, in turns."""
+        published = self._acting_publication()
+        if type_name and type_name not in published.policy.types:
+            known = ", ".join(published.policy.types)
+            raise RequestRefused(404, f"the site has no node type {type_name}; it has {known}")
+        launches = tuple(
+            node.id
+            for node in published.snapshot.nodes.values()
+            if node.state not in LEAVING_STATES and type_name in ("", node.launch.type_name)
+        )
+        return self._replace(published, launches, by)
+
+    def _replace(self, published: Publication, launches: tuple[LaunchId, ...], by: str) -> Document:
+        fact = ReplacementsRequested(launches, Mark(by, published.snapshot.wall_at))
+        # A node that has gone meanwhile is forgotten.
+        done = self._tell_and_wait(
+            fact, lambda set_: bool(set_.replacements.keys() & set(launches)) or not launches
+        )
+        return {**done, "nodes": list(launches)}
+
     def release(self, name: str, by: str) -> Document:
-        """Undo a hold or a retirement."""
+        """Undo a hold, a retirement or a replacement."""
         del by
         published = self._acting_publication()
         launch = explain.find_node(published, name).id
-        if not published.snapshot.operator.steering.blocks_work_on(launch):
-            raise RequestRefused(409, f"{name} is neither held nor being retired")
-        return self._tell_and_wait(NodeReleased(launch), lambda set_: not set_.blocks_work_on(launch), launch)
+        if launch not in published.snapshot.operator.steering.launches:
+            raise RequestRefused(409, f"{name} is neither held nor being retired or replaced by an operator")
+        return self._tell_and_wait(NodeReleased(launch), lambda set_: launch not in set_.launches, launch)
 
     def pause(self, by: str) -> Document:
         """Pause all decisions."""

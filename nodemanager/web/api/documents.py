@@ -113,6 +113,7 @@ def status(published: Publication) -> Document:
             "total": len(snapshot.nodes),
             "by_state": dict(Counter(str(node.state) for node in nodes)),
             "by_type": {name: dict(counts) for name, counts in sorted(by_type.items())},
+            "price_by_type": _price_by_type(published),
             "wanted": nodes_wanted(published),
             "held": len(snapshot.operator.steering.holds),
             "drained": {
@@ -120,6 +121,7 @@ def status(published: Publication) -> Document:
                 for by, drained in drained_nodes(snapshot, policy).items()
             },
             "to_retire": len(snapshot.operator.steering.retirements),
+            "to_replace": len(plan.due),
             "orphans": len(supply.ownerless_strays(snapshot)),
             "intruders": len(snapshot.account.intruders),
             "strangers": snapshot.account.strangers,
@@ -132,10 +134,44 @@ def status(published: Publication) -> Document:
             "price_per_hour_left": float(policy.limits.price_per_hour_max - plan.price_per_hour),
         },
         "price_per_hour": float(plan.price_per_hour),
+        "due": due_documents(published),
         "blocks": blocks(snapshot, clock),
         "warnings": [reason_document(warning, clock) for warning in plan.warnings],
         "sources": sources(published),
     }
+
+
+def due_documents(published: Publication) -> list[Document]:
+    """The nodes that upkeep replaces, in their order: why, how far that is, and when if it is known."""
+    clock, nodes = clock_of(published), published.snapshot.nodes
+    return [
+        {
+            "node": id_,
+            "slot": nodes[id_].launch.slot,
+            "node_type": nodes[id_].launch.type_name,
+            "stage": it.stage.name.lower(),
+            "why": reason_document(it.why, clock),
+            "reason": reason_document(it.reason, clock),
+            "when_at": it.when_at,
+        }
+        for id_, it in published.plan.due.items()
+        if id_ in nodes
+    ]
+
+
+def _due_document(node: Node, published: Publication) -> Document | None:
+    due = published.plan.due.get(node.id)
+    return reason_document(due.reason, clock_of(published)) if due is not None else None
+
+
+def _price_by_type(published: Publication) -> dict[str, float]:
+    """What the nodes of each type cost an hour."""
+    prices: defaultdict[str, Decimal] = defaultdict(Decimal)
+    for node in published.snapshot.nodes.values():
+        tariff = billing.tariff_of(node.launch, published.policy) if node.may_be_billed else None
+        if tariff is not None:
+            prices[node.launch.type_name] += tariff.price_per_hour
+    return {name: float(price) for name, price in sorted(prices.items())}
 
 
 def sources(published: Publication) -> Mapping[str, Document]:
@@ -155,6 +191,7 @@ def blocks(snapshot: Snapshot, clock: ClockReading) -> list[Document]:
     return [
         {
             "node_type": scope.type_name,
+            "size": scope.size or None,
             "market": str(scope.market) if scope.market is not None else None,
             "zone": scope.zone,
             "until_at": clock.to_wall(block.until_s),
@@ -203,6 +240,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
     if jobs is None:
         jobs = _jobs_on(snapshot).get(node.launch.rank, ())
     node_type = policy.types.get(node.launch.type_name)
+    market = node.launch.market or (node_type.market if node_type is not None else None)
     tariff = billing.tariff_of(node.launch, policy)
     reason = published.plan.nodes.get(node.id)
     rank = node.rank
@@ -211,7 +249,8 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "slot": node.launch.slot,
         "rank": int(node.launch.rank),
         "node_type": node.launch.type_name,
-        "market": str(node_type.market) if node_type is not None else None,
+        "size": node.launch.size or (node_type.size if node_type is not None else None),
+        "market": str(market) if market is not None else None,
         "zone": node.launch.zone,
         "provider_id": node.cloud.provider_id if node.cloud is not None else None,
         "state": str(node.state),
@@ -227,6 +266,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "held": _mark_document(snapshot.operator.steering.holds.get(node.id)),
         "drained_by_others": rank.drain_reason if rank is not None and drained_by_others(rank) else None,
         "to_retire": _mark_document(snapshot.operator.steering.retirements.get(node.id)),
+        "due": _due_document(node, published),
         "call": str(node.call.kind) if node.call is not None else None,
     }
 

@@ -15,6 +15,7 @@ from typing import ClassVar
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import CloudState
 from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.planner.scheduler.sched_simple import pieces_in_theory, pieces_of, pieces_that_fit
 from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import News, ReplayEngine
 from nodemanager.whatif.replay.sched_simple import (
@@ -22,10 +23,8 @@ from nodemanager.whatif.replay.sched_simple import (
     QueuedJob,
     RankCapacity,
     add_rank,
-    count_fits,
     find_fit,
     remove_rank,
-    wanted_count,
 )
 
 IDLE_TIMEOUT_S = 600.0
@@ -165,7 +164,7 @@ class IdleTimeout(Baseline):
 
     def _buy(self, shape: Shape, room: _Room, vacant: Iterable[int]) -> bool:
         """Buy the nodes that a job is missing. Buy none, and return False, if it cannot have them all."""
-        want, _ = wanted_count(shape)
+        want = pieces_of(shape)
         short = want - room.count_fits(shape)
         engine, chosen = self.engine, []
         price, nodes = engine.price_per_hour, len(engine.machines)
@@ -217,7 +216,7 @@ class _Room:
         found = 0
         for of, ranks in self.free.items():
             count = sum(map(self._is_whole, ranks)) if shape.exclusive else len(ranks)
-            found += count * count_fits(shape, *of, whole=True)
+            found += count * pieces_that_fit(shape, *of, is_empty=True)
         return found
 
     def _capacity(self, rank: int) -> tuple[int, int]:
@@ -298,12 +297,12 @@ def _count_fits_on(engine: ReplayEngine, shape: Shape, rank: int, node_type: Nod
     """How many of the shape's nodes or slots would fit on a new node at the rank."""
     if not engine.scheduler.matches_constraint(shape, rank):
         return 0
-    return count_fits(shape, node_type.cores, node_type.gpus, whole=True)
+    return pieces_in_theory(shape, node_type.cores, node_type.gpus)
 
 
 def _nodes_for(shape: Shape, node_type: NodeType) -> int:
-    want, _ = wanted_count(shape)
-    return math.ceil(want / count_fits(shape, node_type.cores, node_type.gpus, whole=True))
+    want = pieces_of(shape)
+    return math.ceil(want / pieces_in_theory(shape, node_type.cores, node_type.gpus))
 
 
 BASELINES: Mapping[str, Callable[[Sequence[int]], Baseline]] = {

@@ -43,7 +43,7 @@ from fractions import Fraction
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
-from nodemanager.whatif.replay.sched_simple import count_fits, wanted_count
+from nodemanager.planner.scheduler.sched_simple import pieces_of, pieces_that_fit
 
 SWEPT_S_MIN = 60.0
 
@@ -167,11 +167,11 @@ class UnitDemand:
 
 def least_units(node_types: Sequence[NodeType], shape: Shape) -> Units:
     """The units that a job of the shape holds at least on nodes of these types."""
-    count, _ = wanted_count(shape)
+    count = pieces_of(shape)
     least = least_price_per_core(node_types)
     if not shape.exclusive or not least:
         return count * shape.cores_per_slot * (1 if shape.nodes is None else shape.slots)
-    fitting = [it for it in node_types if count_fits(shape, it.cores, it.gpus, whole=True)]
+    fitting = [it for it in node_types if pieces_that_fit(shape, it.cores, it.gpus, is_empty=True)]
     worth = min((Fraction(it.price_per_hour) / Fraction(least) for it in fitting), default=Fraction(0))
     units = count * worth
     return units.numerator if units.denominator == 1 else units

@@ -261,14 +261,18 @@ class PlannerDriver:
             known.identity if known is not None else self._identity(machine),
             created_at=self._engine.setup.start_at + machine.created_s,
             died_because=machine.died_because,
+            market=machine.node_type.market,
+            size=machine.node_type.size,
         )
         self._machines[machine.provider_id] = machine
         self._listed[machine.provider_id] = node
         return node
 
     def _identity(self, machine: ReplayMachine) -> Identity:
-        cluster, type_name = self._policy.cluster, machine.node_type.name
-        return Identity(cluster, self._policy.cluster_uuid, machine.launch, machine.slot, type_name)
+        policy, node_type = self._policy, machine.node_type
+        return Identity(
+            policy.cluster, policy.cluster_uuid, machine.launch, machine.slot, node_type.name, node_type.made_from
+        )
 
     # --- deciding ---
 
@@ -354,7 +358,7 @@ class PlannerDriver:
 
     def _create(self, order: CreateNode) -> None:
         launch = order.launch
-        machine = self._engine.create(launch.rank, launch.id)
+        machine = self._engine.create(launch.rank, launch.id, order.node_type)
         if machine is not None:
             self._answer(CLOUD_CALL_S, _constant(NodeCreated(launch.id, self._cloud_node(machine))))
             return

@@ -1,7 +1,7 @@
 """A fast sched-simple: decides which job starts on which ranks, and in what order.
 
-It follows the same rules as ``simulation/flux/sched_simple.py``; a test compares the two. It is made for many jobs:
-ranks are indexed by their free resources, so the cost of a start depends only on the ranks that it uses.
+The rule is ``planner/scheduler/sched_simple.py``. Here ranks are indexed by their free resources, so the cost of a
+start depends only on the ranks that it uses.
 
 - ``fifo``: a job that cannot start blocks all jobs behind it.
 - ``backfill`` (EASY): a job behind it may start first if its time limit ends before the first job could start, or
@@ -23,6 +23,13 @@ from typing import NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, QueuePolicy, Shape
 from nodemanager.core.slots import SlotName
+from nodemanager.planner.scheduler.sched_simple import (
+    pieces_in_theory,
+    pieces_of,
+    pieces_that_fit,
+    preference,
+    resources_held,
+)
 from nodemanager.planner.state.constraints import holds
 
 BACKFILL_DEPTH = 64  # how many jobs behind the first are tried
@@ -158,13 +165,15 @@ class Scheduler:
     def _find_infeasibility(self, shape: Shape) -> str:
         eligible = self._matching(shape.constraint)
         found = sum(
-            count_fits(shape, capacity.cores, capacity.gpus, whole=True)
+            pieces_in_theory(shape, capacity.cores, capacity.gpus)
             for capacity in self.ranks.values()
             if capacity.rank in eligible
         )
-        want, what = wanted_count(shape)
+        want = pieces_of(shape)
         if found >= want:
             return ""
+        slots = "whole nodes" if shape.exclusive else "slots"
+        what = slots if shape.nodes is None else "nodes with slots"
         each = f"{shape.cores_per_slot} cores" + (f" and {shape.gpus_per_slot} GPUs" if shape.gpus_per_slot else "")
         return f"larger than the site: needs {want} {what} of {each}, all its slots together have {found}"
 
@@ -275,8 +284,8 @@ class Scheduler:
             for rank in ranks
             if rank in eligible
         }
-        want, _ = wanted_count(shape)
-        found = sum(count_fits(shape, cores, gpus, whole=jobs == 0) for cores, gpus, jobs in free.values())
+        want = pieces_of(shape)
+        found = sum(pieces_that_fit(shape, cores, gpus, is_empty=jobs == 0) for cores, gpus, jobs in free.values())
         for job in sorted(self.running.values(), key=lambda job: (job.ends_by_s, job.id)):
             if job.ends_by_s == math.inf:
                 break
@@ -284,8 +293,8 @@ class Scheduler:
                 if grant.rank in free:
                     cores, gpus, jobs = free[grant.rank]
                     free[grant.rank] = now = (cores + grant.cores, gpus + grant.gpus, jobs - 1)
-                    found += count_fits(shape, now[0], now[1], whole=now[2] == 0)
-                    found -= count_fits(shape, cores, gpus, whole=jobs == 0)
+                    found += pieces_that_fit(shape, now[0], now[1], is_empty=now[2] == 0)
+                    found -= pieces_that_fit(shape, cores, gpus, is_empty=jobs == 0)
             if found >= want and (kept := choose_ranks(shape, free)) is not None:
                 return job.ends_by_s, kept
         return math.inf, frozenset()
@@ -311,21 +320,21 @@ def find_fit(
 
     Ranks with equal free resources differ only in what ``suits`` tells: whether the job may use the rank at all.
     """
-    want, _ = wanted_count(shape)
-    most = (len(ranks) * count_fits(shape, *of, whole=True) for of, ranks in free.items())
+    want = pieces_of(shape)
+    most = (len(ranks) * pieces_that_fit(shape, *of, is_empty=True) for of, ranks in free.items())
     if sum(most) < want:
         return None
     grants: list[GrantCounts] = []
     for cores, gpus in sorted(free, reverse=True):
-        fits = count_fits(shape, cores, gpus, whole=True)
+        fits = pieces_that_fit(shape, cores, gpus, is_empty=True)
         if fits == 0:
-            if cores < shape.cores_per_slot:
+            if cores < (1 if shape.exclusive else shape.cores_per_slot):
                 break  # the remaining ranks have even fewer free cores
             continue
         for rank in free[cores, gpus]:
             if suits is not None and not suits(rank):
                 continue
-            grants.append(_grant(rank, cores, gpus, shape, min(fits, want)))
+            grants.append(GrantCounts(rank, *resources_held(shape, min(fits, want), cores, gpus)))
             want -= min(fits, want)
             if want == 0:
                 return tuple(sorted(grants))
@@ -337,44 +346,13 @@ def choose_ranks(shape: Shape, free: Mapping[int, tuple[int, int, int]]) -> froz
 
     ``free``: by rank, the free cores, the free GPUs, and the number of running jobs.
     """
-    want, _ = wanted_count(shape)
+    want = pieces_of(shape)
     kept: list[int] = []
-    for rank, (cores, gpus, jobs) in sorted(free.items(), key=lambda item: (-item[1][0], -item[1][1], item[0])):
+    for rank, (cores, gpus, jobs) in sorted(free.items(), key=lambda it: preference(it[1][0], it[1][1], it[0])):
         if want <= 0:
             break
-        fits = count_fits(shape, cores, gpus, whole=jobs == 0)
+        fits = pieces_that_fit(shape, cores, gpus, is_empty=jobs == 0)
         if fits:
             kept.append(rank)
             want -= fits
     return frozenset(kept) if want <= 0 else None
-
-
-def wanted_count(shape: Shape) -> tuple[int, str]:
-    """How many nodes or slots a shape needs, and their name.
-
-    It needs nodes if it counts nodes or uses them exclusively; if not, slots.
-    """
-    if shape.nodes is not None:
-        return shape.nodes, "nodes with slots"
-    return shape.slots, "whole nodes" if shape.exclusive else "slots"
-
-
-def count_fits(shape: Shape, cores: int, gpus: int, *, whole: bool) -> int:
-    """How many of a shape's nodes (0 or 1) or slots fit into these free cores and GPUs.
-
-    ``whole``: no job runs on the node.
-    """
-    if shape.exclusive:
-        return int(whole and cores >= max(1, shape.cores_per_slot) and gpus >= shape.gpus_per_slot)
-    slots = cores // max(1, shape.cores_per_slot)
-    if shape.gpus_per_slot:
-        slots = min(slots, gpus // shape.gpus_per_slot)
-    return slots if shape.nodes is None else int(slots >= shape.slots)
-
-
-def _grant(rank: int, cores: int, gpus: int, shape: Shape, fits: int) -> GrantCounts:
-    """Make the grant for ``fits`` nodes or slots. ``cores``, ``gpus``: those that are free on the rank."""
-    if shape.exclusive:
-        return GrantCounts(rank, cores, gpus)
-    slots = fits if shape.nodes is None else shape.slots
-    return GrantCounts(rank, slots * shape.cores_per_slot, slots * shape.gpus_per_slot)

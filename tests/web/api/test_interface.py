@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from starlette.testclient import TestClient
 
 from nodemanager.core.facts import ClaimRefused, HoldPlaced
 from nodemanager.core.jobs import JobState
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import because
 from nodemanager.core.slots import TypeName
+from nodemanager.ensemble.fair_share import Claim, NodeClaim
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Source
@@ -187,7 +191,10 @@ def test_whoever_may_use_the_socket_sees_jobs_and_still_needs_the_token_to_steer
         assert client.post("/pause").status_code == 401
 
 
-STEERING = ["/hold/cpu1", "/release/cpu1", "/retire/cpu1", "/pause", "/resume", "/reload", "/plan"]
+STEERING = [
+    "/hold/cpu1", "/release/cpu1", "/retire/cpu1", "/replace/cpu1", "/replace-all", "/replace-all/cpu", "/pause",
+    "/resume", "/reload", "/plan",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", STEERING)
@@ -251,6 +258,21 @@ def test_a_node_is_retired(client: TestClient) -> None:
     assert asked(client, "/nodes")["nodes"][0]["to_retire"]["by"] == "operator"
 
 
+def test_nodes_are_replaced_in_turns_and_the_status_says_when(client: TestClient) -> None:
+    answer = steer(client, "/replace-all/cpu", {"by": "ada"})
+    assert (answer.status_code, answer.json()["on_record"]) == (200, True)
+    status = asked(client, "/status")
+    # Those that are not up yet take their turn once they are.
+    assert len(answer.json()["nodes"]) > status["nodes"]["to_replace"] == len(status["due"]) > 1
+    first, second = status["due"][:2]
+    assert (first["why"]["code"], first["stage"]) == ("replaced_by_operator", "replaced_first")
+    assert (second["reason"]["code"], second["stage"]) == ("waits_for_turn", "waits")
+    assert asked(client, f"/explain/node/{second['slot']}")["node"]["due"]["code"] == "waits_for_turn"
+    assert steer(client, f"/release/{second['slot']}").status_code == 200
+    assert second["node"] not in [it["node"] for it in asked(client, "/status")["due"]]
+    assert steer(client, f"/replace/{second['slot']}").status_code == 200
+
+
 def test_who_retires_a_node_that_somebody_drained_is_told_that_it_stays(client: TestClient, stand: Stand) -> None:
     policy = a_policy()
     node = a_node("cloud1", policy=policy, rank=drained(a_rank("cloud1", online=True), "broken fan"))
@@ -265,6 +287,8 @@ def test_who_retires_a_node_that_somebody_drained_is_told_that_it_stays(client: 
     [
         ("/release/cpu1", 409, "neither held nor"),
         ("/hold/nowhere", 404, "there is no node or slot nowhere"),
+        ("/replace/nowhere", 404, "there is no node or slot nowhere"),
+        ("/replace-all/nothing", 404, "the site has no node type nothing; it has cpu"),
     ],
 )
 def test_what_cannot_be_done_is_said(client: TestClient, path: str, status: int, said: str) -> None:
@@ -439,3 +463,15 @@ def test_static_files_are_those_that_are_named_and_no_others(client: TestClient)
         if file.suffix in (".js", ".css", ".svg"):
             assert client.get(f"/static/{file.name}").status_code == 200
     assert client.get("/static/../server.py").status_code == 404
+
+
+def test_an_ensemble_is_explained_with_whom_it_waits_for(stand: Stand, client: TestClient) -> None:
+    reason = because(Code.ENSEMBLE_SHARE, wanted=4, have=3, nodes_max=6, others="a keeps 3 of 5 (weight 1)")
+    terms = Claim(2, weight=2.0, per_day=Decimal(9))
+    stand.board.node_claims = {"b": NodeClaim(2, 4, 2, terms, Decimal("1.5"), reason)}
+    explained = asked(client, "/explain/ensemble/b")
+    assert explained["reason"]["text"].endswith("its share of nodes_max = 6 is 3: a keeps 3 of 5 (weight 1)")
+    assert (explained["ensemble"]["wanted"], explained["ensemble"]["kept"]) == (4, 2)
+    assert (explained["ensemble"]["cost_today"], explained["ensemble"]["per_day"]) == (1.5, 9.0)
+    assert "there are b" in client.get("/explain/ensemble/c").json()["error"]
+    assert client.get("/explain/ensemble/b", params={"at": 5}).status_code == 400

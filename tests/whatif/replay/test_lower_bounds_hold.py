@@ -17,9 +17,9 @@ from nodemanager.config.site import Site, load_site
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost import billing
+from nodemanager.planner.scheduler.sched_simple import pieces_of, pieces_that_fit
 from nodemanager.whatif.replay.baselines import BASELINES
 from nodemanager.whatif.replay.lower_bounds import UnitDemand, WindowCover
-from nodemanager.whatif.replay.sched_simple import count_fits, wanted_count
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.workload.workload import Processors, TraceJob, shape_for
 from tests.builders import a_type
@@ -142,7 +142,7 @@ def _fleet(node_types: Sequence[NodeType], jobs: Sequence[TraceJob], draw: Rando
     boxes: list[_Box] = []
     for job in jobs:
         begin_s, end_s, shape = job.submit_s, job.submit_s + job.run_s, job.shape
-        want, _ = wanted_count(shape)
+        want = pieces_of(shape)
         draw.shuffle(boxes)
         taken: set[int] = set()
         while want > 0:
@@ -150,12 +150,12 @@ def _fleet(node_types: Sequence[NodeType], jobs: Sequence[TraceJob], draw: Rando
             there = [
                 box
                 for box in boxes
-                if count_fits(shape, box.node_type.cores, 0, whole=True)
+                if pieces_that_fit(shape, box.node_type.cores, 0, is_empty=True)
                 and (id(box) not in taken or (shape.nodes is None and not shape.exclusive))
                 and box.takes(begin_s, end_s, box.node_type.cores if shape.exclusive else per_slot)
             ]
             if not there:
-                fitting = [it for it in node_types if count_fits(shape, it.cores, 0, whole=True)]
+                fitting = [it for it in node_types if pieces_that_fit(shape, it.cores, 0, is_empty=True)]
                 if not fitting:
                     return None
                 there = [_Box(draw.choice(fitting))]

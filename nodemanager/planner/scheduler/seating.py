@@ -1,8 +1,6 @@
-"""Seat jobs on existing nodes as Flux's sched-simple will do it: worst fit, in the order of the queue.
+"""Seat jobs on existing nodes as Flux's sched-simple will do it, in the order of the queue.
 
-It prefers the rank with the most free cores, then the most free GPUs, then the lowest rank (flux-core 0.88,
-``flux.resource.Rv1Pool``), and ignores memory. Here nodes that are up are filled first, then draining nodes that
-can be kept, then nodes that will be free soon.
+Nodes that are up are filled first, then draining nodes that can be kept, then nodes that will be free soon.
 """
 
 from __future__ import annotations
@@ -14,6 +12,13 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, Shape
 from nodemanager.core.slots import Rank, SlotName
+from nodemanager.planner.scheduler.sched_simple import (
+    cores_of_piece,
+    pieces_of,
+    pieces_that_fit,
+    preference,
+    resources_held,
+)
 from nodemanager.planner.state.constraints import Matches, Place
 from nodemanager.planner.state.queue_index import BatchKey
 
@@ -49,50 +54,21 @@ class Bin:
     free_in_s: float = 0.0  # if it will be free soon
     zone: str = ""
 
-    def slots_that_fit(self, shape: Shape) -> int:
-        """How many slots of the shape fit, as the scheduler counts.
+    def pieces_that_fit(self, shape: Shape) -> int:
+        """How many pieces of the shape fit, as the scheduler counts."""
+        return pieces_that_fit(shape, self.cores, self.gpus, is_empty=self.is_empty)
 
-        An exclusive job starts on any free node with the GPUs of one slot, however few cores it has.
-        """
-        if shape.exclusive:
-            fits = self.is_empty and self.cores > 0 and self.gpus >= shape.gpus_per_slot
-            return slots_per_piece(shape) if fits else 0
-        by_cores = self.cores // max(1, shape.cores_per_slot)
-        return min(by_cores, self.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
-
-    def take(self, shape: Shape, slots: int) -> None:
-        """Take slots of the shape from the free resources."""
+    def take(self, shape: Shape, pieces: int) -> None:
+        """Take pieces of the shape from the free resources."""
         self.is_empty = False
-        if shape.exclusive:
-            self.cores = self.gpus = 0
-        else:
-            self.cores -= slots * shape.cores_per_slot
-            self.gpus -= slots * shape.gpus_per_slot
+        cores, gpus = resources_held(shape, pieces, self.cores, self.gpus)
+        self.cores -= cores
+        self.gpus -= gpus
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
         """The sort key of bins: the scheduler prefers the least."""
-        return -self.cores, -self.gpus, self.rank
-
-
-def pieces_of(shape: Shape) -> int:
-    """How many pieces a job has: its nodes, or its slots if it does not ask for nodes."""
-    return shape.slots if shape.nodes is None else shape.nodes
-
-
-def slots_per_piece(shape: Shape) -> int:
-    """How many slots a piece of a job has."""
-    return 1 if shape.nodes is None else shape.slots
-
-
-def cores_of_piece(shape: Shape) -> int:
-    """How many cores a node must have for a piece; for an exclusive piece the cores of one slot."""
-    return max(1, shape.cores_per_slot) * (1 if shape.exclusive else slots_per_piece(shape))
-
-
-def on_different_nodes(shape: Shape) -> bool:
-    """Whether the pieces of a job need different nodes. Exclusive slots do too."""
-    return shape.nodes is not None or shape.exclusive
+        return preference(self.cores, self.gpus, self.rank)
 
 
 @dataclass(slots=True)
@@ -236,7 +212,7 @@ class _BinQueues:
     @staticmethod
     def take(shape: Shape, found: Iterable[tuple[Bin, int]]) -> None:
         for bin_, pieces in found:
-            bin_.take(shape, pieces * slots_per_piece(shape))
+            bin_.take(shape, pieces)
 
     def _find_in_zone(self, shape: Shape, zone: str | None) -> tuple[list[tuple[Bin, int]], int]:
         short = pieces_of(shape)
@@ -249,8 +225,7 @@ class _BinQueues:
     def _choose_from(
         self, queue: list[tuple[BinOrder, int]], shape: Shape, short: int, chosen: list[tuple[Bin, int]]
     ) -> int:
-        each, apart = slots_per_piece(shape), on_different_nodes(shape)
-        least = 1 if shape.exclusive else shape.cores_per_slot * each
+        least = 1 if shape.exclusive else cores_of_piece(shape)
         seen: list[tuple[BinOrder, int]] = []
         while queue and short > 0:
             order, number = queue[0]
@@ -263,7 +238,7 @@ class _BinQueues:
                 break  # the others have even fewer
             else:
                 seen.append(heappop(queue))
-                pieces = min(bin_.slots_that_fit(shape) // each, 1 if apart else short)
+                pieces = min(bin_.pieces_that_fit(shape), short)
                 if pieces > 0:
                     chosen.append((bin_, pieces))
                     short -= pieces

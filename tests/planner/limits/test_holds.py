@@ -11,7 +11,7 @@ from nodemanager.core.facts import ClaimHeld, FluxCallFailed, JobsHeld, JobsRele
 from nodemanager.core.jobs import Job, JobId, QueuePolicy, Unserved
 from nodemanager.core.records import HeldJob
 from nodemanager.planner.cost.budget import periods
-from nodemanager.planner.placement.holds import JOBS_PER_ORDER_MAX
+from nodemanager.planner.limits.holds import JOBS_PER_ORDER_MAX
 from nodemanager.planner.state.snapshot import DrainStreak
 from tests.builders import CLOUD, WALL_AT, World, a_job, a_world, orders, tasks, whole_nodes
 

@@ -1,0 +1,1 @@
+"""What to do when the limits or the budget do not allow nodes for all jobs."""

@@ -1,0 +1,1 @@
+"""How Flux's scheduler will place jobs on existing nodes."""
