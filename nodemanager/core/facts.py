@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nodemanager.core.elsewhere.peers import PeerOffer
 from nodemanager.core.jobs import Job, JobId, UnreadableJob
 from nodemanager.core.nodes import (
     CloudNode,
@@ -21,7 +22,6 @@ from nodemanager.core.nodes import (
     ProviderId,
     QuotaScope,
 )
-from nodemanager.core.peers import PeerOffer
 from nodemanager.core.records import NOTHING_SPENT, UNSTEERED, HeldJob, Mark, Spend, Steering
 from nodemanager.core.slots import Hardware, Rank, SlotsWish
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from nodemanager.core import peers
-from nodemanager.core.peers import UNKNOWN_WAIT_S, cheapest_in_time, format_wait
+from nodemanager.core.elsewhere import peers
+from nodemanager.core.elsewhere.peers import UNKNOWN_WAIT_S, cheapest_in_time, format_wait
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.jobs import PeerName

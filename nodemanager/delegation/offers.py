@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nodemanager.core.elsewhere.peers import PeerOffer
 from nodemanager.core.facts import PeersSeen
-from nodemanager.core.peers import PeerOffer
 from nodemanager.delegation.view import DelegationView, PeerStatus
 
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from nodemanager.core.facts import PeersSeen
-from nodemanager.core.jobs import Job, JobId, Shape
-from nodemanager.core.orders import DelegateJob
-from nodemanager.core.peers import (
+from nodemanager.core.elsewhere.peers import (
     UNKNOWN_WAIT_S,
     PeerOffer,
     cheapest_in_time,
     expected_wait_s,
     format_wait,
 )
+from nodemanager.core.facts import PeersSeen
+from nodemanager.core.jobs import Job, JobId, Shape
+from nodemanager.core.orders import DelegateJob
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from nodemanager.core.elsewhere.peers import PeerOffer
 from nodemanager.core.facts import PeersSeen
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.orders import DelegateJob
-from nodemanager.core.peers import PeerOffer
 from nodemanager.core.slots import TypeName
 from tests.builders import WALL_AT, World, a_world, boots, nodes, orders, tasks, whole_nodes
 
