@@ -44,6 +44,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -199,6 +200,8 @@ def a_launch(
         client_token=f"token-{id_}",
         requested_at=WALL_AT - age_s,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
     )
 
 
@@ -515,5 +518,7 @@ def _in_short(action: Action) -> str:  # noqa: C901, PLR0912 - one arm an order
             return " ".join(["hold", *map(str, jobs)])
         case ReleaseJobs(jobs=jobs):
             return " ".join(["release", *map(str, jobs)])
+        case DelegateJob(job=job, peer=peer):
+            return f"delegate {job} {peer}"
         case _:
             assert_never(action)

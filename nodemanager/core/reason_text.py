@@ -239,6 +239,7 @@ SENTENCES: Mapping[str, str] = {
     Code.RETRY_LATER: "next try at {retry_at} (tried {tries} times)",
     Code.LOOKED_FOR: "may exist: searched for in the provider's lists since {since_at}",
     Code.UNKNOWN_TYPE: "the site no longer has type {node_type}",
+    Code.UNKNOWN_SIZE: "the site no longer buys {node_type} as {size}: its slot is given back",
     Code.BOOTING: "booting for {waited_s} (given up after {boot_timeout_s})",
     Code.QUEUED_OUTSIDE: (
         "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})"
@@ -321,7 +322,14 @@ SENTENCES: Mapping[str, str] = {
     Code.DELEGATED_RUNNING: "runs at {peer} as {remote}",
     Code.DELEGATED_ENDING: "is ending",
     Code.DELEGATION_CALL_FAILED: "a call failed and is tried again: {detail}",
+    Code.SENT_TO_A_PEER: "on its way to a peer",
+    Code.GIVEN_BACK: "no peer takes it, so it runs here",
     Code.PEER_UNREACHABLE: "{peer} cannot be reached: {detail}",
+    Code.ENSEMBLE_KEEPS: "{node_count} nodes are kept for it",
+    Code.ENSEMBLE_ASKS_FOR_NOTHING: "it asks for no nodes",
+    Code.ENSEMBLE_AT_ITS_MAX: "it asks for {wanted} nodes, and {scope} nodes_max = {nodes_max}",
+    Code.ENSEMBLE_SHARE: "it asks for {wanted} nodes, and its share of nodes_max = {nodes_max} is {have}: {others}",
+    Code.ENSEMBLE_BUDGET_SPENT: "its nodes have cost {spent} today (UTC), and its per_day = {budget}",
 }
 # Added to the sentence if the reason names jobs.
 ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}

@@ -28,6 +28,7 @@ from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -50,11 +51,11 @@ NO_FIGURES: Mapping[str, Figure] = {}
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One event. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
+    """One event. ``subject``: a launch, a job's id, "type NAME", "ensemble NAME", or "" for the whole service.
 
     ``kind`` is one of: decided; would (a decision of observe mode); node (``what``: its new state); because (a
-    node, job or type has a new reason); job; failed (a call); operator; delegation (a job or a peer); standstill;
-    alarm; block. ``at`` and the times in ``figures`` are wall-clock.
+    node, job or type has a new reason); job; failed (a call); operator; delegation (a job or a peer); ensemble;
+    standstill; alarm; block. ``at`` and the times in ``figures`` are wall-clock.
     """
 
     at: float
@@ -78,7 +79,7 @@ def launches_of(action: Action) -> tuple[LaunchId, ...]:
             return (launch.id,)
         case RecordLaunches(launches=launches):
             return tuple(launch.id for launch in launches)
-        case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
+        case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return ()
         case _:
             return (action.launch,) if action.launch is not None else ()

@@ -5,7 +5,7 @@
 3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
    nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are
    bought only once the queue has settled.
-4. Give each node its next step (``node_steps``). A draining node that is wanted again is undrained before anything
+4. Give each node its next step (``steps``). A draining node that is wanted again is undrained before anything
    is bought.
 
 The same snapshot always gives the same plan, in the same order.
@@ -26,6 +26,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -39,16 +40,16 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.node_steps import BUSY, FleetSteps, NodeAction, StepContext, step_nodes
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
-from nodemanager.planner.placement import supply
+from nodemanager.planner.peers.burst import bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
@@ -58,10 +59,15 @@ from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.steps.busy import BUSY
+from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
+from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
+from nodemanager.planner.steps.leaving import order_nodes
+from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
-Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True)
@@ -183,7 +189,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case DestroyNode(launch=None, provider_id=provider_id):
             stray = snapshot.account.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
-        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
+        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
@@ -193,7 +199,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
 def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     """The plan for the types that act under this policy."""
     asks = asks_now(snapshot, policy)
-    price = supply.price_per_hour(snapshot, policy)
+    price = fleet.price_per_hour(snapshot, policy)
     stands_still = _why_standstill(snapshot, policy)
     if stands_still is not None:
         ends_s = safe_mode_ends_s(snapshot, policy)
@@ -207,8 +213,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
-    basis = Basis(snapshot, policy, price)
     quiet = is_settled(snapshot, policy)
+    basis, bursting = _basis(snapshot, policy, price, quiet=quiet)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
     boots = _boot_orders(basis) if quiet else ()
@@ -221,6 +227,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
+            *bursting,
             *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
             *boots,
         ),
@@ -238,6 +245,21 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         due=basis.upkeep[0].due,
         basis=basis,
     )
+
+
+def _basis(
+    snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool
+) -> tuple[Basis, tuple[DelegateJob, ...]]:
+    """What the plan is made from, and the jobs to send to peers, which then ask for no nodes here."""
+    away = jobs_away(snapshot) if policy.bursts or snapshot.peers.ordered else {}
+    basis = Basis(without_jobs(snapshot, away), policy, price)
+    if not (policy.bursts and quiet and basis.queue.batches):
+        return basis, ()
+    orders = bursts(basis.snapshot, policy, basis.placement)
+    if not orders:
+        return basis, ()
+    leaving = {order.job: order.reason for order in orders}
+    return Basis(without_jobs(basis.snapshot, leaving), policy, price), orders
 
 
 # --- standing still ---------------------------------------------------------------------------------------
@@ -328,13 +350,13 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
-        create_credit=supply.create_credit(snapshot, policy),
+        create_credit=fleet.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
     )
     if policy.stacked:
-        context.order_nodes()
+        order_nodes(context)
     return step_nodes(context)
 
 
@@ -344,7 +366,7 @@ def _jobs_want_more(basis: Basis) -> bool:
     return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
-def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
+def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
     """The leases for which no create is sent now."""
     leases = unsent_leases.leases_without_create(basis.snapshot)
     if not leases:
@@ -409,14 +431,14 @@ def _purchases_change_s(basis: Basis) -> float:
     """When time alone may change what is bought, or what is drained because the budget is spent."""
     snapshot, policy = basis.snapshot, basis.policy
     jobs_wait = bool(basis.queue.batches)
-    room_s = supply.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
+    room_s = free_room.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
     return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
 
 
 def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
+    launch = _new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     return BootNode(launch, purchase.serves, reason, purchase.load)
 
 
@@ -425,7 +447,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
 
     If a job could start on such a node, it is drained first and looked at once more.
     """
-    ownerless = sorted(supply.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
+    ownerless = sorted(fleet.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | CordonNode | DestroyNode] = []
     for stray in ownerless:
@@ -448,7 +470,7 @@ def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
     """When time alone may change what is done with a node that no launch owns."""
     waits_s = (
         max(stray.since_s + policy.timing.orphan_grace_s, stray.destroy_after_s)
-        for stray in supply.ownerless_strays(snapshot)
+        for stray in fleet.ownerless_strays(snapshot)
     )
     return min((at_s for at_s in waits_s if at_s > snapshot.now_s), default=inf)
 
@@ -492,14 +514,21 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    adopted = _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    bought = (identity.type_name, stray.node.size, stray.node.market)
+    size = policy.of_size.get(bought) or policy.by_size[identity.type_name][-1]
+    adopted = _new_launch(identity.launch, identity.slot, snapshot, size, created_at, policy)
     return replace(adopted, made_from=identity.made_from)
 
 
 def _new_launch(
-    id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
+    id_: LaunchId,
+    slot: SlotName,
+    snapshot: Snapshot,
+    node_type: NodeType,
+    requested_at: float,
+    policy: Policy,
+    zone: str = "",
 ) -> Launch:
-    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
@@ -510,5 +539,7 @@ def _new_launch(
         requested_at=requested_at,
         zone=zone,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
         made_from=node_type.made_from,
     )

@@ -8,31 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from decimal import Decimal
-from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import COMING, CallKind, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.cost import billing
+from nodemanager.planner.cost import billing, fleet
 from nodemanager.planner.observe.backoff import unavailable_types
-from nodemanager.planner.observe.zones import blocked_types
 from nodemanager.planner.outcome import FleetNeeds
-from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.spares import count_beyond_nodes_min, count_ready
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-
-
-class LeaseReview(NamedTuple):
-    """Why a lease's create is not sent now. ``ends``: True if the lease ends, False if it only waits."""
-
-    reason: Reason
-    ends: bool = True
+from nodemanager.planner.steps.context import LeaseReview
 
 
 def leases_without_create(snapshot: Snapshot) -> list[Node]:
@@ -104,7 +95,7 @@ def _unavailable_types(snapshot: Snapshot, policy: Policy, placement: Placement)
     """
     if all(placement.count_served(key) == len(ids) for key, ids in placement.batches.items()):
         return ()
-    return {**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy)}
+    return unavailable_types(snapshot, policy)
 
 
 # --- limits -----------------------------------------------------------------------------------------------
@@ -121,7 +112,7 @@ def _above_limits(
     """End as many leases as the fleet is above a limit, because it was lowered or because strays count too."""
     node_index = node_index_of(snapshot)
     ending = [*ending_leases(snapshot), *(snapshot.nodes[id_] for id_ in ended)]
-    nodes = sum(node_index.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(ending)
+    nodes = sum(node_index.count_by_type.values()) + len(fleet.ownerless_strays(snapshot)) - len(ending)
     price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in ending), Decimal(0))
     reviewed: dict[LaunchId, LeaseReview] = {}
     if nodes <= policy.limits.nodes_max and price <= policy.limits.price_per_hour_max:

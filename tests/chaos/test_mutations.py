@@ -17,15 +17,17 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import brain, node_steps, plan
+from nodemanager.planner import brain, plan
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
-from nodemanager.planner.placement import placement, supply
-from nodemanager.planner.placement.supply import Supply
+from nodemanager.planner.placement import on_offer, placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.steps import leaving
+from nodemanager.planner.supply import supply
+from nodemanager.planner.supply.supply import Supply
 from tests.builders import changed, with_settings
 
 SEEDS_MAX = 200
@@ -37,7 +39,7 @@ def without_a_second_look(patch: Patch) -> None:
     def nothing_forbids(node: Node, rank: Any) -> Reason | None:
         return None
 
-    patch.setattr(node_steps, "second_look", nothing_forbids)
+    patch.setattr(leaving, "second_look", nothing_forbids)
 
 
 def believing_the_first_look(patch: Patch) -> None:
@@ -140,7 +142,7 @@ def leaving_orphans_alone(patch: Patch) -> None:
 
 
 def buying_again_what_is_on_its_way(patch: Patch) -> None:
-    patch.setattr(placement, "coming_offers", lambda *_: [])
+    patch.setattr(on_offer, "coming_offers", lambda *_: [])
 
 
 def recording_no_spending(patch: Patch) -> None:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from nodemanager.cli.parsing.parser import Parser
 
-KINDS = ("job", "node", "type")
+KINDS = ("job", "node", "type", "ensemble")
 PROGRAM = "flux-node-manager"
 SITE = "--config site.ini"
 NAMES_VERB = "names"  # for the shell's completion, so --help does not list it
 GRPC_LISTEN = "127.0.0.1:50051"
-NAMED = ("jobs", "nodes", "types")
+NAMED = ("jobs", "nodes", "types", "ensembles")
 
 AddArguments = Callable[[Parser], None]
 
@@ -33,6 +33,14 @@ class VerbOptions:
 
 
 # --- the options of single verbs --------------------------------------------------------------------------
+
+
+def _check(parser: Parser) -> None:
+    parser.add_argument(
+        "--online",
+        action="store_true",
+        help="also ask the account, the instance and the join service; nothing is created or changed",
+    )
 
 
 def _init(parser: Parser) -> None:
@@ -187,7 +195,7 @@ def _one_ensemble(parser: Parser) -> None:
 
 OPTIONS: Mapping[str, VerbOptions] = {
     "run": VerbOptions(),
-    "check": VerbOptions(prints_json=True),
+    "check": VerbOptions("--online", _check, prints_json=True),
     "init": VerbOptions("--output /etc/flux-cloud", _init),
     "start-command": VerbOptions("", _nested),
     "cloud-test": VerbOptions("", _cloud_test),

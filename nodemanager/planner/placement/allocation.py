@@ -7,13 +7,12 @@ no two of them share a node.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
-from typing import NamedTuple
+from itertools import groupby
+from math import inf
 
-from nodemanager.core.jobs import ANYWHERE, JobId, NodeLoad, Shape
+from nodemanager.core.jobs import ANYWHERE, Shape
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.packing.dominated import find_dominated, nodes_used
 from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
@@ -27,63 +26,13 @@ from nodemanager.planner.packing.types import (
     pieces_on_empty,
     pieces_that_fit,
 )
-from nodemanager.planner.placement.supply import Offer, SlotAndRank
-from nodemanager.planner.scheduler.sched_simple import (
-    cores_of_piece,
-    on_different_nodes,
-    pieces_of,
-    slots_per_piece,
-)
+from nodemanager.planner.placement.work import UNBOUNDED, Work
+from nodemanager.planner.scheduler.sched_simple import on_different_nodes, slots_per_piece
 from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.queue_index import BatchKey
+from nodemanager.planner.supply.offers import Offer
 
-UNBOUNDED = 2**62
 ENDLESS = PackingLimits(UNBOUNDED, UNBOUNDED)
 PRICE_LIST_MIN = 32  # from so many node types on it pays to know how many nodes of each are wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Equal jobs, each with ``pieces_each`` pieces to place. ``runs``: (batch, its ids, begin, end), in order."""
-
-    shape: Shape
-    span_s: float
-    pieces_each: int
-    runs: tuple[tuple[BatchKey, Sequence[JobId], int, int], ...]
-
-    @property
-    def jobs(self) -> int:
-        """How many jobs there are."""
-        return sum(end - begin for _, _, begin, end in self.runs)
-
-    def job(self, number: int) -> JobId:
-        """The id of the job with this number. Raises ``IndexError`` if there is none."""
-        for _, ids, begin, end in self.runs:
-            if number < end - begin:
-                return ids[begin + number]
-            number -= end - begin
-        raise IndexError(number)
-
-    def number(self, key: BatchKey, index: int) -> int | None:
-        """The number, within this work, of the job at an index of a batch; None if it is not part of it."""
-        before = 0
-        for batch, _, begin, end in self.runs:
-            if batch == key and begin <= index < end:
-                return before + index - begin
-            before += end - begin
-        return None
-
-    def item(self, memory_bytes: int) -> Item:
-        """The work as an item of the packing. ``memory_bytes``: the memory of each piece."""
-        shape, jobs = self.shape, self.jobs
-        return Item(
-            pieces=jobs * self.pieces_each,
-            cores=cores_of_piece(shape),
-            gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots_per_piece(shape)),
-            memory_bytes=memory_bytes,
-            per_node_max=jobs if on_different_nodes(shape) else UNBOUNDED,
-            exclusive=shape.exclusive,
-        )
 
 
 @dataclass(frozen=True)  # without slots, so that ``frozen.replace`` is fast
@@ -124,11 +73,15 @@ class Allocation:
     works: list[Work] = field(default_factory=list)
     groups: list[NodeGroup] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
+    pool_left: dict[Hashable, int] = field(default_factory=dict)  # of the slots that several offers share
     dominated: dict[TypeName, TypeName] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.left:
             self.left = [offer.count for offer in self.offers]
+            for offer in self.offers:
+                if offer.pool is not None:
+                    self.pool_left[offer.pool] = max(offer.slots, self.pool_left.get(offer.pool, 0))
 
     def with_work(self, works: Sequence[Work], *, share: bool, greedily: bool = False) -> Allocation | None:
         """The allocation with this work added at the least cost; None if not all of it can be placed.
@@ -143,6 +96,7 @@ class Allocation:
             works=list(self.works),
             groups=list(self.groups),
             left=list(self.left),
+            pool_left=dict(self.pool_left),
             dominated=dict(self.dominated),
             effort=Effort(0) if greedily else self.effort,
         )
@@ -155,7 +109,7 @@ class Allocation:
         item = work.item(self.memory_bytes(work.shape))
         pieces, nodes_left = 0, self.nodes_left
         on_sale: list[tuple[int, int]] = []
-        for offer, left in zip(self.offers, self.left, strict=True):
+        for offer, left in zip(self.offers, self.separate_counts(), strict=True):
             if not left or not offer.suits(work.shape.constraint):
                 continue
             node_type = offer.node_type
@@ -175,13 +129,34 @@ class Allocation:
         """An upper bound for the cores that further work can get. ``share``: as in :meth:`with_work`."""
         cores = sum(group.nodes * group.cores for group in self.groups) if share else 0
         nodes_left = self.nodes_left
+        counts = self.separate_counts()
         for number in sorted(range(len(self.offers)), key=lambda it: -self.offers[it].node_type.cores):
-            offer, left = self.offers[number], self.left[number]
+            offer, left = self.offers[number], counts[number]
             if not offer.is_ordered:
                 left = max(0, min(left, nodes_left))
                 nodes_left -= left
             cores += left * offer.node_type.cores
         return cores
+
+    def separate_counts(self, numbers: Iterable[int] | None = None, span_s: float = inf) -> list[int]:
+        """How many nodes are left of each offer if no slot is counted twice. ``numbers``: only these offers.
+
+        Offers that share slots differ in price only: the cheapest, for a node of ``span_s`` seconds, comes first.
+        """
+        if not self.pool_left:
+            return self.left
+        counts, pool_left = [0] * len(self.offers), dict(self.pool_left)
+        shared: list[int] = []
+        for number in range(len(self.offers)) if numbers is None else numbers:
+            if self.offers[number].pool is None:
+                counts[number] = self.left[number]
+            else:
+                shared.append(number)
+        for number in sorted(shared, key=lambda it: (self.cost(self.offers[it], span_s), it)):
+            pool = self.offers[number].pool
+            counts[number] = min(self.left[number], pool_left[pool])
+            pool_left[pool] -= counts[number]
+        return counts
 
     def _pack_work(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
         """Pack work in place, and return whether all of it fits.
@@ -232,7 +207,7 @@ class Allocation:
         for source, offer in enumerate(self.offers):
             if not offer.load or not self.left[source]:
                 continue
-            lot = self._lot(source, 0.0, sunk=True)
+            lot = self._lot(source, 0.0, self.left, sunk=True)
             while self.left[source]:
                 contents = self._planned_contents(offer, source, lot, items, first, of_kind, pieces)
                 if not contents:
@@ -293,14 +268,17 @@ class Allocation:
             replace(item, pieces=count) if count != item.pieces else item
             for item, count in zip(items, pieces, strict=True)
         ]
-        sources: list[NodeGroup | int] = [*(group for group in groups if group.cores > 0), *offers]
         if not any(pieces):
             return True
-        lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
+        counts = self.separate_counts(self._in_zone(offers, first), span_s)
+        sources: list[NodeGroup | int] = [group for group in groups if group.cores > 0]
+        sources += [number for number in offers if counts[number]]
+        lots = [self._lot(source, span_s, counts, sunk=on_sale) for source in sources]
         packed, there, left_out = self._pack_best(items, lots, sources, first, on_sale=on_sale)
         for number, other in left_out.items():
             worse, kept = (self.offers[self._offer_number(sources[it])].node_type.name for it in (number, other))
-            self.dominated[worse] = kept
+            if worse != kept:
+                self.dominated[worse] = kept
         self._add_loads(packed, first, there)
         pieces[:] = packed.left
         return not any(packed.left)
@@ -364,8 +342,13 @@ class Allocation:
             found.append((offer.availability, met, offer.zones if zoned else ()))
         return found
 
-    def _lot(self, source: NodeGroup | int, span_s: float, *, sunk: bool) -> Lot:
-        """A group or an offer as a lot of the packing. ``sunk``: ordered nodes cost nothing.
+    def _in_zone(self, offers: Sequence[int], first: int) -> Sequence[int]:
+        """The offers in the zone that this work wants: works packed together want the same zone or none."""
+        zone = next((self.zones[work.shape] for work in self.works[first:] if work.shape.one_zone), None)
+        return offers if zone is None else [it for it in offers if zone in self.offers[it].zones]
+
+    def _lot(self, source: NodeGroup | int, span_s: float, counts: Sequence[int], *, sunk: bool) -> Lot:
+        """A group or an offer as a lot of the packing. ``counts``: of each offer. ``sunk``: ordered nodes are free.
 
         They cost nothing if they compete with nodes on sale. Alone, they are compared by price, as when they were
         bought, so that the same work is placed in the same way.
@@ -373,7 +356,7 @@ class Allocation:
         if isinstance(source, NodeGroup):
             return Lot(source.cores, source.gpus, source.memory_bytes, source.nodes, 0, 0, bought=False)
         offer = self.offers[source]
-        node_type, count = offer.node_type, self.left[source]
+        node_type, count = offer.node_type, counts[source]
         if offer.is_ordered:
             cost = 0 if sunk else self.cost(offer, span_s)
             return Lot(node_type.cores, node_type.gpus, node_type.memory_bytes, count, cost, 0, bought=False)
@@ -428,6 +411,8 @@ class Allocation:
                 continue
             offer = self.offers[source]
             self.left[source] -= load.nodes
+            if offer.pool is not None:
+                self.pool_left[offer.pool] -= load.nodes
             if not offer.is_ordered:
                 self.nodes_left -= load.nodes
                 self.price_left -= load.nodes * self.price(offer)
@@ -459,107 +444,3 @@ class Allocation:
             gpus -= slots * work.shape.gpus_per_slot
             memory_bytes -= min(memory_bytes, slots * work.shape.memory_bytes_per_slot)
         return replace(group, pieces=(*group.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
-
-
-class AssignedNode(NamedTuple):
-    """One node and its load. ``pieces``: (number of the work, first piece, end of the range)."""
-
-    place: SlotAndRank
-    offer: Offer
-    zone: str
-    pieces: tuple[tuple[int, int, int], ...]
-    load: NodeLoad
-
-
-class Assignment:
-    """Which job gets which node."""
-
-    def __init__(self, allocation: Allocation) -> None:
-        self._works = allocation.works
-        self._offers = allocation.offers
-        self._groups = allocation.groups
-        free = [offer.places() for offer in allocation.offers]
-        self._places = [list(islice(free[group.offer], group.nodes)) for group in allocation.groups]
-        self._begins: list[list[int]] = [[] for _ in allocation.works]  # by work: the first piece on each group
-        self._on: list[list[tuple[int, int]]] = [
-            [] for _ in allocation.works
-        ]  # by work: the group, and how many pieces on each of its nodes
-        begins = [0] * len(allocation.works)
-        for number, group in enumerate(allocation.groups):
-            for work, count in group.pieces:
-                self._begins[work].append(begins[work])
-                self._on[work].append((number, count))
-                begins[work] += group.nodes * count
-        self._numbers: dict[BatchKey, list[int]] = {}
-        for number, those in enumerate(allocation.works):
-            for key in dict.fromkeys(run[0] for run in those.runs):
-                self._numbers.setdefault(key, []).append(number)
-
-    def nodes(self) -> Iterator[AssignedNode]:
-        """All nodes, group by group."""
-        begins = [0] * len(self._works)
-        works = self._works
-        for group, places in zip(self._groups, self._places, strict=True):
-            planned: dict[tuple[Shape, float], int] = {}  # one entry for each kind, also if two works are of it
-            for work, count in group.pieces:
-                kind = (works[work].shape, works[work].span_s)
-                planned[kind] = planned.get(kind, 0) + count
-            load = tuple((shape, span_s, count) for (shape, span_s), count in planned.items())
-            for index, place in enumerate(places):
-                pieces = tuple(
-                    (work, begins[work] + index * count, begins[work] + (index + 1) * count)
-                    for work, count in group.pieces
-                )
-                yield AssignedNode(place, self._offers[group.offer], group.zone, pieces, load)
-            for work, count in group.pieces:
-                begins[work] += group.nodes * count
-
-    def jobs_on(self, node: AssignedNode, most: int) -> tuple[tuple[JobId, ...], int]:
-        """The first few jobs on a node, and how many there are in all."""
-        names: list[JobId] = []
-        count = 0
-        for number, begin, end in node.pieces:
-            work = self._works[number]
-            if on_different_nodes(work.shape):
-                jobs = sorted(piece % work.jobs for piece in range(begin, end))
-                count += len(jobs)
-                names += [work.job(job) for job in jobs[:most]]
-            else:
-                first, last = begin // work.pieces_each, (end - 1) // work.pieces_each
-                count += last - first + 1
-                names += [work.job(job) for job in range(first, min(last + 1, first + most))]
-        return tuple(sorted(names)[:most]), count
-
-    def pieces_on(self, node: AssignedNode) -> Iterator[tuple[JobId, Shape]]:
-        """The job of each piece on a node."""
-        for number, begin, end in node.pieces:
-            work = self._works[number]
-            gang = on_different_nodes(work.shape)
-            for piece in range(begin, end):
-                yield work.job(piece % work.jobs if gang else piece // work.pieces_each), work.shape
-
-    def nodes_of(self, key: BatchKey, index: int) -> list[tuple[SlotAndRank, Offer]]:
-        """The nodes of the job at an index of its batch; empty if it gets no booting or new node."""
-        for number in self._numbers.get(key, ()):
-            work = self._works[number]
-            job = work.number(key, index)
-            if job is not None:
-                return list(dict.fromkeys(self._node(number, piece) for piece in _pieces_of_job(work, job)))
-        return []
-
-    def _node(self, work: int, piece: int) -> tuple[SlotAndRank, Offer]:
-        at = bisect_right(self._begins[work], piece) - 1
-        group, count = self._on[work][at]
-        place = self._places[group][(piece - self._begins[work][at]) // count]
-        return place, self._offers[self._groups[group].offer]
-
-
-def _pieces_of_job(work: Work, job: int) -> range:
-    if on_different_nodes(work.shape):
-        return range(job, work.jobs * work.pieces_each, work.jobs)
-    return range(job * work.pieces_each, (job + 1) * work.pieces_each)
-
-
-def unplaced_work(shape: Shape, span_s: float, runs: Sequence[tuple[BatchKey, Sequence[JobId], int, int]]) -> Work:
-    """The work of jobs without any placed piece."""
-    return Work(shape, span_s, pieces_of(shape), tuple(runs))

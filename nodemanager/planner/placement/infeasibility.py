@@ -10,10 +10,10 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
-from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.scheduler.sched_simple import pieces_of, slots_per_piece
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.supply.supply import Supply
 
 SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 
@@ -126,6 +126,7 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obs
         if name in supply.blocked:
             first = first or supply.blocked[name]
             continue
+        node_type = supply.cheapest(node_type)  # noqa: PLW2901 - as the size that is bought first
         price = node_type.price_per_hour
         payable = nodes_left if price <= 0 else min(nodes_left, int(price_left // price))
         free = min(left.free.get(name, 0), supply.count_free_for(node_type, shape.constraint))

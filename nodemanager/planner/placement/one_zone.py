@@ -16,10 +16,11 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.observe.zones import zones_of
 from nodemanager.planner.placement.infeasibility import by_preference, memory_per_piece, pieces_per_node
-from nodemanager.planner.placement.supply import Offer, Supply
 from nodemanager.planner.scheduler.sched_simple import pieces_of
 from nodemanager.planner.scheduler.seating import Bin
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
+from nodemanager.planner.supply.offers import Offer
+from nodemanager.planner.supply.supply import Supply
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def _try_zone(
         if each and on_sale and missing > 0:
             nodes = min(supply.count_free_for(node_type, shape.constraint), -(-missing // each))
             missing -= min(missing, nodes * each)
-            price += nodes * node_type.price_per_hour
+            price += nodes * supply.cheapest(node_type).price_per_hour
     return ZoneChoice(zone, want - missing, missing), (missing, -there, price)
 
 

@@ -11,6 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
+from nodemanager.core.facts import PeersSeen
 from nodemanager.core.jobs import Job, JobId, UnreadableJob
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
@@ -26,6 +27,7 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
+Bought = tuple[TypeName, str, Market | None]  # a node's type, and the size and market of its launch
 Make = tuple[TypeName, str, str]  # what a node was made from: its type, fingerprint and zone
 
 
@@ -42,6 +44,7 @@ class NodeIndex:
     with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # those with a call in flight
     count_by_state: Mapping[NodeState, int] = field(default_factory=_empty)
     count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # only nodes that may be billed
+    count_by_size: Mapping[Bought, int] = field(default_factory=_empty)  # the same
     launch_of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
     launch_of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
     count_by_make: Mapping[Make, int] = field(default_factory=_empty)
@@ -103,11 +106,15 @@ ALL_TYPES = TypeName("*")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a block concerns: one type everywhere, or on one market and in one zone; or all types of a market."""
+    """What a block concerns: one type everywhere, or on one market and in one zone; or all types of a market.
+
+    ``size``: of a type with several sizes, only this one.
+    """
 
     type_name: TypeName
     market: Market | None = None
     zone: str | None = None
+    size: str = ""
 
 
 EVERYTHING = Scope(ALL_TYPES)  # concerns the whole cloud account
@@ -230,6 +237,14 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Peers:
+    """Other Flux instances. ``ordered``: jobs sent to one, and until when that counts unless it is reported."""
+
+    seen: PeersSeen | None = None
+    ordered: Mapping[JobId, float] = field(default_factory=_empty)
+
+
+@dataclass(frozen=True)
 class Indexes:
     """Indexes of the jobs, ranks and nodes.
 
@@ -259,6 +274,7 @@ class Snapshot:
     account: Account = Account()
     learned: Learned = Learned()
     spending: Spending = Spending()
+    peers: Peers = Peers()
     indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
 
     def steered(self, node: Node) -> bool:

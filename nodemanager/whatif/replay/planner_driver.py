@@ -39,6 +39,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -260,6 +261,8 @@ class PlannerDriver:
             known.identity if known is not None else self._identity(machine),
             created_at=self._engine.setup.start_at + machine.created_s,
             died_because=machine.died_because,
+            market=machine.node_type.market,
+            size=machine.node_type.size,
         )
         self._machines[machine.provider_id] = machine
         self._listed[machine.provider_id] = node
@@ -346,7 +349,7 @@ class PlannerDriver:
                     self._engine.scheduler.release(jobs)
                     self._answer(FLUX_CALL_S, _constant(JobsReleased(frozenset(jobs))))
                     self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._jobs_seen(ids))  # type: ignore[misc]
-                case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob():
+                case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob() | DelegateJob():
                     raise ValueError(f"a replay has no wishes for slots, no housekeeping and no requeues: {action}")
                 case _:
                     assert_never(action)
@@ -355,7 +358,7 @@ class PlannerDriver:
 
     def _create(self, order: CreateNode) -> None:
         launch = order.launch
-        machine = self._engine.create(launch.rank, launch.id)
+        machine = self._engine.create(launch.rank, launch.id, order.node_type)
         if machine is not None:
             self._answer(CLOUD_CALL_S, _constant(NodeCreated(launch.id, self._cloud_node(machine))))
             return
