@@ -9,9 +9,10 @@ from typing import Any
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import CloudChanged
 from nodemanager.core.jobs import Job, JobState, OnHosts, RankAllocation
-from nodemanager.core.nodes import CallKind, CloudNode, CloudState, NodeState
+from nodemanager.core.nodes import CallKind, CloudNode, CloudState, FluxRank, NodeState
 from nodemanager.core.orders import ListCloud
 from nodemanager.core.reason_codes import Code
+from nodemanager.core.slots import Rank, SlotName
 from nodemanager.planner.asks import asks_now
 from nodemanager.planner.node_steps import UNLIMITED
 from nodemanager.planner.observe.observe import observe
@@ -240,3 +241,22 @@ class TestNews:
         snapshot = a_fleet(IDLE)
         assert ListCloud() not in asks_now(snapshot, POLICY)
         assert ListCloud() in asks_now(observe(snapshot, CloudChanged(), POLICY), POLICY)
+
+
+class TestTheLeadBroker:
+    """The node of rank 0 runs jobs, but it is no slot of the site."""
+
+    LEADER = FluxRank(Rank(100), SlotName("pod0"), online=True, cores=4, cores_free=4, schedulable=True)
+
+    def test_it_counts_for_jobs_that_need_all_nodes(self) -> None:
+        wide = a_job(1, whole_nodes(7))
+        assert len(boots(made(a_snapshot(POLICY, ranks=[self.LEADER], jobs=[wide])))) == 6
+
+    def test_a_job_for_one_more_can_never_run(self) -> None:
+        wide = a_job(1, whole_nodes(8))
+        result = made(a_snapshot(POLICY, ranks=[self.LEADER], jobs=[wide]))
+        (reason,) = result.jobs.values()
+        assert (boots(result), reason.code) == ([], Code.TOO_FEW_SLOTS)
+
+    def test_a_job_that_fits_on_it_buys_nothing(self) -> None:
+        assert boots(made(a_snapshot(POLICY, ranks=[self.LEADER], jobs=[a_waiting_job()]))) == []
