@@ -45,6 +45,7 @@ class Figures(TypedDict, total=False):
     queue: str
     remote: str
     scope: str
+    size: str
     source: str
     state: str
     wait: str
@@ -200,6 +201,12 @@ class Code(StrEnum):
     DELEGATED_ENDING = "delegated_ending"
     DELEGATION_CALL_FAILED = "delegation_call_failed", "detail"
     PEER_UNREACHABLE = "peer_unreachable", "peer detail"
+    # the nodes that are kept for an ensemble
+    ENSEMBLE_KEEPS = "ensemble_keeps", "node_count"
+    ENSEMBLE_ASKS_FOR_NOTHING = "ensemble_asks_for_nothing"
+    ENSEMBLE_AT_ITS_MAX = "ensemble_at_its_max", "scope nodes_max wanted"
+    ENSEMBLE_SHARE = "ensemble_share", "wanted have nodes_max others"
+    ENSEMBLE_BUDGET_SPENT = "ensemble_budget_spent", "spent budget"
     # a create fails, by the kind of the failure; it blocks a type for a while
     CREATE_CAPACITY = "create_capacity", "detail"
     CREATE_THROTTLED = "create_throttled", "detail"
@@ -257,6 +264,7 @@ class Code(StrEnum):
     RETRY_LATER = "retry_later", "retry_s tries"
     LOOKED_FOR = "looked_for", "absences since_s"
     UNKNOWN_TYPE = "unknown_type", "node_type"
+    UNKNOWN_SIZE = "unknown_size", "node_type size"
     BOOTING = "booting", "waited_s boot_timeout_s"
     QUEUED_OUTSIDE = "queued_outside", "waited_s boot_timeout_s"
     PENDING_AT_PROVIDER = "pending_at_provider", "waited_s boot_timeout_s detail"
@@ -317,6 +325,7 @@ class Code(StrEnum):
     STILL_SCHEDULABLE = "still_schedulable"
     NOT_DRAINED = "not_drained"
     BROKER_STOPPING = "broker_stopping", "told_s broker_stop_s"
+    PROCESS_SURVIVES = "process_survives", "detail"
     STOPPING = "stopping"
     NOTHING_TO_DESTROY = "nothing_to_destroy"
     ORPHAN = "orphan", "waited_s orphan_grace_s"

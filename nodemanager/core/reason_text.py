@@ -239,6 +239,7 @@ SENTENCES: Mapping[str, str] = {
     Code.RETRY_LATER: "next try at {retry_at} (tried {tries} times)",
     Code.LOOKED_FOR: "may exist: searched for in the provider's lists since {since_at}",
     Code.UNKNOWN_TYPE: "the site no longer has type {node_type}",
+    Code.UNKNOWN_SIZE: "the site no longer buys {node_type} as {size}: its slot is given back",
     Code.BOOTING: "booting for {waited_s} (given up after {boot_timeout_s})",
     Code.QUEUED_OUTSIDE: (
         "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})"
@@ -298,6 +299,7 @@ SENTENCES: Mapping[str, str] = {
     Code.STILL_SCHEDULABLE: "drained, but the scheduler has not noticed: drained again",
     Code.NOT_DRAINED: "not drained after the drain: drained again",
     Code.BROKER_STOPPING: "its broker was told to stop {told_s} ago",
+    Code.PROCESS_SURVIVES: "only root or its user can end what still runs there: {detail}",
     Code.JOIN_FAILED: "reported that it cannot join: {detail}",
     Code.TICKET_REPLAYED: "two clients presented its ticket",
     Code.RELEASED_BY_OPERATOR: "released by an operator",
@@ -321,6 +323,11 @@ SENTENCES: Mapping[str, str] = {
     Code.DELEGATED_ENDING: "is ending",
     Code.DELEGATION_CALL_FAILED: "a call failed and is tried again: {detail}",
     Code.PEER_UNREACHABLE: "{peer} cannot be reached: {detail}",
+    Code.ENSEMBLE_KEEPS: "{node_count} nodes are kept for it",
+    Code.ENSEMBLE_ASKS_FOR_NOTHING: "it asks for no nodes",
+    Code.ENSEMBLE_AT_ITS_MAX: "it asks for {wanted} nodes, and {scope} nodes_max = {nodes_max}",
+    Code.ENSEMBLE_SHARE: "it asks for {wanted} nodes, and its share of nodes_max = {nodes_max} is {have}: {others}",
+    Code.ENSEMBLE_BUDGET_SPENT: "its nodes have cost {spent} today (UTC), and its per_day = {budget}",
 }
 # Added to the sentence if the reason names jobs.
 ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}

@@ -443,7 +443,10 @@ class RealFluxPort:
                     raise
 
     def _drain_reasons(self) -> dict[Rank, str]:
-        drains = self._ask("resource.status")["drain"]
+        status = self._ask("resource.status")
+        if "drain" not in status:  # flux-core 0.72 answered so once; an empty table says that no rank is drained
+            raise FluxError(f"the answer of resource.status lacks drain: it has {', '.join(status) or 'nothing'}")
+        drains = status["drain"]
         return {Rank(rank): drain["reason"] or "" for ranks, drain in drains.items() for rank in parse_idset(ranks)}
 
     # --- the types of the slots ---

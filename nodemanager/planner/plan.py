@@ -5,7 +5,7 @@
 3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
    nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are
    bought only once the queue has settled.
-4. Give each node its next step (``node_steps``). A draining node that is wanted again is undrained before anything
+4. Give each node its next step (``steps``). A draining node that is wanted again is undrained before anything
    is bought.
 
 The same snapshot always gives the same plan, in the same order.
@@ -43,7 +43,6 @@ from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.node_steps import BUSY, FleetSteps, NodeAction, StepContext, step_nodes
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
@@ -58,6 +57,10 @@ from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.steps.busy import BUSY
+from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
+from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
+from nodemanager.planner.steps.leaving import order_nodes
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
@@ -334,7 +337,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         upkeep=upkeep,
     )
     if policy.stacked:
-        context.order_nodes()
+        order_nodes(context)
     return step_nodes(context)
 
 
@@ -344,7 +347,7 @@ def _jobs_want_more(basis: Basis) -> bool:
     return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
-def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
+def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
     """The leases for which no create is sent now."""
     leases = unsent_leases.leases_without_create(basis.snapshot)
     if not leases:
@@ -416,7 +419,7 @@ def _purchases_change_s(basis: Basis) -> float:
 def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy) -> BootNode:
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
+    launch = _new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     return BootNode(launch, purchase.serves, reason, purchase.load)
 
 
@@ -492,14 +495,21 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    adopted = _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    bought = (identity.type_name, stray.node.size, stray.node.market)
+    size = policy.of_size.get(bought) or policy.by_size[identity.type_name][-1]
+    adopted = _new_launch(identity.launch, identity.slot, snapshot, size, created_at, policy)
     return replace(adopted, made_from=identity.made_from)
 
 
 def _new_launch(
-    id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
+    id_: LaunchId,
+    slot: SlotName,
+    snapshot: Snapshot,
+    node_type: NodeType,
+    requested_at: float,
+    policy: Policy,
+    zone: str = "",
 ) -> Launch:
-    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
@@ -510,5 +520,7 @@ def _new_launch(
         requested_at=requested_at,
         zone=zone,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
         made_from=node_type.made_from,
     )

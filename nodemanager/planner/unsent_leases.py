@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from decimal import Decimal
-from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import COMING, CallKind, LaunchId, NodeState
@@ -17,7 +16,6 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.backoff import unavailable_types
-from nodemanager.planner.observe.zones import blocked_types
 from nodemanager.planner.outcome import FleetNeeds
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
@@ -26,13 +24,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-
-
-class LeaseReview(NamedTuple):
-    """Why a lease's create is not sent now. ``ends``: True if the lease ends, False if it only waits."""
-
-    reason: Reason
-    ends: bool = True
+from nodemanager.planner.steps.context import LeaseReview
 
 
 def leases_without_create(snapshot: Snapshot) -> list[Node]:
@@ -104,7 +96,7 @@ def _unavailable_types(snapshot: Snapshot, policy: Policy, placement: Placement)
     """
     if all(placement.count_served(key) == len(ids) for key, ids in placement.batches.items()):
         return ()
-    return {**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy)}
+    return unavailable_types(snapshot, policy)
 
 
 # --- limits -----------------------------------------------------------------------------------------------

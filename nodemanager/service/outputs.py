@@ -28,6 +28,7 @@ from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.listen import UnixSocket, listen_addresses
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
+from nodemanager.web.state.samples import SAMPLES_FILE, SampleKeeper, read_samples
 from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, read_or_make_token
 
@@ -44,7 +45,10 @@ class Outputs:
         self._writer = HistoryWriter(
             site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
         )
-        self._history_thread = HistoryThread([self.board.take_in, self._metrics.take_in, self._writer.take_in])
+        self._samples = SampleKeeper(self.board, site.state_dir / SAMPLES_FILE)
+        self._history_thread = HistoryThread(
+            [self.board.take_in, self._metrics.take_in, self._writer.take_in, self._samples.take_in]
+        )
         self.servers: list[WebServer] = []
         self._status = ""
         self._status_made_s = float("-inf")
@@ -94,6 +98,7 @@ class Outputs:
 
     def start(self, service: SteeredService, job_end: Callable[[JobId], JobEnd | None] | None = None) -> None:
         """Start the threads, and the web servers unless ``[Web] listen = off``."""
+        self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
         self._writer.start()
         self._history_thread.start()
         places = listen_addresses(self._site.web.listen, self._site.state_dir)
@@ -125,4 +130,5 @@ class Outputs:
         for server in self.servers:
             server.stop(within_s)
         self._history_thread.stop(within_s)
+        self._samples.keep()
         self._writer.stop(within_s)

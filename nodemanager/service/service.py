@@ -506,7 +506,11 @@ def serve(
         if floors is not None:
             floors.nodes_max = service.site.limits.nodes_max
             floors.lapse()
+            if (latest := outputs.board.latest) is not None:
+                fleet = latest.published
+                floors.count_costs(time.time(), fleet.plan.price_per_hour, len(fleet.snapshot.nodes))
             outputs.board.nodes_kept = floors.shares()
+            outputs.board.node_claims = floors.claims()
             service.keep_nodes(floors.total)
     systemd.notify_stopping()
     for companion in companions:

@@ -180,6 +180,8 @@ class LibcloudPort(ABC):
             created_at=node.created_at.timestamp() if node.created_at else None,
             addresses=(*node.public_ips, *node.private_ips),
             died_because=self._died_because(node),
+            survivors=str(node.extra.get("survivors", "")),
+            size=str(node.extra.get("instance_type") or ""),
         )
 
     def _node_with_id(self, provider_id: ProviderId) -> Node:

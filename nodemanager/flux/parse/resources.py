@@ -199,7 +199,7 @@ class _ResourceStatus:
         return _ResourceStatus(
             self.declared.reread(status.get("R"), _read_declared, f"{where}.R"),
             self.online.reread(status.get("online", ""), _ranks, f"{where}.online"),
-            self.drains.reread(status.get("drain", {}), _read_drains, f"{where}.drain"),
+            self.drains.reread(status.get("drain"), _read_drains, f"{where}.drain"),
             self.torpid.reread(status.get("torpid", ""), _ranks, f"{where}.torpid"),
             self.excluded.reread(status.get("exclude", ""), _ranks, f"{where}.exclude"),
         )

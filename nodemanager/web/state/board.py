@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from nodemanager.actors.manager import Publication
 from nodemanager.delegation.view import DelegationView
+from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.planner.state.node_index import node_index_of
@@ -58,6 +59,7 @@ class Board:
         self._delegation: DelegationView | None = None
         self._ensembles: Mapping[str, Mapping[str, Any]] = {}
         self.nodes_kept: Mapping[str, int] = {}  # the nodes that are kept for each ensemble
+        self.node_claims: Mapping[str, NodeClaim] = {}  # what each ensemble asks for and gets, and why
         self._events: deque[tuple[int, HistoryEvent]] = deque(maxlen=EVENTS_MAX)
         self._samples: deque[Sample] = deque()
         self._sample_every_s = SAMPLE_EVERY_S
@@ -106,6 +108,8 @@ class Board:
             spent=self.spent,
         )
         with self._changed:
+            while self._samples and self._samples[-1].at > sample.at:
+                self._samples.pop()  # a simulated site begins again, or the clock was set back
             self._samples.append(sample)
             if len(self._samples) >= SAMPLES_MAX:
                 self._samples = deque(islice(self._samples, 0, None, 2))
@@ -115,6 +119,14 @@ class Board:
         """Take the state of an ensemble that the service runs. Called by the ensemble's thread."""
         with self._changed:
             self._ensembles = {**self._ensembles, name: summary}
+
+    def resume(self, samples: Sequence[Sample]) -> None:
+        """Go on with the samples of an earlier process, oldest first. Called before the first publication."""
+        with self._changed:
+            self._samples = deque(samples)
+            if len(samples) > 1:
+                # Samples of the same distance fill the charts evenly.
+                self._sample_every_s = max(SAMPLE_EVERY_S, (samples[-1].at - samples[0].at) / (len(samples) - 1))
 
     # --- read ---
 
