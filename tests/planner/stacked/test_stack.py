@@ -209,6 +209,18 @@ class TestComing:
         assert "end-lease pod3-1" in orders(result)
         assert code(result, 3) is Code.LOWER_SLOT_IS_FREE
 
+    def test_leases_of_the_slots_between_are_kept_and_created_together(self) -> None:
+        leases = [a_pod(number, NodeState.REQUESTED) for number in (1, 2, 3)]
+        job = a_waiting_job(where=OnHosts(("pod3",)))
+        result = made(a_snapshot(POLICY, nodes=leases, jobs=[job]))
+        assert sorted(orders(result)) == ["create pod1-1", "create pod2-1", "create pod3-1"]
+
+    def test_a_lease_is_given_back_with_the_one_below_it(self) -> None:
+        policy = a_stacked_policy(nodes_max=1)
+        leases = [a_pod(number, NodeState.REQUESTED, policy) for number in (1, 2)]
+        result = made(a_snapshot(policy, nodes=leases, jobs=[a_waiting_job(where=OnHosts(("pod2",)))]), policy)
+        assert sorted(orders(result)) == ["end-lease pod1-1", "end-lease pod2-1"]
+
     def test_one_decision_creates_any_number(self) -> None:
         policy = a_stacked_policy(slots=60, nodes_max=60)
         nodes = [a_pod(number, NodeState.REQUESTED, policy) for number in range(1, 51)]
