@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -33,6 +34,7 @@ from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, read_or_make_token
 
 STATUS_EVERY_S = 1.0
+ENSEMBLE_PUBLIC = frozenset({"begun", "resumed", "ended"})
 
 
 class Outputs:
@@ -72,6 +74,19 @@ class Outputs:
         # Everybody may see the board's events, but not everybody may see jobs.
         of_peers = tuple(event for event in events if event.subject.startswith("peer "))
         self.board.take_in(HistoryUpdate(posted.published, (), (), of_peers, (), {}))
+
+    def record_ensemble(self, events: Sequence[HistoryEvent]) -> bool:
+        """Add events of ensembles to the history; False before the first publication.
+
+        Everybody may see the board's events, but not everybody may see jobs: it gets no details.
+        """
+        if (posted := self.board.latest) is None:
+            return False
+        self._writer.take_in(HistoryUpdate(posted.published, (), (), tuple(events), (), {}))
+        public = tuple(replace(event, figures={}) for event in events if event.what in ENSEMBLE_PUBLIC)
+        if public:
+            self.board.take_in(HistoryUpdate(posted.published, (), (), public, (), {}))
+        return True
 
     @property
     def info(self) -> Info:

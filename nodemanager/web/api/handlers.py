@@ -169,8 +169,8 @@ def explain_ensemble(context: WebContext, request: Request, body: bytes) -> Resp
     del body
     if "at" in request.query_params:
         raise RequestRefused(400, "the history has no nodes of ensembles: leave out --at")
-    name = request.path_params["name"]
-    return json_response(explain.ensemble(_latest_publication(context), context.board.node_claims, name))
+    name, published = request.path_params["name"], _latest_publication(context)
+    return json_response(explain.ensemble(published, context.board.node_claims, name, context.reader))
 
 
 def _explain(
