@@ -98,7 +98,7 @@ def test_a_token_that_rotates_and_an_api_server_that_is_away(mini: LiveMiniClust
 
 def test_pods_that_others_add_are_seen_by_a_watch_that_expired_and_leave_when_idle(mini: LiveMiniCluster) -> None:
     manager = mini.start_manager()
-    manager.until_said("decision")
+    manager.until_said("claimed")
     mini.api.store.compact()  # every watch ends with 410
     mini.api.store.change(
         ("flux-framework.org", "v1alpha2", "miniclusters"), "flux", "mini", lambda it: it["spec"].update(size=3)
@@ -117,11 +117,14 @@ def test_a_manager_that_is_killed_at_each_step_goes_on(mini: LiveMiniCluster) ->
         ("a pod is drained", mini.drained),
         ("the smaller size is asked for", lambda: mini.size < 4),
     ]
-    job = mini.submit("sleep", "3", nodes=4)
+    may_end = mini.folder / "may-end"
+    job = mini.submit("sh", "-c", f"until test -e {may_end}; do sleep 0.1; done", nodes=4)
     for what, reached in steps:
         manager = mini.start_manager()
         mini.eventually(what, reached)
         manager.kill()
+        if what == "the job runs":
+            may_end.touch()
     mini.start_manager()
     mini.eventually("only the lead broker is left", mini.is_small_again)
     assert mini.result(job) == "COMPLETED"
