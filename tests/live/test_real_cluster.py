@@ -1,4 +1,4 @@
-"""A pod of a real cluster: ``KUBECONFIG=FILE FNM_MINICLUSTER=NAMESPACE/NAME pytest tests/live/test_real_cluster.py``.
+"""A pod of a real cluster: ``KUBECONFIG=FILE FNM_MINICLUSTER=NAMESPACE/NAME pytest`` with this file.
 
 It adds one pod to the MiniCluster by the port, waits until Kubernetes runs it, and removes it again. It submits no
 job, because Flux's socket is in the lead broker's pod. Without the variables it is skipped.
