@@ -100,7 +100,7 @@ def test_helm_finds_no_fault_in_the_chart() -> None:
 
 @NEEDS_HELM
 def test_the_chart_renders_the_manifests() -> None:
-    command = ["helm", "template", "mini", FOLDER / "chart", "--namespace", "flux"]
+    command = ["helm", "template", "mini", str(FOLDER / "chart"), "--namespace", "flux"]
     rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert {it["kind"]: it for it in yaml.safe_load_all(rendered)} == manifests()
 
@@ -108,7 +108,7 @@ def test_the_chart_renders_the_manifests() -> None:
 @NEEDS_HELM
 def test_other_values_give_a_good_site(tmp_path: Path) -> None:
     chosen = ["name=big", "maxSize=100", "cpu=16", "memoryGiB=64", "mode=act", "owner=shared"]
-    command = ["helm", "template", "x", FOLDER / "chart", "--namespace", "hpc", "--set", ",".join(chosen)]
+    command = ["helm", "template", "x", str(FOLDER / "chart"), "--namespace", "hpc", "--set", ",".join(chosen)]
     rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = {it["kind"]: it for it in yaml.safe_load_all(rendered)}
     (tmp_path / "site.ini").write_text(found["ConfigMap"]["data"]["site.ini"], encoding="utf-8")
