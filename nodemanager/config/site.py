@@ -63,6 +63,7 @@ from nodemanager.config.text.settings import (
 from nodemanager.core.slots import Misfit, NodeType, Size, SlotName, TypeName
 
 __all__ = [
+    "Burst",
     "ConfigError",
     "DelegateTo",
     "Fault",
