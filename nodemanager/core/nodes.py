@@ -139,6 +139,7 @@ class Launch:
     # The price at which it was bought. It counts if the site no longer names the type. None in old records.
     tariff: Tariff | None = None
     made_from: str = ""  # the fingerprint of what it was made from; "" in old records
+    prepaid: bool = False  # it is one of the prepaid nodes of its type, and costs nothing
 
 
 class JoinPhase(StrEnum):

@@ -75,6 +75,7 @@ class Figures(TypedDict, total=False):
     nodes_max: int
     nodes_min: int
     otherwise: int
+    prepaid: int
     priority: int
     shapes: int
     short: int
@@ -102,6 +103,7 @@ class Figures(TypedDict, total=False):
     broker_stop_s: float
     creates_per_s: float
     deadline_s: float
+    ended_at: float
     expected_at: float
     foreign_drain_after_s: float
     free_in_s: float
@@ -228,6 +230,7 @@ class Code(StrEnum):
     DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"
     GPU_NODE_TAKEN = "gpu_node_taken", "node_type job nodes"
     JOB_ACROSS_ZONES = "job_across_zones", "job zones"
+    PRICE_OUT_OF_DATE = "price_out_of_date", "node_type ended_at"
     NODES_DRIFTED = "nodes_drifted", "node_type changed nodes node_count"
     REQUEUED = "requeued", "job node"
     UNFIT = "unfit", "node why"
@@ -263,6 +266,7 @@ class Code(StrEnum):
     IDLE_NOT_LONG = "idle_not_long", "idle_s idle_timeout_s"
     PAID_TIME_LEFT = "paid_time_left", "idle_s window_left_s stop_lead_s"
     NEXT_WINDOW_BEGINS = "next_window_begins", "idle_s window_left_s stop_lead_s quickest_stop_s goes_in_s"
+    PREPAID = "prepaid", "node_type prepaid"
     DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
     HELD_BY_DRAIN = "held_by_drain", "drain_reason"
     HELD_BY_OPERATOR = "held_by_operator", "by since_at"

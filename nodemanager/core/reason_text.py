@@ -207,6 +207,7 @@ SENTENCES: Mapping[str, str] = {
         " flux resource undrain ends this"
     ),
     Code.GPU_NODE_UNGUARDED: "job {job} wants no GPU, but may start on {node_type}",
+    Code.PRICE_OUT_OF_DATE: "the price of {node_type} in the site was valid until {ended_at}",
     Code.NODES_DRIFTED: "{node_count} nodes of type {node_type} were made differently ({changed}): {nodes}",
     Code.REQUEUED: "job {job} is submitted again: the provider takes back its node {node}",
     Code.UNFIT: "{node} gets no more work ({why})",
@@ -250,6 +251,7 @@ SENTENCES: Mapping[str, str] = {
         "idle for {idle_s}, paid for only {window_left_s} more; no stop took less than {quickest_stop_s},"
         " so the next window is billed anyway (leaves in {goes_in_s})"
     ),
+    Code.PREPAID: "kept: one of {prepaid} prepaid {node_type} nodes",
     Code.HELD_BY_DRAIN: "drained by somebody else: {drain_reason}",
     Code.DRAINED_BY_FLUX: "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
     "{foreign_drain_after_s}",

@@ -520,7 +520,7 @@ def step_nodes(context: StepContext) -> FleetSteps:
 def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
     """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept."""
     node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
-    price = node_type.price_per_hour if node_type is not None else Decimal(0)
+    price = node_type.price_per_hour if node_type is not None and not node.launch.prepaid else Decimal(0)
     return STATE_RANKING[node.state], -price, node.launch.id
 
 
@@ -600,7 +600,8 @@ class RestingReasons:
                 yield ((-inf, id_) for _, id_ in resting.idle_since)
             elif name not in policy.observed and not self._are_spares(node_type):
                 lead_s = context.stop_times(name).lead_s
-                yield resting.by_time(node_type.billing, policy.rules.idle_timeout_s, lead_s, context.now_s)
+                timeout_s = policy.idle_timeout_s(node_type)
+                yield resting.by_time(node_type.billing, timeout_s, lead_s, context.now_s)
 
     def _are_spares(self, node_type: NodeType) -> bool:
         """Whether all idle nodes of the type are needed as spares."""

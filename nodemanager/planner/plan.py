@@ -58,6 +58,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.type_reasons import type_reasons, warnings
+from nodemanager.planner.upkeep.prepaid import prepaid_left
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
 Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
@@ -367,8 +368,9 @@ def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
     demanded = ((purchase, _demand(purchase)) for purchase in needs.purchases)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
+    prepaid = prepaid_left(snapshot, policy)
     return tuple(
-        _boot_order(purchase, reason, snapshot, policy)
+        _boot_order(purchase, reason, snapshot, policy, prepaid)
         for purchase, reason in (*demanded, *basis.upkeep[1], *spares)
         if allowance.take(purchase.node_type)
     )
@@ -386,10 +388,16 @@ def _purchases_change_s(basis: Basis) -> float:
     return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
 
 
-def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy) -> BootNode:
+def _boot_order(
+    purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy, prepaid: dict[TypeName, int]
+) -> BootNode:
+    """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
     launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
+    if prepaid.get(launch.type_name, 0) > 0:
+        prepaid[launch.type_name] -= 1
+        launch = replace(launch, prepaid=True)
     return BootNode(launch, purchase.serves, reason, purchase.load)
 
 

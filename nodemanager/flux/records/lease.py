@@ -10,7 +10,15 @@ from urllib.parse import quote, unquote
 
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.slots import Billing, Rank, SlotName, Tariff, TypeName
-from nodemanager.flux.parse.json_fields import amount_at, object_at, seconds_at, text_at, whole_at, wrong_value
+from nodemanager.flux.parse.json_fields import (
+    amount_at,
+    flag_at,
+    object_at,
+    seconds_at,
+    text_at,
+    whole_at,
+    wrong_value,
+)
 
 LEASES = "node-manager.leases"
 _VERSION = 1
@@ -38,6 +46,7 @@ def encode(launch: Launch) -> str:
         "requested_at": launch.requested_at,
         "zone": launch.zone,
         "made_from": launch.made_from,
+        "prepaid": launch.prepaid,
     }
     if launch.tariff is not None:
         fields["tariff"] = {
@@ -65,6 +74,7 @@ def decode(text: str, slot: SlotName) -> Launch:
         zone=text_at(fields.get("zone", ""), "record.zone"),
         tariff=_tariff(fields["tariff"]) if "tariff" in fields else None,
         made_from=text_at(fields.get("made_from", ""), "record.made_from"),
+        prepaid=flag_at(fields.get("prepaid", False), "record.prepaid"),
     )
 
 

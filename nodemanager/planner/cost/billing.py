@@ -11,6 +11,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 
 SECONDS_PER_HOUR = 3600
+PREPAID = Tariff(Decimal(0), Billing(0.0))
 
 
 def paid_s(billing: Billing, age_s: float) -> float:
@@ -36,9 +37,9 @@ def age_s(node: Node, now_s: float) -> float:
 def tariff_of(launch: Launch, policy: Policy) -> NodeType | Tariff | None:
     """What a node costs: its type's price in the site, or the price at purchase if the site dropped the type.
 
-    None if neither is known: leases of older versions do not record the price.
+    A prepaid node costs nothing. None if neither is known: leases of older versions do not record the price.
     """
-    return policy.types.get(launch.type_name, launch.tariff)
+    return PREPAID if launch.prepaid else policy.types.get(launch.type_name, launch.tariff)
 
 
 def price_per_hour(launch: Launch, policy: Policy) -> Decimal:

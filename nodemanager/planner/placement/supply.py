@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from math import inf
 
 from nodemanager.core.drains import drain_text, is_our_drain
@@ -16,6 +16,7 @@ from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
+from nodemanager.planner.cost.billing import PREPAID
 from nodemanager.planner.cost.budget import BudgetLimits, closed_types
 from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
@@ -23,7 +24,7 @@ from nodemanager.planner.observe.zones import blocked_types, open_zones
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.scheduler.seating import Availability, Bin
 from nodemanager.planner.state.constraints import Matches, alike
-from nodemanager.planner.state.frozen import lazy_property
+from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -31,6 +32,7 @@ from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
 from nodemanager.planner.upkeep.due import is_on_its_way_out
+from nodemanager.planner.upkeep.prepaid import count_prepaid, prepaid_left
 
 SlotAndRank = tuple[SlotName, Rank]
 
@@ -364,6 +366,11 @@ class Supply:
         }
 
     @lazy_property
+    def prepaid_left(self) -> Mapping[TypeName, int]:
+        """How many further nodes of each type cost nothing."""
+        return prepaid_left(self.snapshot, self.policy)
+
+    @lazy_property
     def open_zones(self) -> Mapping[TypeName, tuple[str, ...]]:
         """The zones in which each type may be created now, in the order of the site."""
         return {it.name: open_zones(it, self.snapshot) for it in self.policy.node_types}
@@ -430,6 +437,19 @@ class Supply:
         return ((slot, rank_of_slot[slot]) for index in indexes for slot in (node_type.slots[index],))
 
     def _offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
+        """The offers of a type, of which the first nodes may be prepaid."""
+        left = self.prepaid_left.get(node_type.name, 0)
+        for offer in self._priced_offers_of(node_type, constraints):
+            free = min(left, offer.count)
+            left -= free
+            if free:
+                prepaid = replace(node_type, price_per_hour=Decimal(0), billing=PREPAID.billing)
+                yield replace(offer, node_type=prepaid, count=free, places=partial(_some, offer.places, 0, free))
+            if offer.count > free:
+                rest = partial(_some, offer.places, free, None) if free else offer.places
+                yield replace(offer, count=offer.count - free, places=rest, example=next(rest()))
+
+    def _priced_offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
         name = node_type.name
         now = self.count_free(name) - len(self.ending_indexes.get(name, ()))
         soon = len(self.ending_indexes.get(name, ()))
@@ -458,6 +478,11 @@ class Supply:
         places: Callable[[], Iterator[SlotAndRank]],
     ) -> Offer:
         return Offer(node_type, standing, count, example, places, self.open_zones[node_type.name], self.matches)
+
+
+def _some(places: Callable[[], Iterator[SlotAndRank]], first: int, last: int | None) -> Iterator[SlotAndRank]:
+    """Some of the places of an offer, by their numbers."""
+    return islice(places(), first, last)
 
 
 def current_supply(
@@ -533,6 +558,10 @@ def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
             counts[stray.node.identity.type_name] = counts.get(stray.node.identity.type_name, 0) + 1
     priced = [(policy.types[name].price_per_hour, count) for name, count in counts.items() if name in policy.types]
     price = sum((price * count for price, count in priced), Decimal(0))
+    free = count_prepaid(snapshot).items()
+    price -= sum(
+        (policy.types[name].price_per_hour * count for name, count in free if name in policy.types), Decimal(0)
+    )
     if any(count > 0 and name not in policy.types for name, count in counts.items()):
         unnamed = (node for node in snapshot.nodes.values() if node.launch.type_name not in policy.types)
         tariffs = (node.launch.tariff for node in unnamed if node.may_be_billed)

@@ -26,7 +26,7 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
-Make = tuple[TypeName, str, str]  # what a node was made from: its type, fingerprint and zone
+Make = tuple[TypeName, str, str, bool]  # a node's type, fingerprint, zone, and whether it is prepaid
 
 
 @dataclass(frozen=True)
