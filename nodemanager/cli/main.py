@@ -23,7 +23,7 @@ from rich.console import Console
 from nodemanager.cli import service_verbs
 from nodemanager.cli.parsing.options import NAMES_VERB, PROGRAM, add_verbs
 from nodemanager.cli.parsing.parser import Parser, WrongUse
-from nodemanager.cli.service_client import Client
+from nodemanager.cli.service_client import Client, ServiceUnreachable, make_client
 from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
 
 if TYPE_CHECKING:
@@ -475,6 +475,19 @@ def plan(client: Client, site: Site, chosen: argparse.Namespace, console: Consol
     service_verbs.plan(client, service.with_cluster_uuid(site), chosen, console, policy_of=service.policy_of)
 
 
+def top(site: Site, chosen: argparse.Namespace) -> int:
+    """Show nodes, waiting jobs and events live, with keys to explain, hold, retire and pause."""
+    from nodemanager.cli.top.command import NoTerminal, run_top
+
+    try:
+        run_top(make_client(site))
+    except NoTerminal as error:
+        chosen.usage_error(str(error))
+    except ServiceUnreachable as error:
+        return service_verbs.print_error(error, EXIT_UNAVAILABLE, as_json=False)
+    return EXIT_OK
+
+
 def chaos(site: Site | None, chosen: argparse.Namespace) -> int:
     """Run the service among simulated faults, once per seed, and report broken rules."""
     from nodemanager.chaos import command as chaos_verb
@@ -517,6 +530,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "resize": resize,
     "expand": expand,
     "status": service_verbs.with_exit_status(service_verbs.status),
+    "top": top,
     "nodes": service_verbs.with_exit_status(service_verbs.nodes),
     "jobs": service_verbs.with_exit_status(service_verbs.jobs),
     "peers": service_verbs.with_exit_status(service_verbs.peers),

@@ -43,6 +43,7 @@ class Engine:
         self._gone: set[int] = set()  # the jobs whose last event was taken
         self._open: dict[str, int] = {}  # by group, the members that have not ended
         self._held: list[tuple[str, JobSet]] = []  # sets that wait for other groups, by the key of their rule
+        self._in_held = False
         self._metric_rules = [state for state in self.rules if state.rule.metric is not None]
         self._job_rules: dict[str, list[RuleState]] = {}
         for state in self.rules:
@@ -247,29 +248,38 @@ class Engine:
         self._submit_held(at)
 
     def _submit_held(self, at: float) -> None:
-        """Submit the sets whose ``after`` is fulfilled, and give up those for which it never can be."""
-        dropped = False
-        moved = not self.ended
-        while moved:
-            held, self._held = self._held, []
-            for key, jobs in held:
-                if any(self._has_bad_end(group) for group in jobs.after):
-                    self._drop(jobs, at)
-                    dropped = True
-                elif all(self._open.get(group) == 0 for group in jobs.after):
-                    for index in range(jobs.count):
-                        self._order(Submit(f"{key}.{index}", jobs))
-                else:
-                    self._held.append((key, jobs))
-            moved = len(self._held) < len(held)
-        if dropped:
-            self._check_metrics(at, None)
+        """Submit the sets whose ``after`` is fulfilled, and refuse those for which it never can be.
 
-    def _drop(self, jobs: JobSet, at: float) -> None:
+        A refusal may set off rules that submit more. The outermost call goes on with these, so the calls never nest
+        deeper than one rule.
+        """
+        if self._in_held:
+            return
+        self._in_held = True
+        while not self.ended and (index := self._next_held()) is not None:
+            key, jobs = self._held.pop(index)
+            if any(map(self._has_bad_end, jobs.after)):
+                self._refuse_set(jobs, at)
+            else:
+                for number in range(jobs.count):
+                    self._order(Submit(f"{key}.{number}", jobs))
+        self._in_held = False
+
+    def _next_held(self) -> int | None:
+        """Return the place of the first held set that waits no longer."""
+        for index, (_, jobs) in enumerate(self._held):
+            after = jobs.after
+            if any(map(self._has_bad_end, after)) or all(self._open.get(group) == 0 for group in after):
+                return index
+        return None
+
+    def _refuse_set(self, jobs: JobSet, at: float) -> None:
         others = ", ".join(jobs.after)
-        self._deeds.append(Noted(at, f"group {jobs.group} is not submitted: a member of {others} did not succeed"))
+        self._deeds.append(Noted(at, f"group {jobs.group} is refused: a member of {others} did not succeed"))
         for _ in range(jobs.count):
-            self._count_end(jobs.group, Count.REFUSED)
+            triggers = self._count_end(jobs.group, Count.REFUSED)
+            self._check_metrics(at, None)
+            self._match_jobs(triggers, jobs.group, at, None)
 
     def _has_bad_end(self, group: str) -> bool:
         counts = self.metrics.counts(group)

@@ -262,6 +262,27 @@ def ask_all(
         return answers
 
 
+@contextmanager
+def held_service(handle: Handle, service: str, *, timeout_s: float) -> Iterator[bool]:
+    """Hold a service name on this broker for the ``with`` block; False if another process holds it.
+
+    Requests to it meanwhile are not answered.
+    """
+    try:
+        with flux_call(f"service {service}"), checked_future(handle.service_register(service)) as registered:
+            registered.wait_for(timeout_s).get()
+    except CallFailed as failure:
+        if failure.errno != errno.EEXIST:
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with flux_call(f"service {service}"), checked_future(handle.service_unregister(service)) as removed:
+            removed.wait_for(timeout_s).get()
+
+
 def checked_future(future: Future) -> Future:
     """Return the future of a request. It may be empty if the connection is being lost: this raises ``OSError``."""
     if future.handle is None:

@@ -221,6 +221,27 @@ def test_a_group_after_one_that_failed_is_refused() -> None:
     assert story.engine.is_idle
 
 
+def test_the_members_of_a_refused_group_set_off_job_fail() -> None:
+    story = Story(
+        "{name: a, command: x}, {name: b, command: y, count: 3, after: [a]}, {name: c, command: z}",
+        "{trigger: start, action: {name: submit, label: b}}",
+        "{trigger: job-fail, name: b, action: {name: submit, label: c, repetitions: 2}}",
+    )
+    deeds = story.ends("1.1.0.0", status=256)
+    assert fired(deeds) == [(3, 1), (3, 2)]
+    assert keys(deeds) == ["3.1.2.0", "3.2.2.0"]
+    assert Noted(story.at - 3, "group b is refused: a member of a did not succeed") in deeds
+
+
+def test_a_rule_that_submits_a_refused_group_again_and_again_ends_with_its_repetitions() -> None:
+    again = "{trigger: job-fail, name: b, action: {name: submit, label: b, repetitions: 5000}}"
+    start = "{trigger: start, action: {name: submit, label: b}}"
+    story = Story("{name: a, command: x}, {name: b, command: y, after: a}", start, again)
+    story.ends("1.1.0.0", status=256)
+    assert story.counts("b") == {Count.REFUSED: 5001}
+    assert story.engine.is_idle
+
+
 # --- actions ----------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ import pytest
 
 from nodemanager.ensemble.deeds import Call
 from nodemanager.ensemble.file.schema import read_ensemble
+from nodemanager.flux.bindings import connection
+from nodemanager.flux.ensembles.client import EnsembleClient
 from nodemanager.flux.ensembles.functions import WorkerFunctions
 from nodemanager.flux.reactor import Reactor
 from tests.live.ensemble_runs import DATA, WITHIN_S, EnsembleProcess, ask, groups_of_jobs
@@ -220,6 +222,40 @@ def test_a_run_is_seen_and_stopped_by_its_name(instance: LiveInstance) -> None:
     assert run.wait(5) == 0
     assert "mine: stopped by its user" in ask(instance, "list")
     assert "has ended already" in ask(instance, "stop", "mine")
+
+
+def test_a_process_that_begins_while_its_run_is_stopped_is_stopped_too(
+    instance: LiveInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml")
+    run.until("begun")
+    ask_process = EnsembleClient._ask
+    asked: list[str] = []
+
+    def ask_too_early(client: EnsembleClient, name: str, method: str) -> Any:
+        asked.append(method)
+        return None if len(asked) == 1 else ask_process(client, name, method)
+
+    monkeypatch.setattr(EnsembleClient, "_ask", ask_too_early)
+    with connection(instance.uri) as handle:
+        assert EnsembleClient(handle).stop("t4") == "t4 is stopped; its jobs go on"
+    assert asked == ["stop", "stop"]
+    assert run.wait(5) == 0
+    assert run.events[-1]["text"] == "stopped by its user"
+
+
+def test_while_flux_takes_no_jobs_the_reason_is_shown_once_and_the_jobs_are_submitted_later(
+    instance: LiveInstance,
+) -> None:
+    instance.run("module", "remove", "job-ingest")
+    run = EnsembleProcess(instance.uri, instance.directory, DATA / "t4.yaml", "--until-done")
+    eventually("it has tried again", lambda: [it["event"] for it in run.events].count("resumed") >= 3, WITHIN_S)
+    lost = [event["text"] for event in run.events if event["event"] == "lost"]
+    assert len(lost) == 1
+    assert "job submission" in lost[0]
+    instance.run("module", "load", "job-ingest")
+    assert run.wait() == 0, run.errors
+    assert groups_of_jobs(instance) == ["envy"]
 
 
 def test_a_run_goes_on_only_from_the_same_jobs_and_rules(instance: LiveInstance) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -25,10 +26,14 @@ from nodemanager.web.api.documents import Document
 from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.app import make_application
+from nodemanager.web.listen import TcpAddress
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
+from nodemanager.web.thread import WebServer
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, a_snapshot, a_type, tasks, whole_nodes
+from tests.live.instance import free_port
 
+STOP_S = 10.0
 TOKEN = "the-token-of-the-tests"
 HOST = "testserver"
 
@@ -143,3 +148,15 @@ def a_stand(
     reader = HistoryReader(journal if journal is not None else Path("/nonexistent/journal.sqlite"))
     access = Access(token, by_socket, jobs_for_everybody)
     return Stand(board, manager, WebContext(board, metrics, reader, Control(board, manager), access))
+
+
+@contextmanager
+def served(stand: Stand) -> Iterator[str]:
+    port = free_port()
+    server = WebServer(TcpAddress("127.0.0.1", port), stand.served)
+    server.start()
+    assert server.is_listening.wait(STOP_S)
+    try:
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        server.stop(STOP_S)

@@ -9,14 +9,10 @@ from pathlib import Path
 import pytest
 
 from nodemanager.history.store.writer import HistoryWriter
-from nodemanager.web.listen import TcpAddress
-from nodemanager.web.thread import WebServer
 from tests.history.publications import told
-from tests.live.instance import free_port
 from tests.web.browser import Browser, a_browser
-from tests.web.fleets import Stand, a_fleet, a_stand
+from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand, served
 
-STOP_S = 10.0
 MANY = 5000
 
 
@@ -33,18 +29,6 @@ def shown(nodes: int, moments: int = 3) -> Iterator[tuple[Stand, str]]:
         stand.post(a_fleet(nodes, waiting=moment + 3, moment=moment * 20))
     with served(stand) as url:
         yield stand, url
-
-
-@contextmanager
-def served(stand: Stand) -> Iterator[str]:
-    port = free_port()
-    server = WebServer(TcpAddress("127.0.0.1", port), stand.served)
-    server.start()
-    assert server.is_listening.wait(STOP_S)
-    try:
-        yield f"http://127.0.0.1:{port}/"
-    finally:
-        server.stop(STOP_S)
 
 
 def painted(browser: Browser, canvas: str) -> bool:

@@ -201,6 +201,7 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "resize": VerbOptions("--slots large=64", _resize),
     "expand": VerbOptions("f23Abc -N 2", _expand),
     "status": VerbOptions("--json", prints_json=True),
+    "top": VerbOptions(),
     "nodes": VerbOptions("", prints_json=True),
     "jobs": VerbOptions("", prints_json=True),
     "peers": VerbOptions("", prints_json=True),

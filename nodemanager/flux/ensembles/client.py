@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from nodemanager.core.ports import FluxError
-from nodemanager.flux.bindings import CallFailed, Handle, ask
+from nodemanager.flux.bindings import CallFailed, Handle, ask, held_service
 from nodemanager.flux.ensembles import records
 from nodemanager.flux.ensembles.runner import STOPPED, service_name
 
@@ -40,11 +40,19 @@ class EnsembleClient:
 
     def stop(self, name: str) -> str:
         """End an ensemble's run, whether a process drives it or not. Returns what was done."""
-        record = self._record(name)
-        if record.outcome:
-            return f"{name} has ended already: {record.outcome}"
-        if self._ask(name, "stop") is None:
-            records.finish(self._handle, name, record, STOPPED, time.time(), {}, timeout_s=TIMEOUT_S)
+        while True:
+            record = self._record(name)
+            if record.outcome:
+                return f"{name} has ended already: {record.outcome}"
+            if self._ask(name, "stop") is not None:
+                break
+            with held_service(self._handle, service_name(name), timeout_s=TIMEOUT_S) as is_held:
+                if not is_held:
+                    continue  # a process has just taken the run over: ask it
+                record = self._record(name)
+                if not record.outcome:
+                    records.finish(self._handle, name, record, STOPPED, time.time(), {}, timeout_s=TIMEOUT_S)
+                break
         return f"{name} is stopped; its jobs go on"
 
     def _record(self, name: str) -> Any:

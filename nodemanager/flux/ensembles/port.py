@@ -68,7 +68,7 @@ class RealEnsemblePort:
         def on_failure(failure: CallFailed) -> None:
             if failure.errno in _REFUSALS:
                 then(str(failure))
-            else:  # the job may have been submitted or not: the next connection finds out
+            else:  # the job may have been submitted or not: the next connection finds out, and submits it if not
                 self._lost(failure)
 
         submit.submit_later(

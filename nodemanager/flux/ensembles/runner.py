@@ -32,6 +32,7 @@ from nodemanager.flux.reactor import Reactor, RpcRequest
 TIMEOUT_S = 10.0
 REFRESH_S = 0.5
 RECONNECT_MIN_S, RECONNECT_MAX_S = 0.2, 5.0
+STABLE_S = 10.0  # a connection that held for so long worked; the next pause is short again
 STOPPED = "stopped by its user"
 
 
@@ -53,7 +54,7 @@ class View(Protocol):
     def happened(self, deed: Deed) -> None: ...
 
     def lost(self, why: str) -> None:
-        """The connection is lost; it is made again."""
+        """The connection is lost; it is made again, after longer and longer pauses. The same reason comes once."""
         ...
 
     def refresh(self, nodes_up: int | None) -> None:
@@ -112,8 +113,9 @@ class Runner:
 
         Raises ``NameTaken``, ``AnotherFile``, and ``FluxError`` if the instance cannot be reached, or not again.
         """
-        pause_s, lost_at_s = 0.0, 0.0
+        pause_s, lost_at_s, said = 0.0, 0.0, ""
         while not self.is_stop_asked(self._stop_asked, pause_s):
+            begun_s = time.monotonic()
             try:
                 self._connected = False
                 with Reactor(self._uri) as reactor:
@@ -121,12 +123,16 @@ class Runner:
             except CallFailed as failure:
                 now_s = time.monotonic()
                 if self._connected:
-                    lost_at_s, pause_s = now_s, 0.0
+                    lost_at_s = now_s
+                if now_s > begun_s + STABLE_S:
+                    pause_s, said = 0.0, ""
                 # While rank 0 starts again, some of its services are missing.
                 if not lost_at_s or now_s > lost_at_s + self._assignment.reconnect_s:
                     raise
-                self._view.lost(str(failure))
                 pause_s = min(max(2 * pause_s, RECONNECT_MIN_S), RECONNECT_MAX_S)
+                if str(failure) != said:
+                    said = str(failure)
+                    self._view.lost(said)
             else:
                 break
         return self._outcome

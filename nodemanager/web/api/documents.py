@@ -113,6 +113,7 @@ def status(published: Publication) -> Document:
             "total": len(snapshot.nodes),
             "by_state": dict(Counter(str(node.state) for node in nodes)),
             "by_type": {name: dict(counts) for name, counts in sorted(by_type.items())},
+            "price_by_type": _price_by_type(published),
             "wanted": nodes_wanted(published),
             "held": len(snapshot.operator.steering.holds),
             "drained": {
@@ -161,6 +162,16 @@ def due_documents(published: Publication) -> list[Document]:
 def _due_document(node: Node, published: Publication) -> Document | None:
     due = published.plan.due.get(node.id)
     return reason_document(due.reason, clock_of(published)) if due is not None else None
+
+
+def _price_by_type(published: Publication) -> dict[str, float]:
+    """What the nodes of each type cost an hour."""
+    prices: defaultdict[str, Decimal] = defaultdict(Decimal)
+    for node in published.snapshot.nodes.values():
+        tariff = billing.tariff_of(node.launch, published.policy) if node.may_be_billed else None
+        if tariff is not None:
+            prices[node.launch.type_name] += tariff.price_per_hour
+    return {name: float(price) for name, price in sorted(prices.items())}
 
 
 def sources(published: Publication) -> Mapping[str, Document]:
