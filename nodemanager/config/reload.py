@@ -14,13 +14,14 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "limits": None,
     "budget": None,
     "disruption": None,
+    "schedules": None,
     "policy": None,
     "timing": None,
     # Each create names its image, and no existing node depends on it.
     "cloud": frozenset({"creates_per_s", "creates_burst", "image"}),
     "nodes": frozenset(
         {"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image"}
-        | {"max_age_s", "disruption_max", "disruption_windows"}
+        | {"prepaid", "prepaid_until_at", "price_until_at", "max_age_s", "disruption_max", "disruption_windows"}
     ),
 }
 NOT_RELOADABLE = {
@@ -45,6 +46,8 @@ def needs_restart(old: Site, new: Site) -> tuple[str, ...]:
 def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
     if old == new:
         return
+    if name == "schedules":
+        return  # all of it is for the planner
     if name == "nodes" and isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _node_restart_keys(old, new)
     elif name == "ensembles":
