@@ -315,7 +315,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "prepaid": "So many nodes of this type cost nothing more, at once: reserved instances, savings plans, your "
         "own hardware. They are bought first, and stay once they are up ([upkeep.md](upkeep.md#prepaid-nodes)).",
         "prepaid_valid_until": "The last day (UTC) on which nodes are prepaid. Default: no end.",
-        "price_valid_until": "The last day (UTC) on which the price is right. Then `status` warns. Default: no end.",
+        "price_valid_until": "The last day (UTC) on which the price is right. Then `status` warns. Default: none.",
         "max_age": "Replace nodes of this type that are older than this, as `[Disruption]` allows. Default: at no "
         "age.",
         "disruption_max": "How many nodes of this type may be out of service at once because they are replaced, "

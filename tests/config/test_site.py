@@ -902,5 +902,6 @@ def test_a_schedule_that_makes_no_sense_is_refused(tmp_path: Path, key: str, val
 
 
 def test_a_contract_ends_with_its_last_day(tmp_path: Path) -> None:
-    (of,) = site_of(tmp_path, ("Node cpu", "prepaid", "2"), ("Node cpu", "prepaid_valid_until", "2027-03-31")).node_types
+    until = ("Node cpu", "prepaid_valid_until", "2027-03-31")
+    (of,) = site_of(tmp_path, ("Node cpu", "prepaid", "2"), until).node_types
     assert (of.prepaid, of.prepaid_until_at) == (2, 1806537600.0)  # 2027-04-01T00:00Z
