@@ -107,7 +107,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes exist only in memory, for a "
         "simulated Flux. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of "
-        "an outer Flux instance, for an instance that runs inside it.",
+        "an outer Flux instance, for an instance that runs inside it. `minicluster`: nodes are pods of a "
+        "MiniCluster ([kubernetes.md](kubernetes.md)).",
         "outer_uri": "For `flux`: how to reach the outer instance. Default: the environment variable `FLUX_URI`.",
         "image": "The image that nodes boot. " + PROVIDER_ONLY,
         "network": "The network of the nodes. " + PROVIDER_ONLY + " For `openstack`: names or ids, separated by "
@@ -129,6 +130,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "project": "For `gce`: the project's id.",
         "resource_group": "For `azure`: the resource group for new nodes.",
         "ssh_public_key": "For `azure`: the key for logging in to a node as `azureuser`.",
+        "name": "For `minicluster`: the name of the MiniCluster.",
+        "namespace": "For `minicluster`: its namespace. Default: that of the kubeconfig's context, or of the "
+        "manager's pod.",
+        "kubeconfig": "For `minicluster`: the file with the API server and the credentials. Default: the service "
+        "account of the manager's pod.",
+        "owner": "For `minicluster`: who changes its size. `us`: only the manager; nodes that others add are "
+        "adopted and leave when they are idle. `shared`: others too; the manager never removes the nodes that "
+        "they add.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate of create calls.",
@@ -348,6 +357,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "share by its weight. An ensemble that somebody runs beside the service has the weight 1.",
         "nodes_min": "As many of the nodes that it asks for come before the shares of others.",
         "nodes_max": "The largest number of nodes that it may ask for. Default: no limit of its own.",
+        "per_day": "What the nodes kept for it may cost on one day (UTC). Each counts at the mean price of the "
+        "fleet's nodes. When it is spent, none are kept until the next day. Default: no such budget.",
         "allow_custom": "Whether the custom functions of the file may run. They run as the service's user.",
     },
     "Peer NAME": {

@@ -134,9 +134,10 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, list[Companion]]:
     """Return what keeps nodes for ensembles, and what runs those of the site and serves those elsewhere."""
+    from nodemanager.service.ensemble_costs import COSTS_FILE, DayCosts
     from nodemanager.service.floors import Floors
 
-    floors = Floors(time.monotonic, site.limits.nodes_max)
+    floors = Floors(time.monotonic, site.limits.nodes_max, costs=DayCosts(site.state_dir / COSTS_FILE))
     companions: list[Companion] = []
     may_run = site.acts and not site.flux.simulated
     # Only sites that use them pay for these modules.

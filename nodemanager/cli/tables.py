@@ -300,7 +300,7 @@ NO_REASON_TEXTS: Mapping[str, str] = {
 
 
 def explanation(document: Mapping[str, Any]) -> Group:
-    """Format the explanation of a job, node or type."""
+    """Format the explanation of a job, node, type or ensemble."""
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
@@ -311,6 +311,7 @@ def explanation(document: Mapping[str, Any]) -> Group:
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
     for it in (document.get("ended") or {}).get("exceptions", ()):
         rows.append(("exception", f"{it['type']} (severity {it['severity']}): {it['note']}"))
+    rows += [(name, str(value)) for name, value in document.get("ensemble", {}).items() if value is not None]
     rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)
     if document.get("said_at"):
         rows.append(("recorded", clock(document["said_at"])))

@@ -17,7 +17,7 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager.config.fingerprints import with_fingerprints
-from nodemanager.config.providers import azure, ec2, gce, openstack
+from nodemanager.config.providers import azure, ec2, gce, minicluster, openstack
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
@@ -112,6 +112,9 @@ _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
         "systemd": False,
     }
 )
+
+# A node has a part of a machine, whose size says nothing about that part.
+_SHARES_MACHINES = (Provider.LOCAL, Provider.MINICLUSTER)
 
 _S = TypeVar("_S", bound=SectionSettings)
 
@@ -258,7 +261,7 @@ class _SiteLoader:
             needed = _provider_faults(self._document, cloud, nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
         node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
-        flux = self._complete_flux(flux, state_dir) if flux else None
+        flux = self._complete_flux(flux, cloud, state_dir) if flux else None
         if flux and not flux.simulated:
             node_types = self._with_configured_slots(node_types, flux)
         if self._faults or not (
@@ -284,7 +287,7 @@ class _SiteLoader:
             state_dir=state_dir,
             mode=site.mode,
             flux=flux,
-            cloud=cloud,
+            cloud=self._complete_cloud(cloud),
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
@@ -420,12 +423,20 @@ class _SiteLoader:
                 f"and they would keep costing money: write cluster = {kept}, or remove {file} once all are gone",
             )
 
-    def _complete_flux(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
+    def _complete_flux(self, flux: FluxSettings, cloud: CloudSettings | None, state_dir: Path) -> FluxSettings:
         folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir
         uri = flux.uri
         if uri.startswith(_LOCAL):
             uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
-        return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+        completed: dict[str, object] = {"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)}
+        if cloud and cloud.provider is Provider.MINICLUSTER and not flux.simulated:
+            completed["join"] = JoinMethod.IMAGE  # the operator gives each pod its configuration
+        return flux.model_copy(update=completed)
+
+    def _complete_cloud(self, cloud: CloudSettings) -> CloudSettings:
+        if cloud.kubeconfig is None:
+            return cloud
+        return cloud.model_copy(update={"kubeconfig": _absolute(self._folder / cloud.kubeconfig)})
 
     def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:
         listen = web.listen
@@ -491,8 +502,8 @@ class _SiteLoader:
 
 
 def with_default_misfit(policy: PolicySettings, cloud: CloudSettings) -> PolicySettings:
-    """Accept misfits on a local cloud, unless the site says otherwise: its nodes share one machine's cores."""
-    if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
+    """Accept misfits if nodes are parts of machines, unless the site says otherwise."""
+    if cloud.provider in _SHARES_MACHINES and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
     return policy
 
@@ -590,7 +601,9 @@ def _contradictions(
 def _outside_contradictions(document: Document, flux: FluxSettings, cloud: CloudSettings | None) -> Iterator[Fault]:
     if flux.simulated and flux.join is not JoinMethod.DIRECTORY:
         yield document.fault("Flux", "join", "no node joins a simulated Flux: write join = directory")
-    if not flux.simulated and not flux.head_address:
+    if cloud and cloud.provider is Provider.MINICLUSTER and "join" in flux.model_fields_set:
+        yield document.fault("Flux", "join", "the operator configures the pods of a MiniCluster: remove the key")
+    if not flux.simulated and not flux.head_address and not (cloud and cloud.provider is Provider.MINICLUSTER):
         yield document.fault("Flux", "head_address", "must be given: the address at which nodes reach rank 0")
     if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
         yield document.fault(
@@ -611,6 +624,8 @@ def _provider_faults(
             yield from gce.faults(document, cloud, nodes)
         case Provider.AZURE:
             yield from azure.faults(document, cloud, nodes)
+        case Provider.MINICLUSTER:
+            yield from minicluster.faults(document, cloud, nodes)
         case Provider.LOCAL | Provider.SIMULATED:
             pass
 

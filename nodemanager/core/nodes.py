@@ -72,8 +72,11 @@ class CloudNode:
     died_because: str = ""  # the provider's words; "" while it lives
     market: Market | None = None  # how it is paid for; None if the provider does not say
     impaired: str = ""  # the provider's words for a fault of a running node; "" if it is healthy
+    survivors: str = ""  # the processes that keep it from ending, in words; "" if there are none
     queued: bool = False  # it has not been created yet: it waits in the provider's own queue
     died_of: FailureKind | None = None  # what its end means for further creates; None: nothing, or unknown
+    note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
+    fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
 
 
 class LeftoverKind(StrEnum):

@@ -13,7 +13,7 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
@@ -52,6 +52,7 @@ from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
+from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -98,7 +99,7 @@ class Basis:
     @lazy_property
     def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
         """What upkeep does now, and what it buys."""
-        if self.overspent is not None:
+        if self.overspent is not None or self.policy.stacked:  # no single node of a stack can be replaced
             return UpkeepPlan(), ()
         bought: list[Purchase] = []
 
@@ -327,12 +328,21 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         count_ready=count_ready(snapshot, policy, needed, ended),
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
+        jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
         create_credit=supply.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
     )
+    if policy.stacked:
+        context.order_nodes()
     return step_nodes(context)
+
+
+def _jobs_want_more(basis: Basis) -> bool:
+    """Whether jobs wait for nodes that do not exist yet."""
+    placement = basis.placement
+    return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
@@ -365,15 +375,32 @@ def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
-    demanded = ((purchase, _demand(purchase)) for purchase in needs.purchases)
+    wanted = [*((purchase, _demand(purchase)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
+    if policy.stacked and wanted:
+        wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     prepaid = prepaid_left(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy, prepaid)
-        for purchase, reason in (*demanded, *basis.upkeep[1], *spares)
+        for purchase, reason in wanted
         if allowance.take(purchase.node_type)
     )
+
+
+def _in_order(wanted: Sequence[tuple[Purchase, Reason]], basis: Basis) -> list[tuple[Purchase, Reason]]:
+    """The purchases from the lowest slot up, and those of the slots between them."""
+    placement = basis.placement
+    by_slot = {purchase.place[0]: (purchase, reason) for purchase, reason in wanted}
+    fills, reached = places_between(
+        by_slot.keys(), placement.supply, placement.allocation.nodes_left, placement.price_left
+    )
+    highest = max(reached, key=lambda slot: by_slot[slot][0].place[1], default=None)
+    found = [by_slot[slot] for slot in reached]
+    if highest is not None:
+        reason = because(Code.FILLS_A_GAP, node=highest)
+        found += [(Purchase(place, node_type, "", (), 0), reason) for place, node_type in fills]
+    return sorted(found, key=lambda it: it[0].place[1])
 
 
 def _demand(purchase: Purchase) -> Reason:

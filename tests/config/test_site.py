@@ -396,7 +396,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Node cpu": NodeSettings,
 }
 BAD = "a b\n  !"  # no key allows this, except for paths
-PATHS = {"state_dir", "bootstrap_dir", "token_file"}
+PATHS = {"state_dir", "bootstrap_dir", "token_file", "kubeconfig"}
 
 
 @pytest.mark.parametrize(

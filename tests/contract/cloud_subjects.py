@@ -96,11 +96,17 @@ class CloudSubject(ABC):
     """A new account at a provider. ``port`` and every :meth:`another_port` see the same nodes."""
 
     port: CloudPort
+    only_the_last_leaves = False  # a node can be destroyed only if no later one stands
+    one_node_per_slot = ""  # why a slot cannot have two nodes, "" if it can
     remembers_the_dead = True  # an ended node stays listed for a while, and its launch is not created again
 
     @abstractmethod
     def another_port(self) -> CloudPort:
         """Return a port like that of another thread or process."""
+
+    def launch(self, name: str = "1", slot: str = "node-1", type_name: str = "small") -> Launch:
+        """Return a launch that this provider can carry out."""
+        return a_launch(name, slot, type_name)
 
     @abstractmethod
     def wait(self, reached: Callable[[], bool], what: str) -> None:
@@ -388,6 +394,12 @@ def an_azure_subject(_: Path) -> CloudSubject:
     return AzureSubject()
 
 
+def a_minicluster_subject(_: Path) -> CloudSubject:
+    from tests.contract.minicluster_subject import MiniClusterSubject  # noqa: PLC0415
+
+    return MiniClusterSubject()
+
+
 SUBJECTS: dict[str, Built] = {
     "local": LocalSubject,
     "simulated": a_simulated_subject,
@@ -396,4 +408,5 @@ SUBJECTS: dict[str, Built] = {
     "azure": an_azure_subject,
     "openstack": OpenStackSubject,
     "flux": an_outer_flux,
+    "minicluster": a_minicluster_subject,
 }

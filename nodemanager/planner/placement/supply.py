@@ -13,7 +13,8 @@ from math import inf
 from nodemanager.core.drains import drain_text, is_our_drain
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, NodeLoad, Not
 from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
-from nodemanager.core.reasons import Reason
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import PREPAID
@@ -38,6 +39,8 @@ SlotAndRank = tuple[SlotName, Rank]
 
 # If jobs need more than this part of the nodes with room, each gets a bin, whether a job could get it or not.
 REACHABLE_PART = 0.25
+NAMED_MAX = 10  # nodes in a reason
+_BEING_REMOVED = (NodeState.STOPPING, NodeState.GONE)
 
 
 # --- existing nodes ---------------------------------------------------------------------------------------
@@ -498,11 +501,26 @@ def current_supply(
         snapshot,
         policy,
         rank_index=rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy),
-        blocked={**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy), **closed},
+        blocked={
+            **blocked_types(snapshot, policy),
+            **unavailable_types(snapshot, policy),
+            **_why_nothing_added(snapshot, policy),
+            **closed,
+        },
         nodes_left=policy.limits.nodes_max - costing - len(ownerless_strays(snapshot)),
         price_left=price_left,
         budget_left=budget_left,
     )
+
+
+def _why_nothing_added(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
+    """Why no type is bought now: while nodes are removed, a larger number would bring these back."""
+    node_index = node_index_of(snapshot)
+    if not policy.stacked or not any(node_index.count_by_state.get(state) for state in _BEING_REMOVED):
+        return {}
+    leave = sorted(node.launch.slot for node in node_index.to_check.values() if node.state in _BEING_REMOVED)
+    reason = because(Code.NODES_BEING_REMOVED, nodes=tuple(leave[:NAMED_MAX]))
+    return {node_type.name: reason for node_type in policy.node_types}
 
 
 def _leased_indexes(

@@ -129,6 +129,8 @@ class Policy:
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
+    # The provider has only a number of nodes: a new node gets the lowest free slot, and only the highest can leave.
+    stacked: bool = False
 
     def passes_over(self, *, of_user: bool) -> bool:
         """Whether nodes are bought for jobs behind one that is unserved for long.

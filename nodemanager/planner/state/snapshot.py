@@ -121,6 +121,7 @@ class Source:
     answer_due_s: float | None = None  # deadline of the query in flight; None if there is none
     retry_s: float = 0.0
     failure: str = ""
+    news_s: float | None = None  # when it told that something changed; None if a query has begun since
 
 
 @dataclass(frozen=True)

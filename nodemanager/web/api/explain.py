@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodemanager.actors.manager import Publication
@@ -15,6 +15,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import format_wall_time
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.cost import timings
@@ -219,6 +220,31 @@ def _type_document(found: NodeType) -> dict[str, Any]:
         "billing_window_s": found.billing.window_s,
         "slots": len(found.slots),
         "spares": found.spares,
+    }
+
+
+def ensemble(published: Publication, claims: Mapping[str, NodeClaim], name: str) -> Document:
+    """Explain how many nodes are kept for an ensemble, and whom it waits for. Raises ``UnknownSubject``."""
+    claim = claims.get(name)
+    if claim is None:
+        known = f"there are {', '.join(claims)}" if claims else "none has asked"
+        raise UnknownSubject(f"no ensemble called {name} has asked for nodes; {known}")
+    clock = clock_of(published)
+    terms = claim.terms
+    return {
+        "subject": name,
+        "at": clock.wall_at,
+        "ensemble": {
+            "wanted": claim.wanted,
+            "asked": claim.asked,
+            "kept": claim.kept,
+            "weight": terms.weight,
+            "nodes_min": terms.nodes_min,
+            "nodes_max": terms.nodes_max,
+            "per_day": None if terms.per_day is None else float(terms.per_day),
+            "cost_today": float(claim.cost_today),
+        },
+        "reason": reason_document(claim.reason, clock),
     }
 
 
