@@ -115,6 +115,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "commas.",
         "zones": "The zones for new nodes. " + PROVIDER_ONLY + " `ec2` and `gce` try them in order; for `ec2` the "
         "default is the zones of `subnets`. `openstack` and `azure` take one zone.",
+        "price_list": "A file with the prices of `sizes`, and what each size has ([slots.md](slots.md)). The "
+        "default for `ec2` is libcloud's list, which is as old as its release.",
         "region": "For `ec2`: required. For `openstack`: required if its catalogue has several. For `azure`: the "
         "location.",
         "endpoint": "For `ec2`: the address of its API. Default: the region's own.",
@@ -304,13 +306,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Node NAME": {
         "size": "The provider's name for this type. Default: NAME.",
+        "sizes": "Instead of `size`: the sizes that may serve as nodes of this type, by name or by pattern. The "
+        "cheapest one that can be had is bought ([slots.md](slots.md)).",
         "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
         "right.",
         "gpus": "The number of GPUs that each slot declares to Flux. Flux does not check it either.",
         "memory": "The memory of a node, for jobs that request memory ([how-it-decides.md](how-it-decides.md)). "
         "Flux's R contains no memory, and its simple scheduler ignores it.",
         "price_per_hour": "The price, in the same currency for all types. 0 is allowed. All costs are estimates "
-        "from it, without disks and traffic.",
+        "from it, without disks and traffic. With `sizes`: the price of those that the price list lacks.",
         "billing": "The step in which the provider bills; a step that has begun is paid in full. With `free` a "
         "running node costs nothing more.",
         "billing_minimum": "The least time that is billed, however short a node's life.",

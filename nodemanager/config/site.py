@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -17,7 +18,9 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager.config.fingerprints import with_fingerprints
+from nodemanager.config.price_list import PriceTable
 from nodemanager.config.providers import azure, ec2, gce, minicluster, openstack
+from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
@@ -58,7 +61,7 @@ from nodemanager.config.text.settings import (
     WebSettings,
     allowed_keys,
 )
-from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.slots import Misfit, NodeType, Size, SlotName, TypeName
 
 __all__ = [
     "ConfigError",
@@ -260,7 +263,7 @@ class _SiteLoader:
         if cloud:
             needed = _provider_faults(self._document, cloud, nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
-        node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
+        node_types = self._node_types(nodes, cloud) if cloud else ()
         flux = self._complete_flux(flux, cloud, state_dir) if flux else None
         if flux and not flux.simulated:
             node_types = self._with_configured_slots(node_types, flux)
@@ -332,7 +335,51 @@ class _SiteLoader:
         if not names:
             self._fault("", "", "at least one [Node NAME] section must be given")
         nodes = {TypeName(name.removeprefix(_NODE)): self._section(name, NodeSettings) for name in names}
+        for name, node in nodes.items():
+            if node and node.prepaid and node.sizes:
+                self._fault(
+                    _NODE + name, "prepaid", "a contract names one size: leave out sizes, or give it a type"
+                )
         return {name: node for name, node in nodes.items() if node}
+
+    def _node_types(self, nodes: Mapping[TypeName, NodeSettings], cloud: CloudSettings) -> tuple[NodeType, ...]:
+        """Return the node types with their sizes and prices. A type without a price is left out, with a fault."""
+        table: PriceTable | None = None
+        node_types: list[NodeType] = []
+        for name, node in nodes.items():
+            sizes: tuple[Size, ...] = ()
+            if node.sizes:
+                if table is None:
+                    read = read_price_list(self._document, cloud)
+                    if isinstance(read, Fault):
+                        self._faults.append(read)
+                        return ()
+                    table = read
+                sizes = self._sizes(name, node, cloud, table)
+            elif node.price_per_hour is None:
+                self._fault(_NODE + name, "price_per_hour", "must be given: a price of 0 or more")
+            if sizes or not node.sizes:
+                node_types.append(_node_type(name, node, cloud, sizes))
+        return tuple(node_types)
+
+    def _sizes(
+        self, name: TypeName, node: NodeSettings, cloud: CloudSettings, table: PriceTable
+    ) -> tuple[Size, ...]:
+        """Return the sizes of a node type, or none and add a fault."""
+        regions = regions_of(cloud, node.zones or cloud.zones)
+        if len(regions) > 1:
+            where = ", ".join(regions)
+            self._fault(
+                _NODE + name, "sizes", f"the zones must be in one region, for its prices; they are in {where}"
+            )
+            return ()
+        only = next(iter(table.prices), "") if len(table.prices) == 1 else ""
+        expander = SizeExpander(self._document, name, node, table, "".join(regions) or only)
+        sizes = expander.expand()
+        if node.size:
+            self._fault(_NODE + name, "size", "give size or sizes, not both")
+        self._faults += expander.faults
+        return sizes
 
     def _peers(self) -> dict[str, PeerSettings]:
         names = [name for name in self._document.sections if name.startswith(_PEER)]
@@ -512,14 +559,14 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - removes "..", but does not follow links
 
 
-def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> NodeType:
+def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: tuple[Size, ...]) -> NodeType:
     return NodeType(
         name=name,
-        size=node.size or name,
+        size=sizes[0].name if sizes else node.size or name,
         cores=node.cores,
         gpus=node.gpus,
         memory_bytes=node.memory_bytes,
-        price_per_hour=node.price_per_hour,
+        price_per_hour=sizes[0].price_per_hour if sizes else node.price_per_hour or Decimal(0),
         billing=node.billing,
         slots=node.slots,
         properties=node.properties,
@@ -527,6 +574,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         image=node.image or cloud.image,
         zones=ec2.zones_of(node) or ec2.zones_of(cloud),
         spares=node.spares,
+        sizes=sizes,
         max_age_s=node.max_age_s,
         prepaid=node.prepaid,
         prepaid_until_at=node.prepaid_until_at,

@@ -45,6 +45,7 @@ class Figures(TypedDict, total=False):
     queue: str
     remote: str
     scope: str
+    size: str
     source: str
     state: str
     wait: str
@@ -266,6 +267,7 @@ class Code(StrEnum):
     RETRY_LATER = "retry_later", "retry_s tries"
     LOOKED_FOR = "looked_for", "absences since_s"
     UNKNOWN_TYPE = "unknown_type", "node_type"
+    UNKNOWN_SIZE = "unknown_size", "node_type size"
     BOOTING = "booting", "waited_s boot_timeout_s"
     QUEUED_OUTSIDE = "queued_outside", "waited_s boot_timeout_s"
     PENDING_AT_PROVIDER = "pending_at_provider", "waited_s boot_timeout_s detail"

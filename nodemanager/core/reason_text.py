@@ -240,6 +240,7 @@ SENTENCES: Mapping[str, str] = {
     Code.RETRY_LATER: "next try at {retry_at} (tried {tries} times)",
     Code.LOOKED_FOR: "may exist: searched for in the provider's lists since {since_at}",
     Code.UNKNOWN_TYPE: "the site no longer has type {node_type}",
+    Code.UNKNOWN_SIZE: "the site no longer buys {node_type} as {size}: its slot is given back",
     Code.BOOTING: "booting for {waited_s} (given up after {boot_timeout_s})",
     Code.QUEUED_OUTSIDE: (
         "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})"

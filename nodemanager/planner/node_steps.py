@@ -27,7 +27,7 @@ from nodemanager.core.orders import (
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, NodeType, Rank, SlotName, TypeName
-from nodemanager.planner.cost import timings
+from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.cost.budget import waits_for_record
 from nodemanager.planner.observe import hardware, operator
 from nodemanager.planner.observe.backoff import Allowance
@@ -184,20 +184,29 @@ def _step_requested(node: Node, context: StepContext) -> Step:
         return Step(review.reason, EndLease(node.launch, review.reason) if review.ends else None)
     if node_type is None:
         return Step(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name))
-    block = block_on(node_type, node.launch.zone, context.snapshot)
+    size = context.policy.type_as_bought(node.launch)
+    if size is None:
+        reason = because(Code.UNKNOWN_SIZE, node_type=node_type.name, size=node.launch.size)
+        return Step(reason, EndLease(node.launch, reason))
+    return _create(node, size, context)
+
+
+def _create(node: Node, size: NodeType, context: StepContext) -> Step:
+    """Create the node as the size of its launch, unless that is blocked or it is not its turn."""
+    block = block_on(size, node.launch.zone, context.snapshot)
     if block is not None:
         return _step_blocked(node, block, context)
-    none_left = _why_not_next(node, context) or context.allowance.why_none(node_type)
+    none_left = _why_not_next(node, context) or context.allowance.why_none(size)
     if none_left is not None:
         return Step(none_left, EndLease(node.launch, none_left))
     if context.create_credit < 1.0:
         return _wait_for_turn(context)
     if context.cloud_calls_left <= 0:
         return _wait_for_answer(context)
-    context.allowance.take(node_type)
+    context.allowance.take(size)
     context.create_credit -= 1.0
     context.cloud_calls_left -= 1
-    return Step(because(Code.CREATING), CreateNode(node.launch, node_type))
+    return Step(because(Code.CREATING), CreateNode(node.launch, size))
 
 
 def _why_not_next(node: Node, context: StepContext) -> Reason | None:
@@ -645,8 +654,8 @@ def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
     """
     if policy.stacked:
         return STATE_RANKING[node.state], Decimal(-node.launch.rank), node.launch.id
-    node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
-    price = node_type.price_per_hour if node_type is not None and not node.launch.prepaid else Decimal(0)
+    tariff = billing.tariff_of(node.launch, policy) if node.state is NodeState.IDLE else None
+    price = tariff.price_per_hour if tariff is not None else Decimal(0)
     return STATE_RANKING[node.state], -price, node.launch.id
 
 

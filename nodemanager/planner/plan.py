@@ -421,7 +421,7 @@ def _boot_order(
     """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
+    launch = _new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     if prepaid.get(launch.type_name, 0) > 0:
         prepaid[launch.type_name] -= 1
         launch = replace(launch, prepaid=True)
@@ -500,14 +500,21 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    adopted = _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    bought = (identity.type_name, stray.node.size, stray.node.market)
+    size = policy.of_size.get(bought) or policy.by_size[identity.type_name][-1]
+    adopted = _new_launch(identity.launch, identity.slot, snapshot, size, created_at, policy)
     return replace(adopted, made_from=identity.made_from)
 
 
 def _new_launch(
-    id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
+    id_: LaunchId,
+    slot: SlotName,
+    snapshot: Snapshot,
+    node_type: NodeType,
+    requested_at: float,
+    policy: Policy,
+    zone: str = "",
 ) -> Launch:
-    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
@@ -518,5 +525,7 @@ def _new_launch(
         requested_at=requested_at,
         zone=zone,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
         made_from=node_type.made_from,
     )

@@ -40,6 +40,9 @@ _POLL_S = 0.01
 Built = Callable[[Path], "CloudSubject"]
 
 
+SIZES = ("local.small", "local.large")
+
+
 def a_type(name: str = "small") -> NodeType:
     return NodeType(
         name=TypeName(name),
@@ -96,6 +99,7 @@ class CloudSubject(ABC):
     """A new account at a provider. ``port`` and every :meth:`another_port` see the same nodes."""
 
     port: CloudPort
+    tells_sizes = True  # a list shows the size of each node
     only_the_last_leaves = False  # a node can be destroyed only if no later one stands
     one_node_per_slot = ""  # why a slot cannot have two nodes, "" if it can
     remembers_the_dead = True  # an ended node stays listed for a while, and its launch is not created again
@@ -335,6 +339,7 @@ def a_simulated_subject(_: Path) -> CloudSubject:
 
 
 class OuterFluxSubject(CloudSubject):
+    tells_sizes = False
     """Jobs of a real instance of three nodes."""
 
     port: OuterFlux

@@ -20,6 +20,7 @@ class MiniClusterSubject(CloudSubject):
     """The MiniCluster ``node``. Each launch has the next index, because a slot is an index."""
 
     port: MiniClusterCloud
+    tells_sizes = False
     only_the_last_leaves = True
     one_node_per_slot = "an index is one node, and only the next one can be added"
 

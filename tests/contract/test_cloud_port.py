@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from nodemanager.core.nodes import CloudState, FailureKind, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, SlotName, TypeName
-from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SUBJECTS, CloudSubject, a_type
+from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SIZES, SUBJECTS, CloudSubject, a_type
 
 ODD_NAMES = [
     "ünïcode-節点",
@@ -54,6 +55,16 @@ class TestCreate:
         assert (listed.provider_id, listed.identity) == (created.provider_id, created.identity)
         assert listed.created_at == created.created_at
         assert created.created_at is not None
+
+    def test_nodes_of_one_type_are_made_and_listed_as_the_size_that_was_ordered(self, cloud: CloudSubject) -> None:
+        if not cloud.tells_sizes:
+            pytest.skip("this provider does not tell the size of a node")
+        sizes = {}
+        for number, size in enumerate(SIZES):
+            ordered = replace(a_type(), size=size)
+            sizes[cloud.port.create(cloud.launch(str(number), f"node-{number}"), ordered).provider_id] = size
+        listed = {node.provider_id: node.size for node in cloud.port.list_nodes()}
+        assert listed == sizes
 
     def test_pending_becomes_running(self, cloud: CloudSubject) -> None:
         created = cloud.port.create(cloud.launch(), a_type())

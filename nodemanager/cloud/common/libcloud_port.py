@@ -181,6 +181,7 @@ class LibcloudPort(ABC):
             addresses=(*node.public_ips, *node.private_ips),
             died_because=self._died_because(node),
             survivors=str(node.extra.get("survivors", "")),
+            size=str(node.extra.get("instance_type") or ""),
         )
 
     def _node_with_id(self, provider_id: ProviderId) -> Node:

@@ -517,6 +517,7 @@ class CloudSettings(SectionSettings):
     image: _OptionalWord = ""
     network: _JoinedWords = ""  # several are joined by ","
     zones: _Words = ()
+    price_list: Annotated[Path | None, ValueFormat("a path", _path)] = None
     region: _OptionalWord = ""
     endpoint: Annotated[str, ValueFormat('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
     subnets: _ZoneSubnets = ()
@@ -711,10 +712,15 @@ class NodeSettings(SectionSettings):
     """One ``[Node NAME]``. ``size`` defaults to NAME; ``image``, ``zones``, ``network``, ... to ``[Cloud]``."""
 
     size: _OptionalWord = ""
+    sizes: Annotated[
+        tuple[str, ...], ValueFormat('a list of sizes and patterns such as "c7i.4xlarge, c7a.*"', _comma_list)
+    ] = ()
     cores: _Positive
     gpus: _Count = 0
     memory_bytes: _Bytes = Field(validation_alias="memory")
-    price_per_hour: _Price
+    price_per_hour: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = (
+        None  # must be given, unless the price list has all sizes
+    )
     billing_window_s: _Billing = Field(default=3600.0, validation_alias="billing")
     billing_minimum_s: _Duration = Field(default=0.0, validation_alias="billing_minimum")
     market: Annotated[Market, _one_of(Market)] = Market.ON_DEMAND

@@ -19,7 +19,10 @@ from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.cost import timings
+from nodemanager.planner.observe.backoff import unavailable_sizes
+from nodemanager.planner.observe.zones import block_on, block_reason, zones_of
 from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,
@@ -196,6 +199,7 @@ def node_type(published: Publication, name: str) -> Document:
         "subject": found.name,
         "at": clock.wall_at,
         "node_type": _type_document(found),
+        "sizes": _sizes(found, published) if found.sizes else [],
         "acts": published.acts and found.name not in published.policy.observed,
         "reason": reason_document(reason, clock) if reason is not None else _standstill(published),
         "nodes": dict(Counter(str(it.state) for it in there)),
@@ -204,6 +208,32 @@ def node_type(published: Publication, name: str) -> Document:
         "boot_takes_s": timings.boot_s(snapshot, found.name),
         "blocks": [it for it in blocks(snapshot, clock) if it["node_type"] in (found.name, "*")],
     }
+
+
+def _sizes(found: NodeType, published: Publication) -> list[Document]:
+    """The sizes that serve as nodes of the type, the cheapest first, and why some are not bought now."""
+    snapshot, policy, clock = published.snapshot, published.policy, clock_of(published)
+    closed = unavailable_sizes(snapshot, policy).get(found.name, {})
+    count = node_index_of(snapshot).count_by_size
+    documents = []
+    for size in policy.by_size[found.name]:
+        zones = zones_of(size)
+        blocked = {zone: block for zone in zones if (block := block_on(size, zone, snapshot)) is not None}
+        why = closed.get((size.size, size.market))
+        documents.append(
+            {
+                "size": size.size,
+                "market": str(size.market),
+                "price_per_hour": float(size.price_per_hour),
+                "nodes": count.get((size.name, size.size, size.market), 0),
+                "zones": [zone for zone in zones if zone and zone not in blocked],
+                "blocked_zones": {
+                    zone: reason_document(block_reason(block), clock) for zone, block in blocked.items() if zone
+                },
+                "reason": reason_document(why, clock) if why is not None else None,
+            }
+        )
+    return documents
 
 
 def _type_document(found: NodeType) -> dict[str, Any]:
