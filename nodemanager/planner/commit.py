@@ -34,9 +34,9 @@ from nodemanager.core.orders import (
     SweepCloud,
     UndrainNode,
 )
+from nodemanager.planner.cost.fleet import create_credit
 from nodemanager.planner.observe.backoff import count_failed_boot
 from nodemanager.planner.observe.rank_facts import delay_stop
-from nodemanager.planner.placement.supply import create_credit
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, move

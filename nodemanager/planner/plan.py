@@ -39,7 +39,9 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
+from nodemanager.planner.cost.prepaid import prepaid_left
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
@@ -47,7 +49,6 @@ from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
-from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
@@ -61,8 +62,8 @@ from nodemanager.planner.steps.busy import BUSY
 from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
 from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
+from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
-from nodemanager.planner.upkeep.prepaid import prepaid_left
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
 Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
@@ -197,7 +198,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
 def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     """The plan for the types that act under this policy."""
     asks = asks_now(snapshot, policy)
-    price = supply.price_per_hour(snapshot, policy)
+    price = fleet.price_per_hour(snapshot, policy)
     stands_still = _why_standstill(snapshot, policy)
     if stands_still is not None:
         ends_s = safe_mode_ends_s(snapshot, policy)
@@ -332,7 +333,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
-        create_credit=supply.create_credit(snapshot, policy),
+        create_credit=fleet.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
@@ -414,7 +415,7 @@ def _purchases_change_s(basis: Basis) -> float:
     """When time alone may change what is bought, or what is drained because the budget is spent."""
     snapshot, policy = basis.snapshot, basis.policy
     jobs_wait = bool(basis.queue.batches)
-    room_s = supply.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
+    room_s = free_room.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
     return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
 
 
@@ -436,7 +437,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
 
     If a job could start on such a node, it is drained first and looked at once more.
     """
-    ownerless = sorted(supply.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
+    ownerless = sorted(fleet.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | CordonNode | DestroyNode] = []
     for stray in ownerless:
@@ -459,7 +460,7 @@ def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
     """When time alone may change what is done with a node that no launch owns."""
     waits_s = (
         max(stray.since_s + policy.timing.orphan_grace_s, stray.destroy_after_s)
-        for stray in supply.ownerless_strays(snapshot)
+        for stray in fleet.ownerless_strays(snapshot)
     )
     return min((at_s for at_s in waits_s if at_s > snapshot.now_s), default=inf)
 

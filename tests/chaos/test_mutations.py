@@ -20,13 +20,14 @@ from nodemanager.core.reasons import Reason
 from nodemanager.planner import brain, plan
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
-from nodemanager.planner.placement import placement, supply
-from nodemanager.planner.placement.supply import Supply
+from nodemanager.planner.placement import placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps import leaving
+from nodemanager.planner.supply import supply
+from nodemanager.planner.supply.supply import Supply
 from tests.builders import changed, with_settings
 
 SEEDS_MAX = 200

@@ -31,7 +31,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
     "planner": (
-        *("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", "stacked"),
+        *("state", "cost", "observe", "upkeep", "scheduler", "supply", "packing", "placement", "limits", "stacked"),
         *("steps", ""),
     ),
     "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
