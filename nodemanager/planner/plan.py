@@ -26,6 +26,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -49,6 +50,7 @@ from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
+from nodemanager.planner.peers.burst import bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
@@ -66,7 +68,7 @@ from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
-Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case DestroyNode(launch=None, provider_id=provider_id):
             stray = snapshot.account.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
-        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
+        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
@@ -212,8 +214,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
-    basis = Basis(snapshot, policy, price)
     quiet = is_settled(snapshot, policy)
+    basis, bursting = _basis(snapshot, policy, price, quiet=quiet)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
     boots = _boot_orders(basis) if quiet else ()
@@ -226,6 +228,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
+            *bursting,
             *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
             *boots,
         ),
@@ -243,6 +246,21 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         due=basis.upkeep[0].due,
         basis=basis,
     )
+
+
+def _basis(
+    snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool
+) -> tuple[Basis, tuple[DelegateJob, ...]]:
+    """What the plan is made from, and the jobs to send to peers, which then ask for no nodes here."""
+    away = jobs_away(snapshot) if policy.bursts or snapshot.peers.ordered else {}
+    basis = Basis(without_jobs(snapshot, away), policy, price)
+    if not (policy.bursts and quiet and basis.queue.batches):
+        return basis, ()
+    orders = bursts(basis.snapshot, policy, basis.placement)
+    if not orders:
+        return basis, ()
+    leaving = {order.job: order.reason for order in orders}
+    return Basis(without_jobs(basis.snapshot, leaving), policy, price), orders
 
 
 # --- standing still ---------------------------------------------------------------------------------------

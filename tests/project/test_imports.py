@@ -32,7 +32,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "ensemble": ("file", ""),
     "planner": (
         *("state", "cost", "observe", "upkeep", "scheduler", "supply", "packing", "placement", "limits", "stacked"),
-        *("steps", ""),
+        *("peers", "steps", ""),
     ),
     "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", ""),
