@@ -212,6 +212,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
+        "spot_share_max": "Buy spot nodes only up to this share of all nodes.",
+        "spot_reclaims_per_hour": "How often the provider takes a spot node back. The manager counts the work that "
+        "would be lost as part of the price. What it measures replaces this estimate over time.",
         "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
         "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
@@ -319,8 +322,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "billing": "The step in which the provider bills; a step that has begun is paid in full. With `free` a "
         "running node costs nothing more.",
         "billing_minimum": "The least time that is billed, however short a node's life.",
-        "market": "`spot`, on `ec2` and `gce`: cheaper nodes that the provider may take back. Other providers have "
-        "no spot market.",
+        "spot_price_per_hour": "The price of a spot node, with `market = any` or `spot`. A `[Cloud] price_list` "
+        "may give it for each size instead.",
+        "market": "`spot`, on `ec2` and `gce`: cheaper nodes that the provider may take back. `any`: spot or on "
+        "demand, whichever costs less if the risk is counted ([slots.md](slots.md)). Other providers have no spot "
+        "market.",
         "properties": "Properties that the slots declare to Flux, which jobs and queues can require.",
         "slots": "The placeholder ranks of this type. `init` assigns ranks in the order of the file, starting at "
         "1.",

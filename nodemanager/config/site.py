@@ -20,7 +20,7 @@ from pydantic import SecretStr, ValidationError
 from nodemanager.config.fingerprints import with_fingerprints
 from nodemanager.config.price_list import PriceTable
 from nodemanager.config.providers import azure, ec2, gce, minicluster, openstack
-from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of
+from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of, sizes_on_both_markets
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
@@ -61,7 +61,7 @@ from nodemanager.config.text.settings import (
     WebSettings,
     allowed_keys,
 )
-from nodemanager.core.slots import Misfit, NodeType, Size, SlotName, TypeName
+from nodemanager.core.slots import Market, Misfit, NodeType, Size, SlotName, TypeName
 
 __all__ = [
     "Burst",
@@ -359,6 +359,10 @@ class _SiteLoader:
                 sizes = self._sizes(name, node, cloud, table)
             elif node.price_per_hour is None:
                 self._fault(_NODE + name, "price_per_hour", "must be given: a price of 0 or more")
+            elif node.market is None:
+                sizes = sizes_on_both_markets(name, node)
+                if not sizes:
+                    self._fault(_NODE + name, "spot_price_per_hour", "must be given with market = any")
             if sizes or not node.sizes:
                 node_types.append(_node_type(name, node, cloud, sizes))
         return tuple(node_types)
@@ -571,7 +575,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: 
         billing=node.billing,
         slots=node.slots,
         properties=node.properties,
-        market=node.market,
+        market=sizes[0].market if sizes else node.market or Market.ON_DEMAND,
         image=node.image or cloud.image,
         zones=ec2.zones_of(node) or ec2.zones_of(cloud),
         spares=node.spares,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from fnmatch import fnmatchcase
 
 from nodemanager.config.price_list import (
@@ -48,6 +49,25 @@ def read_price_list(document: Document, cloud: CloudSettings) -> PriceTable | Fa
 _NO_LIST = PriceTable("no price list", None, {})
 
 
+def markets_of(node: NodeSettings) -> tuple[Market, ...]:
+    """The markets on which nodes of a type may be bought."""
+    return (node.market,) if node.market is not None else (Market.SPOT, Market.ON_DEMAND)
+
+
+def price_on(node: NodeSettings, market: Market) -> Decimal | None:
+    """The price on a market that a section gives. A type for spot alone may give it as its price."""
+    if market is Market.SPOT and (node.spot_price_per_hour is not None or node.market is None):
+        return node.spot_price_per_hour
+    return node.price_per_hour
+
+
+def sizes_on_both_markets(name: TypeName, node: NodeSettings) -> tuple[Size, ...]:
+    """A type's single size on both markets, the cheaper first, if it may be bought on both and has both prices."""
+    prices = {market: price_on(node, market) for market in markets_of(node)}
+    sizes = [Size(node.size or name, market, price) for market, price in prices.items() if price is not None]
+    return tuple(sorted(sizes, key=lambda size: size.price_per_hour)) if len(sizes) > 1 else ()
+
+
 class SizeExpander:
     """Expands the ``sizes`` of one node type, and collects what is wrong with them."""
 
@@ -65,7 +85,7 @@ class SizeExpander:
         """The sizes that serve, the cheapest first. Of equal price, the one that the site names first is first."""
         found: dict[tuple[str, Market], Size] = {}
         for pattern in self._node.sizes:
-            served = list(self._matching(pattern) if _WILDCARDS & set(pattern) else self._named(pattern))
+            served = self._matching(pattern) if _WILDCARDS & set(pattern) else self._named(pattern)
             for size in served:
                 found.setdefault((size.name, size.market), size)
         return tuple(sorted(found.values(), key=lambda size: size.price_per_hour))
@@ -75,9 +95,9 @@ class SizeExpander:
         if hardware is not None and (lacks := self._lacks(hardware)):
             self._fault(f"{name} has {lacks}")
             return
-        size = self._size(name, hardware)
-        if size is not None:
-            yield size
+        sizes = list(self._on_markets(name, hardware))
+        if sizes:
+            yield from sizes
             return
         listed = list(self._table.sizes(self._region))
         nearest = nearest_name(name, listed) if name not in listed else ""
@@ -91,7 +111,7 @@ class SizeExpander:
         """The sizes of a pattern that the list describes, and that have enough and a price."""
         names = [name for name in self._table.hardware if fnmatchcase(name, pattern)]
         enough = [name for name in names if not self._lacks(self._table.hardware[name])]
-        sizes = [size for name in enough if (size := self._size(name, self._table.hardware[name], listed=True))]
+        sizes = [it for name in enough for it in self._on_markets(name, self._table.hardware[name], listed=True)]
         if not sizes:
             self._fault(self._why_none(pattern, names, enough))
         yield from sizes
@@ -103,13 +123,14 @@ class SizeExpander:
             return f"no size that matches {pattern} has {self._declared()}: there are {_some(names)}"
         return f"{self._table.source} has no price for {_some(enough)} in {self._region or 'any region'}"
 
-    def _size(self, name: str, hardware: SizeHardware | None, *, listed: bool = False) -> Size | None:
-        """The size with its price. A size that the site names may have the price of the section."""
-        listed_price = self._table.price_of(self._region, name, self._node.market)
-        price = listed_price or (None if listed else self._node.price_per_hour)
-        if price is None:
-            return None
-        return Size(name, self._node.market, price, *(hardware or ()))
+    def _on_markets(self, name: str, hardware: SizeHardware | None, *, listed: bool = False) -> Iterator[Size]:
+        """The size on each market where it has a price. A size that the site names may have the section's price."""
+        for market in markets_of(self._node):
+            price = self._table.price_of(self._region, name, market) or (
+                None if listed else price_on(self._node, market)
+            )
+            if price is not None:
+                yield Size(name, market, price, *(hardware or ()))
 
     def _lacks(self, hardware: SizeHardware) -> str:
         """What the size has less of than the slots declare; "" if it has enough."""

@@ -124,6 +124,7 @@ class Figures(TypedDict, total=False):
     settles_at_s: float
     since_at: float
     since_s: float
+    spot_share_max: float
     stale_after_s: float
     stop_lead_s: float
     told_s: float
@@ -183,6 +184,7 @@ class Code(StrEnum):
     NO_NODE_TYPE = "no_node_type"
     NO_FREE_SLOT = "no_free_slot", "node_type slots short", "jobs"
     NODES_MAX = "nodes_max", "node_type nodes_max short"
+    SPOT_SHARE_MAX = "spot_share_max", "node_type spot_share_max"
     PRICE_PER_HOUR_MAX = "price_per_hour_max", "node_type price_per_hour left price_per_hour_max"
     ONLY_OBSERVED = "only_observed", "node_type"
     AT_QUOTA = "at_quota", "scope node_count detail until_s"

@@ -169,6 +169,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NO_FREE_SLOT: "{short} short of {node_type}: too few of the {slots} slots that fit are free",
     Code.ALL_SLOTS_TAKEN: "all {slots} slots of {node_type} are taken",
     Code.NODES_MAX: "the fleet has reached nodes_max, {short} more needed",
+    Code.SPOT_SHARE_MAX: "{node_type} is bought only as spot nodes, and more of them would exceed spot_share_max",
     Code.PRICE_PER_HOUR_MAX: "a {node_type} node costs more an hour than the {left} left under price_per_hour_max",
     Code.AT_QUOTA: "the provider allows {node_count} nodes ({scope}), next try at {until_at}: {detail}",
     Code.BREAKER_OPEN: "{failures} boots of {node_type} failed in a row ({why}), next try at {retry_at}",

@@ -9,7 +9,7 @@ from decimal import Decimal
 from nodemanager.core.nodes import COMING, USABLE, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
 from nodemanager.planner.observe.zones import open_zones
 from nodemanager.planner.outcome import FleetNeeds, Purchase
 from nodemanager.planner.placement.infeasibility import by_price
@@ -112,32 +112,45 @@ class Purchaser:
     needs: FleetNeeds
     nodes_left: int = field(init=False)
     price_left: Decimal = field(init=False)
+    nodes: int = field(init=False)  # with those bought
+    spot: int = field(init=False)  # the spot nodes among them
     taken: set[SlotName] = field(init=False)
 
     def __post_init__(self) -> None:
         self.nodes_left = self.placement.allocation.nodes_left
         self.price_left = self.placement.price_left
+        self.nodes, self.spot = self.placement.allocation.fleet
         self.taken = {purchase.place[0] for purchase in self.needs.purchases} | set(self.needs.needed)
 
     def buy(self, node_type: NodeType) -> Purchase | None:
         """Buy a node of the type for a free slot, within the limits; None if that cannot be."""
+        size = self._size(node_type)
         place = self._first(node_type, self.supply.slots_free_now(node_type))
         if place is None:
             return None
-        size = self.supply.cheapest(node_type)
+        if size.market is Market.SPOT:
+            self.spot += 1
         return Purchase(place, size, open_zones(size, self.supply.snapshot)[0], serves=(), job_count=0)
+
+    def _size(self, node_type: NodeType) -> NodeType:
+        """The type as the cheapest size that may be bought now, as a spot node only within their share."""
+        may_be_spot = self.spot + 1 <= self.supply.policy.rules.spot_share_max * (self.nodes + 1)
+        sizes = self.supply.on_sale.get(node_type.name, ())
+        allowed = (it for it in sizes if may_be_spot or it.market is not Market.SPOT)
+        return next(allowed, self.supply.cheapest(node_type))
 
     def frees_soon(self, node_type: NodeType) -> bool:
         """Whether a slot of the type is free in a moment. Wait for it before buying a dearer type."""
         return self._first(node_type, self.supply.slots_free_soon(node_type)) is not None
 
     def _first(self, node_type: NodeType, places: Iterator[SlotAndRank]) -> SlotAndRank | None:
-        price = self.supply.cheapest(node_type).price_per_hour
+        price = self._size(node_type).price_per_hour
         if node_type.name in self.supply.blocked or self.nodes_left <= 0 or price > self.price_left:
             return None
         place = next((place for place in places if place[0] not in self.taken), None)
         if place is not None:
             self.taken.add(place[0])
             self.nodes_left -= 1
+            self.nodes += 1
             self.price_left -= price
         return place

@@ -160,3 +160,33 @@ def test_libclouds_list_describes_what_it_prices() -> None:
 def test_on_googles_cloud_the_zones_must_share_a_region(tmp_path: Path) -> None:
     cloud = f"{OWN}\nproject = p\nimage = i\nzones = us-central1-a, us-east1-b\nregion = r"
     assert "the zones must be in one region" in refused(tmp_path, "sizes = c.16", "gce", cloud)
+
+
+# --- spot and on demand -----------------------------------------------------------------------------------
+
+
+def test_on_any_market_each_size_is_offered_where_the_list_has_a_price(tmp_path: Path) -> None:
+    node_type = big(tmp_path, "sizes = m.16, c.16\nmarket = any")
+    assert [(it.name, str(it.market), it.price_per_hour) for it in node_type.sizes] == [
+        ("m.16", "spot", Decimal("0.20")),
+        ("c.16", "on-demand", Decimal("0.40")),
+        ("m.16", "on-demand", Decimal("0.50")),
+    ]
+    assert node_type.market is Market.SPOT
+
+
+def test_a_single_size_on_any_market_has_both_prices(tmp_path: Path) -> None:
+    node_type = big(tmp_path, "size = x\nmarket = any\nprice_per_hour = 0.5\nspot_price_per_hour = 0.2")
+    assert [(it.name, str(it.market), it.price_per_hour) for it in node_type.sizes] == [
+        ("x", "spot", Decimal("0.2")),
+        ("x", "on-demand", Decimal("0.5")),
+    ]
+
+
+def test_a_single_size_on_any_market_needs_both_prices(tmp_path: Path) -> None:
+    assert "spot_price_per_hour" in refused(tmp_path, "size = x\nmarket = any\nprice_per_hour = 0.5")
+
+
+def test_a_provider_without_a_spot_market_refuses_any_too(tmp_path: Path) -> None:
+    cloud = f"{OWN}\nauth_url = https://x/v3\nimage = i\nnetwork = n"
+    assert "spot nodes are not supported" in refused(tmp_path, "sizes = c.16\nmarket = any", "openstack", cloud)

@@ -59,7 +59,7 @@ def zero_prices(document: Document, nodes: Nodes) -> Iterator[Fault]:
 def unsupported_spot(document: Document, nodes: Nodes, provider: str) -> Iterator[Fault]:
     """Find node types that ask for spot nodes."""
     for name, node in nodes.items():
-        if node.market is Market.SPOT:
+        if node.market is not Market.ON_DEMAND:
             problem = f"spot nodes are not supported on {provider}: remove the key, or write on-demand"
             yield document.fault(NODE + name, "market", problem)
 

@@ -209,6 +209,11 @@ def _size_of_a_mib_or_more(text: str) -> int:
     return size_bytes
 
 
+def _market(text: str) -> Market | None:
+    _require(text == "any" or text in {market.value for market in Market})
+    return None if text == "any" else Market(text)
+
+
 def _one_of(choices: type[StrEnum]) -> ValueFormat:
     def read(text: str) -> StrEnum:
         _require(text in {choice.value for choice in choices})
@@ -586,6 +591,8 @@ class PolicySettings(SectionSettings):
     foreign_drain_after_s: _Duration = Field(default=300.0, validation_alias="foreign_drain_after")
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
     unready_max: _Probability = 0.5  # a share of the nodes that were up
+    spot_share_max: _Probability = 1.0  # of all nodes
+    spot_reclaims_per_hour: _RateOrNone = 0.01  # of a spot node, until reclaims are measured
     drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE
     burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
     delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS
@@ -724,7 +731,10 @@ class NodeSettings(SectionSettings):
     )
     billing_window_s: _Billing = Field(default=3600.0, validation_alias="billing")
     billing_minimum_s: _Duration = Field(default=0.0, validation_alias="billing_minimum")
-    market: Annotated[Market, _one_of(Market)] = Market.ON_DEMAND
+    spot_price_per_hour: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
+    market: Annotated[Market | None, ValueFormat("on-demand or spot or any", _market)] = (
+        Market.ON_DEMAND
+    )  # None: any
     properties: _Properties = frozenset()
     slots: _Slots
     spares: _Count = 0

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from nodemanager.core.nodes import LaunchId, NodeState
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import Market, NodeType, TypeName
+from nodemanager.planner.cost.billing import age_s
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
@@ -18,6 +19,10 @@ SAMPLES_MIN = 3  # samples needed before a time shorter than the site's setting 
 # one, so a single slow stop would decide. And a node that stops before half its window wastes more of the paid time
 # than it uses, every time.
 LEAD_MAX = 0.5
+RECLAIM = "spot reclaim"  # how adapters begin the cause of an end by the provider
+RECLAIM_HOURS = 100.0  # the site's estimate of reclaims counts like so many node-hours
+LONG_RUN_S = 2 * 86400.0  # jobs without a time limit, or with one above a day, count as so long
+RERUNS_MAX = 50.0  # in the exponent: such a job would never end on a spot node
 
 
 def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot:
@@ -60,6 +65,47 @@ def with_stops(snapshot: Snapshot, changed: Mapping[LaunchId, Node], listed_s: f
         if gone
         else snapshot
     )
+
+
+def with_reclaims(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot:
+    """Add the lives of spot nodes that a list shows gone, and whether the provider took them back."""
+    ended = [
+        (node.launch.type_name, _was_reclaimed(node), age_s(node, snapshot.now_s))
+        for id_, node in changed.items()
+        if node.launch.market is Market.SPOT
+        and node.cloud is not None
+        and node.state is NodeState.GONE
+        and snapshot.nodes[id_].state is not NodeState.GONE
+    ]
+    if not ended:
+        return snapshot
+    known = dict(snapshot.learned.reclaims)
+    for name, reclaimed, lived_s in ended:
+        count, seconds = known.get(name, (0, 0.0))
+        known[name] = (count + reclaimed, seconds + lived_s)
+    return replace(snapshot, learned=replace(snapshot.learned, reclaims=known))
+
+
+def _was_reclaimed(node: Node) -> bool:
+    said = node.cloud.died_because if node.cloud is not None else ""
+    return node.health.reclaimed is not None or said.startswith(RECLAIM)
+
+
+def rerun_factor(snapshot: Snapshot, node_type: NodeType, policy: Policy, span_s: float) -> float:
+    """By how much reclaims lengthen the use of a node, on average, for jobs of ``span_s`` seconds; at least 1.
+
+    A job whose node is taken back starts again from the beginning. With reclaims at the rate r, a run of L seconds
+    takes (exp(r L) - 1) / r seconds on average (Daly, 2006, without checkpoints). The rate is the site's estimate,
+    which weighs as much as ``RECLAIM_HOURS`` node-hours, and what was measured since the start.
+    """
+    if node_type.market is not Market.SPOT:
+        return 1.0
+    count, node_s = snapshot.learned.reclaims.get(node_type.name, (0, 0.0))
+    assumed = policy.rules.spot_reclaims_per_hour * RECLAIM_HOURS
+    per_s = (assumed + count) / (RECLAIM_HOURS * 3600.0 + node_s)
+    run_s = min(span_s, LONG_RUN_S) + (boot_s(snapshot, node_type.name) or 0.0)
+    expected = min(per_s * run_s, RERUNS_MAX)
+    return math.expm1(expected) / expected if expected > 0 else 1.0
 
 
 def boot_s(snapshot: Snapshot, type_name: TypeName) -> float | None:

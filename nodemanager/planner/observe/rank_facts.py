@@ -481,7 +481,10 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
                 snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy
             )
     snapshot = backoff.count_ended_boots(
-        snapshot.nodes, nodes, timings.with_stops(snapshot, nodes, fact.started_s), policy
+        snapshot.nodes,
+        nodes,
+        timings.with_reclaims(timings.with_stops(snapshot, nodes, fact.started_s), nodes),
+        policy,
     )
     return replace(
         with_nodes(snapshot, nodes),

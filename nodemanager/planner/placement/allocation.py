@@ -13,7 +13,7 @@ from itertools import groupby
 from math import inf
 
 from nodemanager.core.jobs import ANYWHERE, Shape
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.packing.dominated import find_dominated, nodes_used
 from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
 from nodemanager.planner.packing.types import (
@@ -32,6 +32,7 @@ from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.supply.offers import Offer
 
 ENDLESS = PackingLimits(UNBOUNDED, UNBOUNDED)
+SHARE_TRIES = 4  # how often work is packed again because too many spot nodes would be bought
 PRICE_LIST_MIN = 32  # from so many node types on it pays to know how many nodes of each are wanted
 
 
@@ -58,8 +59,9 @@ class Allocation:
     ``effort``: for a packing that is better than a greedy one; shared by all allocations of a plan. ``dominated``:
     types on sale that were left out, and for each a better one. ``cost``: what a node of an offer costs for some
     seconds. ``memory_bytes``: the memory of a job's piece.
-    ``zones``: the chosen zone of jobs that want all their nodes in one. Money is in the smallest unit of the
-    prices.
+    ``zones``: the chosen zone of jobs that want all their nodes in one. ``fleet``: all nodes, and the spot nodes
+    among them, with those bought here; ``spot_share_max``: the largest part of them that may be spot nodes after a
+    purchase. Money is in the smallest unit of the prices.
     """
 
     offers: Sequence[Offer]
@@ -70,6 +72,8 @@ class Allocation:
     memory_bytes: Callable[[Shape], int]
     zones: Mapping[Shape, str]
     effort: Effort = field(default_factory=lambda: Effort(0))
+    fleet: tuple[int, int] = (0, 0)
+    spot_share_max: float = 1.0
     works: list[Work] = field(default_factory=list)
     groups: list[NodeGroup] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
@@ -138,23 +142,32 @@ class Allocation:
             cores += left * offer.node_type.cores
         return cores
 
-    def separate_counts(self, numbers: Iterable[int] | None = None, span_s: float = inf) -> list[int]:
+    def separate_counts(
+        self,
+        numbers: Iterable[int] | None = None,
+        span_s: float = inf,
+        most: Mapping[int, int] | None = None,
+    ) -> list[int]:
         """How many nodes are left of each offer if no slot is counted twice. ``numbers``: only these offers.
 
         Offers that share slots differ in price only: the cheapest, for a node of ``span_s`` seconds, comes first.
+        ``most``: limits for some offers.
         """
+        counts = self.left
+        if most:
+            counts = [min(left, most.get(number, left)) for number, left in enumerate(self.left)]
         if not self.pool_left:
-            return self.left
-        counts, pool_left = [0] * len(self.offers), dict(self.pool_left)
+            return counts
+        own, counts, pool_left = counts, [0] * len(self.offers), dict(self.pool_left)
         shared: list[int] = []
         for number in range(len(self.offers)) if numbers is None else numbers:
             if self.offers[number].pool is None:
-                counts[number] = self.left[number]
+                counts[number] = own[number]
             else:
                 shared.append(number)
         for number in sorted(shared, key=lambda it: (self.cost(self.offers[it], span_s), it)):
             pool = self.offers[number].pool
-            counts[number] = min(self.left[number], pool_left[pool])
+            counts[number] = min(own[number], pool_left[pool])
             pool_left[pool] -= counts[number]
         return counts
 
@@ -270,11 +283,15 @@ class Allocation:
         ]
         if not any(pieces):
             return True
-        counts = self.separate_counts(self._in_zone(offers, first), span_s)
-        sources: list[NodeGroup | int] = [group for group in groups if group.cores > 0]
-        sources += [number for number in offers if counts[number]]
-        lots = [self._lot(source, span_s, counts, sunk=on_sale) for source in sources]
-        packed, there, left_out = self._pack_best(items, lots, sources, first, on_sale=on_sale)
+        usable, most = self._in_zone(offers, first), dict[int, int]()
+        for tries_left in range(SHARE_TRIES, -1, -1):
+            counts = self.separate_counts(usable, span_s, most)
+            sources: list[NodeGroup | int] = [group for group in groups if group.cores > 0]
+            sources += [number for number in offers if counts[number]]
+            lots = [self._lot(source, span_s, counts, sunk=on_sale) for source in sources]
+            packed, there, left_out = self._pack_best(items, lots, sources, first, on_sale=on_sale)
+            if not on_sale or not (most := self._within_share(packed, there, last=tries_left == 1)):
+                break
         for number, other in left_out.items():
             worse, kept = (self.offers[self._offer_number(sources[it])].node_type.name for it in (number, other))
             if worse != kept:
@@ -323,6 +340,39 @@ class Allocation:
                 effort = self.effort
             else:
                 return packed, there, left_out
+
+    def _within_share(self, packed: Packed, sources: Sequence[NodeGroup | int], *, last: bool) -> dict[int, int]:
+        """How many nodes of each spot offer may be bought; empty if the packing keeps to ``spot_share_max``.
+
+        The share depends on how many nodes are bought in all. The ``last`` answer is certain to keep to it: it
+        counts on no other purchase.
+        """
+        if self.spot_share_max >= 1.0:
+            return {}
+        used: dict[int, int] = {}
+        bought = 0
+        for lot, nodes in nodes_used(packed.loads).items():
+            source = sources[lot]
+            if not isinstance(source, NodeGroup) and not self.offers[source].is_ordered:
+                bought += nodes
+                if self.offers[source].node_type.market is Market.SPOT:
+                    used[source] = nodes
+        count, spot = self.fleet
+        share = self.spot_share_max
+        allowed = max(0, int(share * (count + bought) + 1e-9) - spot)
+        if sum(used.values()) <= allowed:
+            return {}
+        if last:
+            allowed = max(0, int((share * count - spot) / (1.0 - share) + 1e-9))
+        most = {
+            number: 0
+            for number, offer in enumerate(self.offers)
+            if not offer.is_ordered and offer.node_type.market is Market.SPOT
+        }
+        for source, nodes in sorted(used.items()):  # the cheapest first
+            most[source] = min(nodes, allowed)
+            allowed -= most[source]
+        return most
 
     @staticmethod
     def _offer_number(source: NodeGroup | int) -> int:
@@ -415,6 +465,8 @@ class Allocation:
                 self.pool_left[offer.pool] -= load.nodes
             if not offer.is_ordered:
                 self.nodes_left -= load.nodes
+                is_spot = offer.node_type.market is Market.SPOT
+                self.fleet = (self.fleet[0] + load.nodes, self.fleet[1] + (load.nodes if is_spot else 0))
                 self.price_left -= load.nodes * self.price(offer)
             zone, size = self._zone_of(offer, pieces), offer.node_type
             empty = NodeGroup(source, load.nodes, zone, (), size.cores, size.gpus, size.memory_bytes)

@@ -130,6 +130,11 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obs
         price = node_type.price_per_hour
         payable = nodes_left if price <= 0 else min(nodes_left, int(price_left // price))
         free = min(left.free.get(name, 0), supply.count_free_for(node_type, shape.constraint))
+        spot_left = supply.spot_left(node_type)
+        if spot_left is not None and spot_left < min(free, payable, -(-want // each)):
+            share = policy.rules.spot_share_max
+            first = first or because(Code.SPOT_SHARE_MAX, node_type=name, spot_share_max=share)
+            continue
         taken = max(0, min(free, payable, -(-want // each)))
         want -= taken * each
         nodes_left -= taken

@@ -8,7 +8,7 @@ from decimal import Decimal
 from math import inf
 
 from nodemanager.core.jobs import Constraint, PackingPolicy, Shape
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.planner.packing.types import Effort
@@ -74,6 +74,8 @@ class OnOffer:
             self._memory_bytes,
             self.zones,
             self.effort,
+            fleet=self.supply.fleet,
+            spot_share_max=self.policy.rules.spot_share_max,
         )
 
     def _memory_bytes(self, shape: Shape) -> int:
@@ -87,12 +89,17 @@ class OnOffer:
         return int(offer.node_type.price_per_hour.scaleb(self.price_decimals))
 
     def _cost(self) -> Callable[[Offer, float], int]:
-        """The cost of a node for as long as a job may run, plus 1: among equal costs, fewer nodes win."""
+        """The cost of a node for as long as a job may run, plus 1: among equal costs, fewer nodes win.
+
+        The cost of a spot node includes the work that is likely to be lost.
+        """
 
         def cost(offer: Offer, span_s: float) -> int:
             boot_s = timings.boot_s(self.snapshot, offer.node_type.name) or 0.0
             billed_s = SECONDS_PER_HOUR if span_s == inf else paid_s(offer.node_type.billing, boot_s + span_s)
-            return self._price(offer) * int(billed_s) + 1
+            cost = self._price(offer) * int(billed_s)
+            factor = timings.rerun_factor(self.snapshot, offer.node_type, self.policy, span_s)
+            return (int(cost * factor) if factor > 1.0 else cost) + 1
 
         return cost
 
@@ -126,11 +133,25 @@ class OnOffer:
         ]
 
     def _stages_by_cost(self, works: Sequence[Work]) -> list[list[Work]]:
-        """Group the work for packing: together if all types share a billing rule, else the longest jobs first."""
+        """Group the work for packing: together if all types share a billing rule, else the longest jobs first.
+
+        Jobs that differ much in the risk of a spot node are packed apart, if there is a choice between the markets.
+        """
         if not works:
             return []
         rules = {offer.node_type.billing for offer in self.offers}
         if len(rules) <= 1 and self.policy.rules.packing is PackingPolicy.SPREAD:
-            return [list(works)]
+            risks = {span_s: self._risk_class(span_s) for span_s in {work.span_s for work in works}}
+            classes = sorted(set(risks.values()), reverse=True)
+            return [[work for work in works if risks[work.span_s] == risk] for risk in classes]
         spans = sorted({work.span_s for work in works}, reverse=True)
         return [[work for work in works if work.span_s == span_s] for span_s in spans]
+
+    def _risk_class(self, span_s: float) -> int:
+        """How risky a spot node is for jobs of this length: 0 for a loss up to a tenth, 1 up to a fifth, ..."""
+        on_sale = [offer.node_type for offer in self.offers if not offer.is_ordered]
+        if len({it.market for it in on_sale}) < 2:
+            return 0
+        spot = {it.name: it for it in on_sale if it.market is Market.SPOT}
+        most = max(timings.rerun_factor(self.snapshot, it, self.policy, span_s) for it in spot.values())
+        return int(10.0 * (most - 1.0)).bit_length()

@@ -22,8 +22,8 @@ from nodemanager.planner.supply.supply import Supply
 
 STEPS_MAX = 1_000_000
 STEPS_PER_BATCH = 350
-STEPS_PER_GROUP = 2_500
-STEPS_PER_COMPARISON = 5  # of a batch with a group
+STEPS_PER_GROUP = 200
+STEPS_PER_COMPARISON = 8  # of a batch with a group; jobs that cannot all be served are compared more than once
 STEPS_PER_TYPE = 250
 STEPS_PER_TYPE_COMPARISON = 1  # of a batch with a node type: most types of a price list are left out by the packing
 PAIRS_PER_STEP = 4  # of two batches that want different amounts of cores, GPUs or memory

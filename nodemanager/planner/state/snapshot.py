@@ -144,6 +144,7 @@ class Learned:
     # that shows the node gone.
     boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
     stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
+    reclaims: Mapping[TypeName, tuple[int, float]] = field(default_factory=_empty)  # of spot nodes; their seconds
 
 
 @dataclass(frozen=True)

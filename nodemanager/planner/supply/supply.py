@@ -26,7 +26,7 @@ from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.state.snapshot import Bought, Snapshot
 from nodemanager.planner.supply.offers import Offer, SlotAndRank, kinds_of
 
 NAMED_MAX = 10  # nodes in a reason
@@ -48,6 +48,7 @@ class Supply:
     blocked_sizes: Mapping[TypeName, Mapping[tuple[str, Market], Reason]]
     nodes_left: int
     price_left: Decimal
+    fleet: tuple[int, int] = (0, 0)  # all nodes that cost or may cost, and the spot nodes among them
     budget_left: Reason | None = None  # set if the budget, not the price limit, decides ``price_left``
 
     @lazy_property
@@ -98,6 +99,13 @@ class Supply:
             )
             for it in self.policy.node_types
         }
+
+    def spot_left(self, node_type: NodeType) -> int | None:
+        """How many nodes ``spot_share_max`` allows of a type that is on sale as spot nodes only; None if any."""
+        share, (count, spot) = self.policy.rules.spot_share_max, self.fleet
+        if share >= 1.0 or any(it.market is not Market.SPOT for it in self.on_sale.get(node_type.name, ())):
+            return None
+        return max(0, int((share * count - spot) / (1.0 - share) + 1e-9))
 
     def cheapest(self, node_type: NodeType) -> NodeType:
         """The type as the cheapest size that may be bought now, or that there is."""
@@ -234,11 +242,19 @@ def _some(places: Callable[[], Iterator[SlotAndRank]], first: int, last: int | N
     return islice(places(), first, last)
 
 
+def _market_of(bought: Bought, policy: Policy) -> Market | None:
+    """The market on which a node was bought; that of its type if its lease does not record it."""
+    node_type = policy.types.get(bought[0])
+    return bought[2] or (node_type.market if node_type is not None else None)
+
+
 def current_supply(
     snapshot: Snapshot, policy: Policy, price: Decimal, limits: BudgetLimits | None = None
 ) -> Supply:
     """What may be bought now. ``price``: what the fleet costs per hour, booting and stopping nodes included."""
-    costing = sum(node_index_of(snapshot).count_by_type.values())
+    by_size = node_index_of(snapshot).count_by_size
+    costing = sum(by_size.values())
+    spot = sum(count for bought, count in by_size.items() if _market_of(bought, policy) is Market.SPOT)
     price_left, budget_left = policy.limits.price_per_hour_max - price, None
     if limits is not None and limits.left_per_hour is not None and limits.left_per_hour[0] < price_left:
         price_left, budget_left = limits.left_per_hour
@@ -256,6 +272,7 @@ def current_supply(
         blocked_sizes={name: {**sizes.get(name, {}), **closed.get(name, {})} for name in {**sizes, **closed}},
         nodes_left=policy.limits.nodes_max - costing - len(ownerless_strays(snapshot)),
         price_left=price_left,
+        fleet=(costing, spot),
         budget_left=budget_left,
     )
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import Literal
 
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
-from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.whatif.cloud.distributions import TypeBehaviour
 
@@ -136,5 +136,7 @@ class CloudDraws:
 
     def reclaimed_after_s(self, node_type: NodeType) -> float:
         """Draw how long a node stays after its join until it is reclaimed; infinite if it is not."""
+        if node_type.market is Market.ON_DEMAND and any(it.market is Market.SPOT for it in node_type.sizes):
+            return math.inf  # the rate of the type is that of its spot nodes
         rate = self._conditions.behaviours[node_type.name].lost_per_hour
         return self._losses.expovariate(rate / 3600.0) if rate > 0 else math.inf

@@ -64,6 +64,10 @@ def test_an_ordinary_queue_is_considered_whole() -> None:
     assert _beyond(plain + some, _site()) == {}
 
 
+def test_jobs_that_each_name_many_ranks_are_considered_whole() -> None:
+    assert _beyond(_jobs((_some_ranks(number) for number in range(300)), 1), _site()) == {}
+
+
 def test_the_first_shapes_of_the_user_with_too_many_are_considered() -> None:
     jobs = _jobs((_some_ranks(number) for number in range(600)), 1)
     beyond = _beyond(jobs, _site())
@@ -117,7 +121,7 @@ def test_jobs_that_wait_for_their_turn_say_so_and_others_get_their_nodes() -> No
 
 
 def test_once_the_first_have_started_the_next_are_considered() -> None:
-    jobs = _jobs((_some_ranks(number) for number in range(600)), 1)
+    jobs = _jobs((_some_ranks(number) for number in range(900)), 1)
     first = min(_beyond(jobs, _site()))
     rest = [job for job in jobs if job.id >= first]
     assert min(_beyond(rest, _site())) > first
