@@ -10,7 +10,7 @@ from itertools import takewhile
 from math import inf
 from typing import NamedTuple
 
-from nodemanager.core.drains import drain_text, hold_text, is_our_drain
+from nodemanager.core.drains import drain_text, emptying_text, hold_text, is_our_drain
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import (
@@ -49,6 +49,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.resting import EARLY_S, TimedNode
 from nodemanager.planner.state.snapshot import EVERYTHING, Block, Snapshot
 from nodemanager.planner.unsent_leases import LeaseReview
+from nodemanager.planner.upkeep.consolidation import Emptying, is_emptying
 from nodemanager.planner.upkeep.turns import UpkeepPlan
 
 NodeAction = (
@@ -91,6 +92,7 @@ class StepContext:
     create_credit: float  # in the rate limiter's bucket
     cloud_calls_left: int  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced
+    emptying: Emptying  # which nodes take no new job so that they empty
     # The cache of ``stop_times``.
     known_stop_times: dict[TypeName, StopTimes] = field(default_factory=dict)
     now_s: float = field(init=False)
@@ -225,14 +227,13 @@ def _step_lost(node: Node, context: StepContext) -> Step:
 
 def _step_idle(node: Node, context: StepContext) -> Step:
     policy = context.policy
+    if is_emptying(node):
+        return _step_emptied(node, context)
     # Most idle nodes are sound and not drained: nothing to mend.
     if (_is_drained(node) or not node.is_sound) and (mended := _mend_idle(node, context)) is not None:
         return mended
-    if (why := context.upkeep.leaving.get(node.id)) is not None and _is_confirmed_idle(node, policy):
-        return _retire(node, why, context)
-    wanted = context.needed.get(node.launch.slot)
-    if wanted is not None:
-        return Step(because(Code.WANTED, jobs=job_names(wanted)))
+    if (kept_up := _step_upkeep(node, context)) is not None:
+        return kept_up
     counts = takes_jobs(node, context.snapshot, policy)
     # A node that takes no jobs does not count towards nodes_min.
     surplus = context.count_usable - policy.limits.nodes_min if counts else 1
@@ -257,6 +258,46 @@ def _step_idle(node: Node, context: StepContext) -> Step:
     if counts:
         context.count_ready[name] = context.count_ready.get(name, 0) - 1
     return _retire(node, verdict.reason, context)
+
+
+def _step_upkeep(node: Node, context: StepContext) -> Step | None:
+    """The step of an idle node that is replaced, or empties; or that jobs need. None if none of that holds."""
+    confirmed = _is_confirmed_idle(node, context.policy)
+    if (why := context.upkeep.leaving.get(node.id)) is not None and confirmed:
+        return _retire(node, why, context)
+    wanted = context.needed.get(node.launch.slot)
+    if wanted is not None:
+        return Step(because(Code.WANTED, jobs=job_names(wanted)))
+    if (why := context.emptying.nodes.get(node.id)) is not None and confirmed:
+        return Step(why, CordonNode(node.id, node.launch.rank, emptying_text(node.id), why))
+    return None
+
+
+def _step_emptied(node: Node, context: StepContext) -> Step:
+    """Decide about an idle node that takes no jobs because it was emptied."""
+    policy, node_type = context.policy, context.policy.types.get(node.launch.type_name)
+    given_up = why_give_up(node, policy, context.now_s)
+    unfit = given_up.reason if given_up is not None else why_unfit(node, policy, context.now_s)
+    why = unfit or context.upkeep.leaving.get(node.id) or context.overspent
+    if why is None and node.id not in context.emptying.nodes:
+        reason = because(Code.EMPTIES_NO_MORE)
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
+    if node.seen.idle_looks < policy.rules.idle_confirmations:
+        return Step(
+            because(Code.IDLE_UNCONFIRMED, looks=node.seen.idle_looks, needs=policy.rules.idle_confirmations)
+        )
+    if why is None and node_type is not None and node_type.billing.window_s <= policy.idle_timeout_s(node_type):
+        why = because(Code.EMPTIED)
+    if why is None:
+        undrained = replace(node, rank=replace(node.rank, drain_reason=None)) if node.rank is not None else node
+        verdict = should_retire(
+            undrained, node_type, policy, context.now_s, 1, stop_times=context.stop_times(node.launch.type_name)
+        )
+        if not verdict.retires:
+            return Step(verdict.reason, again_at_s=verdict.again_at_s)
+        why = verdict.reason
+    step = _retire(node, why, context)
+    return Step(step.reason, DrainNode(node.id, node.launch.rank, why, replaces=emptying_text(node.id)))
 
 
 def _retire(node: Node, reason: Reason, context: StepContext) -> Step:
@@ -329,6 +370,12 @@ def _step_busy(node: Node, context: StepContext) -> Step:
         return _cordon(node, context.overspent)
     if (why := context.upkeep.leaving.get(node.id)) is not None:
         return _wait_for_jobs(node, why, context) if _is_drained(node) else _cordon(node, why)
+    if (why := context.emptying.nodes.get(node.id)) is not None:
+        cordon = CordonNode(node.id, node.launch.rank, emptying_text(node.id), why)
+        return Step(why, None if _is_drained(node) else cordon)
+    if is_emptying(node):
+        reason = because(Code.EMPTIES_NO_MORE)
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because(Code.BUSY_YET_DRAINED_BY_US)
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -495,7 +542,7 @@ def step_nodes(context: StepContext) -> FleetSteps:
         to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
     elif node_index.confirmations != context.policy.rules.idle_confirmations:
         to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
-    leaving = {id_: snapshot.nodes[id_] for id_ in context.upkeep.leaving}
+    leaving = {id_: snapshot.nodes[id_] for id_ in (*context.upkeep.leaving, *context.emptying.nodes)}
     to_decide = {**to_check, **operator.steered_nodes(snapshot), **leaving}
     by_turn = [(_step_order(node, context.policy), node) for node in to_decide.values()]
     by_turn.sort(key=lambda it: it[0])

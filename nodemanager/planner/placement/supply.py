@@ -31,6 +31,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.upkeep.consolidation import free_while_emptying, is_emptying
 from nodemanager.planner.upkeep.due import is_on_its_way_out
 from nodemanager.planner.upkeep.prepaid import count_prepaid, prepaid_left
 
@@ -67,6 +68,8 @@ def free_bins(
     rank_index = rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy)
     bins += _reachable_bins(rank_index, batches, bin_of)
     for node in node_index.to_check.values() if not all_go else ():
+        if is_emptying(node) and node.state is NodeState.BUSY and (kept := _emptying_bin(node, snapshot, policy)):
+            bins.append(kept)
         if not (_may_be_kept(node) or _will_be_undrained(node)):
             continue
         node_type = policy.types.get(node.launch.type_name)
@@ -202,6 +205,25 @@ def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
 def _empty_bin(node_type: NodeType, launch: Launch, standing: Availability) -> Bin:
     cores, gpus = node_type.cores, node_type.gpus
     return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone)
+
+
+def _emptying_bin(node: Node, snapshot: Snapshot, policy: Policy) -> Bin | None:
+    """The room on a busy node that takes no jobs now because it empties, but would if it were undrained."""
+    node_type = policy.types.get(node.launch.type_name)
+    if node_type is None or not _takes_jobs(node, snapshot, policy, all_go=False):
+        return None
+    cores, gpus = free_while_emptying(node, snapshot)
+    launch = node.launch
+    return Bin(
+        launch.slot,
+        launch.rank,
+        node_type.properties,
+        cores,
+        gpus,
+        Availability.KEPT,
+        is_empty=False,
+        zone=launch.zone,
+    )
 
 
 def _may_be_kept(node: Node) -> bool:

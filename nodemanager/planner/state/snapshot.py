@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, Shape, UnreadableJob
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
@@ -136,6 +136,9 @@ class Learned:
     # that shows the node gone.
     boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
     stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
+    runs_s: Mapping[tuple[int, Shape], tuple[float, ...]] = field(
+        default_factory=_empty
+    )  # of jobs, by user and shape
 
 
 @dataclass(frozen=True)
