@@ -36,7 +36,7 @@ RUN apt-get update \
 COPY --from=build /opt/flux-node-manager /opt/flux-node-manager
 ENV PATH=/opt/flux-node-manager/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 # Check that the bindings can be imported and have the requested version.
-RUN python3 -c "from nodemanager.flux import bindings as b; b.load(); assert b.version() == '${FLUX_VERSION}', b.version()"
+RUN python3 -c "from nodemanager.flux.handles import direct, far_side as f; direct.load(); assert f.version() == '${FLUX_VERSION}', f.version()"
 # The user that owns the instance, because no other user may drain a rank. To change it, use --build-arg; or use --user
 # and mount a folder that this user owns.
 ARG UID=1000

@@ -84,6 +84,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Flux": {
         "uri": "How to reach rank 0: `local://PATH` with the path of its socket, relative to the site file's "
         "folder; or `simulated`. Default: the environment variable `FLUX_URI`, then the system instance.",
+        "bridge": "Whether the manager speaks to Flux through a process that flux-core's own Python runs "
+        "(`flux python`). `auto`: if the manager's Python cannot import flux-core's bindings. If no `flux` is on "
+        "PATH and `uri` is `ssh://HOST/PATH`, the process runs on HOST.",
         "head_host": "The name of rank 0 in the bootstrap table. No slot may have this name.",
         "head_address": "The address at which nodes reach rank 0. Required unless Flux is simulated. If it is a "
         "loopback address, rank 0 listens only there; for any other address it listens on all interfaces.",

@@ -99,6 +99,9 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
             guest = service_verbs.not_for_guests(str(error))
             return service_verbs.print_error(guest, service_verbs.EXIT_NO_PERMISSION, as_json=chosen.json)
         return service_verbs.print_error(error, EXIT_CONFIG, as_json=chosen.json)
+    from nodemanager.flux.bindings import use_bridge
+
+    use_bridge(site.flux.bridge)
     return (names if chosen.verb == NAMES_VERB else VERBS[chosen.verb])(site, chosen)
 
 

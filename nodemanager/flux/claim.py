@@ -30,7 +30,7 @@ from typing import Any
 import structlog
 
 from nodemanager.core.ports import FluxError, Info
-from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, rank_of
+from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask
 from nodemanager.flux.reactor import Answer, Reactor, RpcRequest, contained
 
 SERVICE = "node-manager"
@@ -176,7 +176,7 @@ class _ServiceThread:
                 self._ready.set()
 
     def _register(self, reactor: Reactor) -> None:
-        if (rank := rank_of(reactor.handle)) != LEADER:
+        if (rank := reactor.handle.rank) != LEADER:
             where = self._uri or "FLUX_URI"
             raise FluxError(
                 f"{where} leads to rank {rank}, but the node manager must connect to rank 0:"

@@ -44,7 +44,6 @@ class RealFlux:
         measures: bool = False,
         flub: bool = False,
     ) -> None:
-        bindings.load()
         with suppress(FluxError), bindings.connection(uri):
             pass  # every connection checks the version; a wrong one should fail before anything is started
         self._uri = uri

@@ -36,9 +36,7 @@ from nodemanager.flux.bindings import (
     ask_all,
     ask_each,
     ask_texts,
-    close,
     connect,
-    version,
 )
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
@@ -101,7 +99,7 @@ class RealFluxPort:
         """Close the connection; the next call opens another."""
         if self._opened is not None:
             handle, self._opened = self._opened, None
-            close(handle)
+            handle.close()
 
     @contextmanager
     def _handle(self) -> Iterator[Handle]:
@@ -121,9 +119,10 @@ class RealFluxPort:
             return ask(handle, topic, payload, rank=rank, timeout_s=timeout_s or self._timeout_s)
 
     def _warn_of_schedulers(self, config: object) -> None:
+        with self._handle() as handle:
+            ours = parse_version(handle.version)
         modules = self._ask("module.list")
         queues = queues_that_deny(modules, config)
-        ours = parse_version(version())
         has_gpus = any(node_type.gpus for node_type in self._node_types)
         if ours is not None and ours < GPUS_IN_SCHED_SIMPLE and has_gpus and "sched-simple" in str(modules):
             self._log.warning("scheduler_knows_no_gpus", what_to_do=no_gpus_text(ours))

@@ -1,33 +1,25 @@
 """A connection with an event loop for streams, timers and a service, which all end with the connection.
 
-The bindings' futures and watchers refer to themselves, so they would live until a garbage collection in any thread.
-Here each one is destroyed as soon as it is done, and the rest at the end of the ``with``.
+Futures and watchers refer to themselves, so they would live until a garbage collection in any thread. Here each one
+is destroyed as soon as it is done, and the rest at the end of the ``with``.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import structlog
 
 from nodemanager.core.ports import FluxError
-from nodemanager.flux.bindings import (
-    LEADER,
-    BindingsMissing,
-    CallFailed,
-    Future,
-    Handle,
-    checked_future,
-    close,
-    connect,
-    flux_call,
-    flux_module,
-)
+from nodemanager.flux.bindings import LEADER, BindingsMissing, CallFailed, Future, connect, flux_call
+from nodemanager.flux.handles.handle import ServiceRequest, Watcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +48,10 @@ def contained(stream: str) -> Iterator[None]:
         raise FluxError(f"{stream}: {type(bug).__name__}: {bug} (the log has the traceback)") from bug
 
 
-def _respond(handle: Handle, message: Any, answer: Answer) -> None:
+def _respond(request: ServiceRequest, answer: Answer) -> None:
     """Answer one request. Nothing that a user sends may raise, because that would end the service."""
     try:
-        found, number = answer(_read_request(message)), 0
+        found, number = answer(_read_request(request)), 0
     except LookupError as error:
         found, number = str(error.args[0]), errno.ENOENT
     except ValueError as error:
@@ -69,34 +61,27 @@ def _respond(handle: Handle, message: Any, answer: Answer) -> None:
         found, number = f"a fault of the manager: {type(bug).__name__}: {bug}", errno.EIO
     with suppress(OSError):  # the asker is gone
         if number:
-            handle.respond_error(message.handle, number, found)
+            request.respond_error(number, found)
         else:
-            handle.respond(message, found)
+            request.respond(found)
 
 
-def _read_request(message: Any) -> RpcRequest:
+def _read_request(request: ServiceRequest) -> RpcRequest:
     """Raises ``ValueError``, also if the payload is not JSON or not an object."""
     try:
-        payload = message.payload if message.payload_str is not None else {}
+        text = request.text
+        payload = json.loads(text) if text is not None else {}
     except (OSError, RuntimeError) as error:  # no text; nested too deep
         raise ValueError(f"the payload is unusable: {error}") from error
     if not isinstance(payload, dict):
         raise ValueError("the payload must be an object")  # noqa: TRY004 - the asker's fault
-    owner = _credential(message, "rolemask") & flux_module("flux.constants").FLUX_ROLE_OWNER
-    return RpcRequest(payload, None if owner else _credential(message, "userid"))
+    return RpcRequest(payload, None if request.by_owner else request.userid)
 
 
-def _credential(message: Any, name: str) -> int:
-    """Read the sender's ``userid`` or ``rolemask``. The bindings of 0.72 have no attributes for them."""
-    value = flux_module("_flux._core").ffi.new("uint32_t [1]")
-    getattr(message.pimpl, f"get_{name}")(value)
-    return int(value[0])
-
-
-def _read(future: Future, read: Callable[[Future], Any]) -> Any:
+def _read(future: Future) -> Any:
     """Raises ``OSError``, with EPROTO if the answer is not JSON or is nested too deep."""
     try:
-        return read(future)
+        return future.get()
     except (ValueError, RecursionError) as error:
         raise OSError(errno.EPROTO, f"the answer cannot be read: {error}") from error
 
@@ -108,8 +93,8 @@ class Reactor:
         self._uri = uri
         self._any_version = any_version
         self._futures: set[Future] = set()
-        self._watchers: list[Any] = []
-        self._spent: list[Any] = []  # those of the watchers that will not call again
+        self._watchers: list[Watcher] = []
+        self._spent: list[Watcher] = []  # those of the watchers that will not call again
 
     def __enter__(self) -> Self:
         self.handle = connect(self._uri, any_version=self._any_version)
@@ -121,17 +106,17 @@ class Reactor:
         for watcher in self._watchers:
             watcher.destroy()
         for future in self._futures:
-            future.__exit__(None, None, None)
-        close(self.handle)
+            future.destroy()
+        self.handle.close()
 
     def run(self) -> None:
         """Run until ``stop``, or until the connection is lost. Exceptions of callbacks are raised here."""
         with flux_call("connection"):
-            self.handle.reactor_run()
+            self.handle.run()
 
     def stop(self) -> None:
         """Make ``run`` return."""
-        self.handle.reactor_stop()
+        self.handle.stop()
 
     # --- calls ---
 
@@ -147,8 +132,7 @@ class Reactor:
         """Send one RPC to the leader, and call ``on_answer`` with its answer (decoded JSON) or ``on_failure``."""
         self.take_later(
             topic,
-            lambda: self.handle.rpc(topic, payload, LEADER, 0),
-            lambda future: future.get(),
+            lambda: self.handle.rpc(topic, payload, LEADER),
             on_answer,
             on_failure,
             timeout_s=timeout_s,
@@ -158,17 +142,16 @@ class Reactor:
         self,
         what: str,
         send: Callable[[], Future],
-        read: Callable[[Future], Any],
         on_answer: Callable[[Any], None],
         on_failure: Callable[[CallFailed], None],
         *,
         timeout_s: float,
     ) -> None:
-        """Call ``on_answer`` with what ``read`` finds in the future that ``send`` makes, or ``on_failure``."""
+        """Call ``on_answer`` with the answer to what ``send`` sends, or ``on_failure``."""
 
-        def take(future: Future) -> None:
+        def take() -> None:
             try:
-                answer = _read(future, read)
+                answer = _read(future)
             except OSError as error:
                 on_failure(CallFailed(what, error))
             else:
@@ -176,9 +159,9 @@ class Reactor:
             self._destroy(future)
 
         with flux_call(what):
-            future = checked_future(send())
+            future = send()
             self._futures.add(future)
-            future.then(take, timeout=timeout_s)
+            future.then(take, timeout_s)
 
     def subscribe(
         self,
@@ -195,21 +178,20 @@ class Reactor:
         """
         cancelled = False
 
-        def take(future: Future) -> None:
+        def take() -> None:
             try:
-                response = _read(future, lambda it: it.get())
+                response = _read(stream)
             except OSError as error:
                 if not cancelled:
                     on_end(CallFailed(topic, error))
-                self._destroy(future)
+                self._destroy(stream)
                 return
-            future.reset()
+            stream.next()
             if not cancelled:
                 on_response(response)
 
-        streaming = flux_module("flux.constants").FLUX_RPC_STREAMING
         with flux_call(topic):
-            stream = checked_future(self.handle.rpc(topic, payload, LEADER, streaming))
+            stream = self.handle.rpc(topic, payload, LEADER, streaming=True)
             self._futures.add(stream)
             stream.then(take)
 
@@ -218,24 +200,21 @@ class Reactor:
             if stream not in self._futures:
                 return
             cancelled = True
-            no_response = flux_module("flux.constants").FLUX_RPC_NORESPONSE
             with flux_call(f"{topic}-cancel"):
-                request = {"matchtag": stream.pimpl.get_matchtag()}
-                with self.handle.rpc(f"{topic}-cancel", request, LEADER, no_response):
-                    pass
+                stream.cancel()
 
         return cancel
 
     # Do not call this in a ``finally``: if a callback raises, the bindings still need its future's handle.
     def _destroy(self, future: Future) -> None:
         self._futures.discard(future)
-        future.__exit__(None, None, None)
+        future.destroy()
 
     # --- events ---
 
-    def every(self, period_s: float, callback: Callable[[], None]) -> Any:
-        """Make a timer that is not started yet; it has ``start`` and ``stop``."""
-        return self._watch(self.handle.timer_watcher_create(period_s, lambda *_: callback(), repeat=period_s))
+    def every(self, period_s: float, callback: Callable[[], None]) -> Watcher:
+        """Make a timer that is not started yet."""
+        return self._watch(self.handle.timer(period_s, period_s, callback))
 
     def after(self, delay_s: float, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, after a delay."""
@@ -244,17 +223,16 @@ class Reactor:
             watcher.destroy()
         self._spent.clear()
 
-        def once(*_: object) -> None:
+        def once() -> None:
             callback()
             self._spent.append(watcher)  # destroyed later: its own callback still runs
 
-        watcher = self._watch(self.handle.timer_watcher_create(max(0.0, delay_s), once))
+        watcher = self._watch(self.handle.timer(max(0.0, delay_s), 0.0, once))
         watcher.start()
 
-    def on_readable(self, fd: int, callback: Callable[[], None]) -> Any:
+    def on_readable(self, fd: int, callback: Callable[[], None]) -> Watcher:
         """Call ``callback`` whenever the descriptor is readable. Returns a watcher: stop it before you close."""
-        flags = flux_module("flux.constants").FLUX_POLLIN
-        watcher = self._watch(self.handle.fd_watcher_create(fd, lambda *_: callback(), flags))
+        watcher = self._watch(self.handle.on_readable(fd, callback))
         watcher.start()
         return watcher
 
@@ -270,25 +248,17 @@ class Reactor:
 
         The methods answer the instance's owner, or with ``for_users`` every user.
         """
-        roles = flux_module("flux.constants").FLUX_ROLE_USER if for_users else None
-        with flux_call(f"service {service}"), checked_future(self.handle.service_register(service)) as registered:
-            registered.wait_for(timeout_s).get()
+        with flux_call(f"service {service}"), self.handle.register(service) as registered:
+            registered.wait(timeout_s).get()
         for method, answer in methods.items():
-            self._watch(
-                self.handle.msg_watcher_create(
-                    lambda served, _watcher, message, answer: _respond(served, message, answer),
-                    type_mask=flux_module("flux.constants").FLUX_MSGTYPE_REQUEST,
-                    topic_glob=f"{service}.{method}",
-                    rolemask=roles,
-                    args=answer,
-                )
-            ).start()
+            respond = partial(_respond, answer=answer)
+            self._watch(self.handle.on_request(f"{service}.{method}", respond, for_users=for_users)).start()
 
     def unserve(self, service: str, *, timeout_s: float) -> None:
         """Remove the service from this broker. Raises ``CallFailed``."""
-        with flux_call(f"service {service}"), checked_future(self.handle.service_unregister(service)) as removed:
-            removed.wait_for(timeout_s).get()
+        with flux_call(f"service {service}"), self.handle.unregister(service) as removed:
+            removed.wait(timeout_s).get()
 
-    def _watch(self, watcher: Any) -> Any:
+    def _watch(self, watcher: Watcher) -> Watcher:
         self._watchers.append(watcher)
         return watcher

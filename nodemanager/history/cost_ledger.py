@@ -95,7 +95,7 @@ class CostLedger:
             tariff = billing.tariff_of(node.launch, policy)
             if tariff is None or node.cloud is None or node.state is NodeState.GONE:
                 continue
-            cost = float(tariff.price_per_hour) * span_s / HOUR_S
+            cost = float(billing.cost_of_time(tariff.price_per_hour, span_s))
             self._charged[node.id] = self._charged.get(node.id, 0.0) + cost
             for key, share in _shares(node, policy, hour, jobs_on.get(node.launch.rank, ())):
                 costs[key].cost += cost * share
@@ -106,7 +106,7 @@ class CostLedger:
             # A node adopted from an earlier process was charged only since then, so the difference may be too
             # large. No more can be unused than is paid in advance: one window, or the minimum.
             ahead_s = max(tariff.billing.window_s, billing.paid_s(tariff.billing, 0.0))
-            ahead = float(tariff.price_per_hour) * ahead_s / HOUR_S
+            ahead = float(billing.cost_of_time(tariff.price_per_hour, ahead_s))
             key = CostKey(hour, node.launch.type_name, NOBODY, "", "unused")
             costs[key].cost += min(ahead, max(0.0, unused))
         return costs

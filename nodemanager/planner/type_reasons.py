@@ -125,7 +125,7 @@ def _endless_blockers(placement: Placement) -> Iterator[Reason]:
 
 
 def _is_beyond(key: BatchKey, placement: Placement) -> bool:
-    why = placement.infeasible.get((key.shape, key.span_s))
+    why = placement.refusals.infeasible.get((key.shape, key.span_s))
     return why is not None and why.kind is Hindrance.BEYOND_LIMITS
 
 

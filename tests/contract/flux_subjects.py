@@ -184,3 +184,14 @@ def a_real_instance() -> Iterator[FluxSubject]:
         finally:
             subject.end_managers()
             instance.reap()
+
+
+@contextmanager
+def a_bridged_instance() -> Iterator[FluxSubject]:
+    """The real instance, reached by a process that flux-core's own Python runs."""
+    bindings.use_bridge(bindings.Bridge.ALWAYS)
+    try:
+        with a_real_instance() as subject:
+            yield subject
+    finally:
+        bindings.use_bridge(bindings.Bridge.AUTO)

@@ -14,11 +14,12 @@ from nodemanager.core.nodes import FluxRank, Launch, LaunchId
 from nodemanager.core.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
 from nodemanager.core.records import HeldJob, Mark, Spend, Steering
 from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
-from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_real_instance
+from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_bridged_instance, a_real_instance
 from tests.contract.simulated_flux import a_simulated_instance
 
 SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {
     "real": a_real_instance,
+    "bridged": a_bridged_instance,
     "simulated": a_simulated_instance,
 }
 BY_FLUX = "prolog failed for job ƒ2YXZLLFZPj"

@@ -8,15 +8,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from types import SimpleNamespace
+from typing import Self, cast
 
 import pytest
 
 from nodemanager.flux import bindings
+from nodemanager.flux.handles import far_side
 from tests.paths import ROOT
 
 CONNECT = "from nodemanager.flux import bindings\nbindings.connect('local:///nowhere')\nprint('connected')"
-LOAD = "from nodemanager.flux import bindings\nbindings.load()"
+LOAD = "from nodemanager.flux.handles import direct\ndirect.load()"
 
 
 def test_without_bindings_and_without_flux_the_error_says_what_to_do(tmp_path: Path) -> None:
@@ -45,12 +47,12 @@ class Answer:
     def __enter__(self): return self
     def __exit__(self, *_): pass
     def wait_for(self, timeout_s): return self
-    def get(self): return {"value": "0.88.0", "flags": 0}
+    def get_str(self): return '{"value": "0.88.0", "flags": 0}'
 
 class Flux:
     def __init__(self, uri): pass
     def __exit__(self, *_): print("closed")
-    def rpc(self, topic, payload, rank): return Answer()
+    def rpc(self, topic, payload, rank, flags): return Answer()
 """
 CORE = """
 class ffi:
@@ -66,7 +68,7 @@ def _bindings_of(version: str, folder: Path) -> None:
     (folder / "_flux").mkdir()
     (folder / "flux" / "__init__.py").write_text(FLUX)
     for name in ("constants", "future", "kvs"):
-        (folder / "flux" / f"{name}.py").touch()
+        (folder / "flux" / f"{name}.py").write_text("FLUX_RPC_STREAMING = 4")
     (folder / "_flux" / "_core.py").write_text(CORE.replace("VERSION", version))
 
 
@@ -123,7 +125,6 @@ class Hanging:
     """A connection to an instance that never answers, and a clock that counts the waiting time."""
 
     now_s: float = 100.0
-    handle: object = "of a future"
 
     def monotonic(self) -> float:
         return self.now_s
@@ -132,12 +133,14 @@ class Hanging:
         del topic, payload, rank
         return self
 
+    rpc_text = rpc
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    def wait_for(self, timeout_s: float) -> Self:
+    def wait(self, timeout_s: float) -> Self:
         assert timeout_s > 0.0, "Flux waits for ever"
         self.now_s += timeout_s
         raise OSError(errno.ETIMEDOUT, "Connection timed out")
@@ -145,28 +148,15 @@ class Hanging:
 
 def test_ranks_that_hang_are_waited_for_together(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = Hanging()
+    handle = cast("bindings.Handle", hanging)
     monkeypatch.setattr(bindings, "time", hanging)
-    assert bindings.ask_texts(hanging, "resource.topo-get", range(16), timeout_s=5.0) == {}
+    assert bindings.ask_texts(handle, "resource.topo-get", range(16), timeout_s=5.0) == {}
     assert hanging.now_s < 106.0
-    assert bindings.ask_each(hanging, "attr.get", {}, range(16), timeout_s=5.0) == {}
+    assert bindings.ask_each(handle, "attr.get", {}, range(16), timeout_s=5.0) == {}
     assert hanging.now_s < 112.0
 
 
-class Lost:
-    """A connection that is being lost: the bindings return a future without a handle, and raise nothing."""
-
-    handle = None
-
-    def rpc(self, topic: str, payload: object, rank: int) -> Self:
-        del topic, payload, rank
-        return self
-
-    def wait_for(self, timeout_s: float) -> Self:
-        raise ValueError(f"a bound method with a NULL handle, for {timeout_s} s")
-
-
 def test_a_call_on_a_connection_that_is_being_lost_fails() -> None:
-    with pytest.raises(bindings.CallFailed, match=r"attr\.get: the connection is lost"):
-        bindings.ask(Lost(), "attr.get", timeout_s=5.0)
-    with pytest.raises(bindings.CallFailed, match=r"attr\.get: the connection is lost"):
-        bindings.ask_each(Lost(), "attr.get", {}, range(2), timeout_s=5.0)
+    """The bindings then return a future without a handle, and raise nothing."""
+    with pytest.raises(OSError, match="the connection is lost"):
+        far_side.checked(SimpleNamespace(handle=None))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import pytest
 from structlog.testing import capture_logs
@@ -16,6 +16,7 @@ from nodemanager.core.ports import FluxError
 from nodemanager.flux import claim, reactor, watch
 from nodemanager.flux.bindings import VersionsDiffer
 from nodemanager.flux.delegate.link import Link, LinkSession
+from nodemanager.flux.handles.handle import ServiceRequest
 from nodemanager.simulation.time.world import World
 
 WITHIN_S = 20.0
@@ -153,11 +154,13 @@ def test_a_failed_call_stays_what_it_is() -> None:
 
 def test_a_bug_in_an_answer_of_the_claim_does_not_give_up_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, str]] = []
-    handle = SimpleNamespace(respond_error=lambda _message, number, text: sent.append((number, text)))
+    request = cast(
+        "ServiceRequest", SimpleNamespace(respond_error=lambda number, text: sent.append((number, text)))
+    )
     monkeypatch.setattr(reactor, "_read_request", lambda _message: reactor.RpcRequest({"id": "f1"}, None))
     holder = claim.Claim("", timeout_s=1.0, floor=lambda it: {"why": _buggy_answer(it)})
     with capture_logs() as logs:
-        reactor._respond(handle, SimpleNamespace(handle=None), _buggy_answer)
-        reactor._respond(handle, SimpleNamespace(handle=None), holder._answer_floor)
+        reactor._respond(request, _buggy_answer)
+        reactor._respond(request, holder._answer_floor)
     assert sent == 2 * [(errno.EIO, "a fault of the manager: TypeError: not subscriptable")]
     assert [log["event"] for log in logs] == 2 * ["request_failed"]

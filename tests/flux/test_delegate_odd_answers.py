@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ from nodemanager.delegation.jobs import Copy, PeerName, Proxy
 from nodemanager.delegation.peer_port import CheckFit, CopyEvents, CopyOutput, FollowOutput, PeerLoadSeen, ReadCopy
 from nodemanager.delegation.relay import OUTPUT, OutputRelay
 from nodemanager.flux import reactor as reactors
-from nodemanager.flux.bindings import CallFailed
+from nodemanager.flux.bindings import CallFailed, Future
 from nodemanager.flux.claim import Claim
 from nodemanager.flux.delegate import events, load
 from nodemanager.flux.delegate.home import _HomeSession
@@ -244,5 +244,5 @@ class OddFuture:
 @pytest.mark.parametrize("error", [json.JSONDecodeError("bad", "x", 0), RecursionError(), UnicodeError()])
 def test_an_answer_that_the_bindings_cannot_read_is_a_failed_call(error: Exception) -> None:
     with pytest.raises(OSError, match="cannot be read") as raised:
-        reactors._read(OddFuture(error), lambda future: future.get())
+        reactors._read(cast("Future", OddFuture(error)))
     assert CallFailed("x", raised.value).answered

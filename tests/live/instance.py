@@ -15,6 +15,7 @@ import psutil
 
 from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
+from nodemanager.flux.handles import direct
 from tests.live.processes import kill_all, run_flux, start
 
 SLOT_CORES = 2
@@ -29,7 +30,7 @@ def why_no_flux() -> str:
     if shutil.which("flux") is None:
         return "no flux on PATH"
     try:
-        bindings.load()
+        direct.load()
     except bindings.BindingsMissing as missing:
         return str(missing)
     return ""

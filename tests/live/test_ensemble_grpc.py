@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.flux import bindings
+from nodemanager.flux.handles import direct
 from tests.live.elastic import Elastic, an_elastic_site
 from tests.live.ensemble_runs import COMMAND, DATA, WITHIN_S, EnsembleProcess
 from tests.live.instance import LiveInstance, free_port, why_no_flux
@@ -86,7 +86,7 @@ def test_the_published_ensemble_python_grows_and_shrinks_within_its_limit(
     manager = elastic.start_manager()
     manager.until_said("ensemble_service")
     elastic.eventually("the manager acts", elastic.owner)
-    bindings.load()
+    direct.load()
     ran = subprocess.run(
         [program, "run", "--executor", "minicluster", "--name", "default/mini", "--host", "127.0.0.1",
          "--port", str(port), DATA / "t3.yaml"],

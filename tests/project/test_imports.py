@@ -31,7 +31,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
     "planner": ("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", ""),
-    "flux": ("parse", "records", "", "delegate", "ensembles", "setup"),
+    "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
     "history": ("", "store"),
     "web": ("state", "api", "", "grpc"),

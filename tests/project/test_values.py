@@ -13,8 +13,6 @@ FIELDS_MAX = 15
 WIDER = {
     "Job": "one for each job in the queue: groups would cost memory a million times",
     "FluxRank": "one for each rank, replaced by every look that finds a change",
-    "Placement": "the result of placing the whole queue",
-    "_PlacementBuilder": "the working state of one placement, not a value",
     "_Search": "the working state of one search, not a value",
 }
 

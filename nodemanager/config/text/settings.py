@@ -95,6 +95,14 @@ class DelegateTo(StrEnum):
     ANY = "any"  # any URI too; ssh uses the manager's keys
 
 
+class Bridge(StrEnum):
+    """Whether the manager speaks to Flux through a process that flux-core's own Python runs."""
+
+    AUTO = "auto"  # where this Python cannot import flux-core's bindings
+    ALWAYS = "always"
+    NEVER = "never"
+
+
 class JoinMethod(StrEnum):
     """How a node gets what it needs to join the instance."""
 
@@ -473,6 +481,7 @@ class FluxSettings(SectionSettings):
     """The Flux instance, and how nodes join it."""
 
     uri: _OptionalWord = ""  # "" means FLUX_URI, or the system instance
+    bridge: Annotated[Bridge, _one_of(Bridge)] = Bridge.AUTO
     head_host: _Host = "head"  # the leader's name in the bootstrap table
     head_address: Annotated[str, ValueFormat("a host name or IPv4 address", _matching(NAME))] = ""
     port: Annotated[int, _whole(1, 65_535)] = 8050

@@ -41,7 +41,7 @@ from nodemanager.delegation.home_port import (
 from nodemanager.delegation.jobs import DURATION, nodelist_of
 from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
-from nodemanager.flux.bindings import CallFailed, ask, connection, flux_module
+from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
 from nodemanager.flux.delegate.events import CAUGHT_UP, is_submitted_by, read_eventlog, read_events, read_journal
 from nodemanager.flux.delegate.link import Link, LinkSession
@@ -207,7 +207,7 @@ class _HomeSession(LinkSession[HomeRequest]):
         update = {"id": request.job, "updates": {DURATION: request.duration_s}}
         try:
             with connection(self._uri) as handle:
-                _take_user_role(handle)
+                handle.take_user_role()
                 ask(handle, "job-manager.update", update, timeout_s=self._timeout_s)
         except CallFailed as failure:
             self._tell(HomeRefused(request, str(failure)))
@@ -302,10 +302,3 @@ class _HomeSession(LinkSession[HomeRequest]):
 
 def _namespace(job: JobId) -> str:
     return f"job-{job}"
-
-
-def _take_user_role(handle: Any) -> None:
-    """Send this handle's messages without the owner's role. Source: flux-core's local connector."""
-    ffi = flux_module("_flux._core").ffi
-    role = ffi.new("uint32_t *", flux_module("flux.constants").FLUX_ROLE_USER)
-    handle.opt_set("flux::testing_rolemask", role, ffi.sizeof("uint32_t"))

@@ -44,7 +44,7 @@ from nodemanager.delegation.peer_port import (
 )
 from nodemanager.delegation.relay import EXEC, OUTPUT
 from nodemanager.delegation.steps import HELD_URGENCY
-from nodemanager.flux.bindings import CallFailed, ask, flux_module
+from nodemanager.flux.bindings import CallFailed, ask, resolve
 from nodemanager.flux.delegate.events import (
     CAUGHT_UP,
     is_submitted_by,
@@ -104,10 +104,7 @@ class RealPeer:
     def _find_uri(self) -> str:
         if urlsplit(self._uri).scheme in _OPENED_DIRECTLY:
             return self._uri
-        try:  # jobid:, pid:, slurm: and the like name an instance that must be found first
-            return str(flux_module("flux.uri").FluxURIResolver().resolve(self._uri))
-        except (ValueError, OSError) as fault:
-            raise FluxError(f"{self._uri}: {fault}") from fault
+        return resolve(self._uri)  # jobid:, pid:, slurm: and the like name an instance that must be found first
 
     def _session(self) -> LinkSession[PeerRequest]:
         return _PeerSession(self._name, self._cluster_uuid, self._clock, self._listener, self._timeout_s)

@@ -55,7 +55,6 @@ class RealEnsemblePort:
         self._reactor.take_later(
             "ensemble log",
             lambda: records.send_log(self._reactor.handle, self._name, self._record, lines),
-            lambda stored: stored.get(),
             lambda _: then(),
             self._lost,
             timeout_s=LOG_TIMEOUT_S,

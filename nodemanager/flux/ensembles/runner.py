@@ -24,7 +24,7 @@ from nodemanager.ensemble.file.model import Ensemble
 from nodemanager.ensemble.file.schema import EnsembleError, read_ensemble
 from nodemanager.ensemble.ports import CustomPort, NameTaken, NodesPort, RunRecord
 from nodemanager.ensemble.session import Session
-from nodemanager.flux.bindings import LEADER, CallFailed, rank_of
+from nodemanager.flux.bindings import LEADER, CallFailed
 from nodemanager.flux.ensembles import records
 from nodemanager.flux.ensembles.port import LOG_TIMEOUT_S, RealEnsemblePort
 from nodemanager.flux.reactor import Reactor, RpcRequest
@@ -163,7 +163,7 @@ class Runner:
     def _claim(self, reactor: Reactor) -> tuple[RunRecord, bool]:
         """Take the name, and return the record of the run, and whether it was begun earlier."""
         assignment, handle = self._assignment, reactor.handle
-        if (rank := rank_of(handle)) != LEADER:
+        if (rank := handle.rank) != LEADER:
             raise FluxError(f"this leads to rank {rank} of the instance: run ensembles on rank 0, or use its --uri")
         service = service_name(assignment.name)
         try:

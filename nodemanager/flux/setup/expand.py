@@ -10,13 +10,14 @@ from collections.abc import Sequence
 
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import FluxRank, Launch
+from nodemanager.core.notation import NotationError, format_job_id, parse_job_id
 from nodemanager.core.ports import Clock, FluxError
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import owner_of
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.setup import node_script, outer
-from nodemanager.flux.submit import format_id, parse_id, submit
+from nodemanager.flux.submit import submit
 
 TIMEOUT_S = 10.0
 _RUNNING = 16
@@ -40,7 +41,7 @@ def expand(site: Site, job: str, count: int, clock: Clock) -> tuple[str, tuple[S
         command = ["/bin/sh", "-c", task_script(site, slots)]
         jobspec = outer.jobspec_of(_job_name(site), command, count, node_type, user=user)
         job_id = submit(handle, jobspec, timeout_s=TIMEOUT_S)
-    return format_id(job_id), slots
+    return format_job_id(job_id), slots
 
 
 def _job_name(site: Site) -> str:
@@ -58,8 +59,8 @@ def task_script(site: Site, slots: Sequence[SlotName]) -> str:
 
 def _running_job_id(handle: bindings.Handle, job: str) -> int:
     try:
-        job_id = parse_id(job)
-    except bindings.CallFailed as error:
+        job_id = parse_job_id(job)
+    except NotationError as error:
         raise ExpandError(f'"{job}" is not a job id') from error
     request = {"id": job_id, "attrs": ["state"]}
     try:

@@ -30,7 +30,7 @@ from nodemanager.core.nodes import (
 from nodemanager.core.notation import expand_hostlist
 from nodemanager.core.ports import Clock, CloudError, FluxError
 from nodemanager.core.slots import NodeType, SlotName, TypeName
-from nodemanager.flux.bindings import CallFailed, Handle, ask, close, connect
+from nodemanager.flux.bindings import CallFailed, Handle, ask, connect
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, whole_at
 from nodemanager.flux.submit import submit
 
@@ -172,7 +172,7 @@ class OuterFlux:
         """Close the handle after any failure except a refusal; the next call connects again."""
         if not failure.answered and self._opened is not None:
             handle, self._opened = self._opened, None
-            close(handle)
+            handle.close()
 
 
 def _state(state: int) -> CloudState:

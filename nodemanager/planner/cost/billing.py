@@ -1,4 +1,7 @@
-"""Compute a node's cost and the rest of its billing window. Every figure is an estimate."""
+"""Cost over time, in the site's currency: of a node by its billing rule, and of the part of it that a job uses.
+
+The budget, the history and what-if all count by these functions. Every figure is an estimate.
+"""
 
 from __future__ import annotations
 
@@ -50,5 +53,18 @@ def price_per_hour(launch: Launch, policy: Policy) -> Decimal:
 
 def cost(tariff: NodeType | Tariff, lived_s: float) -> Decimal:
     """What a node has cost after ``lived_s`` seconds, in the site's currency."""
-    billed_s = paid_s(tariff.billing, lived_s)
-    return tariff.price_per_hour * Decimal(billed_s) / SECONDS_PER_HOUR
+    return cost_of_time(tariff.price_per_hour, paid_s(tariff.billing, lived_s))
+
+
+def cost_between(tariff: NodeType | Tariff, from_s: float, to_s: float) -> Decimal:
+    """What falls due for a node between two ages. Before age 0 nothing is due; the first window is due after it."""
+    return _due(tariff, to_s) - _due(tariff, from_s)
+
+
+def _due(tariff: NodeType | Tariff, age_s: float) -> Decimal:
+    return cost(tariff, age_s) if age_s > 0 else Decimal(0)
+
+
+def cost_of_time(price_per_hour: Decimal, seconds: float) -> Decimal:
+    """What so much time costs at a price per hour, without billing windows."""
+    return price_per_hour * Decimal(seconds) / SECONDS_PER_HOUR

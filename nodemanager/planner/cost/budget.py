@@ -25,7 +25,7 @@ from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT, Spend
-from nodemanager.core.slots import NodeType, Rank, Tariff, TypeName
+from nodemanager.core.slots import Rank, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
@@ -157,11 +157,7 @@ def _node_cost_within(
     age_s = billing.age_s(node, snapshot.now_s)
     end_s = age_s + (until_at - snapshot.wall_at if until_at is not None else 0.0)
     begin_s = age_s - (snapshot.wall_at - period.begins_at)
-    return _bill(tariff, end_s) - _bill(tariff, begin_s)
-
-
-def _bill(tariff: NodeType | Tariff, age_s: float) -> Decimal:
-    return billing.cost(tariff, age_s) if age_s > 0 else Decimal(0)
+    return billing.cost_between(tariff, begin_s, end_s)
 
 
 def job_cost_within(
@@ -171,7 +167,7 @@ def job_cost_within(
     if job.began_at is None:
         return Decimal(0)
     seconds = max(0.0, (until_at or snapshot.wall_at) - max(job.began_at, period.begins_at))
-    return job_price_per_hour(job, snapshot, policy) * Decimal(seconds) / billing.SECONDS_PER_HOUR
+    return billing.cost_of_time(job_price_per_hour(job, snapshot, policy), seconds)
 
 
 def job_price_per_hour(job: Job, snapshot: Snapshot, policy: Policy) -> Decimal:
@@ -364,7 +360,7 @@ def _limit_reached_s(snapshot: Snapshot, policy: Policy, period: Period, limit: 
         if tariff is not None and node.may_be_billed:
             spent += _node_cost_within(node, period, snapshot, policy)
             price += tariff.price_per_hour
-            ahead += tariff.price_per_hour * Decimal(tariff.billing.window_s) / billing.SECONDS_PER_HOUR
+            ahead += billing.cost_of_time(tariff.price_per_hour, tariff.billing.window_s)
             left_s = billing.window_left_s(tariff.billing, billing.age_s(node, snapshot.now_s))
             next_payment_s = min(next_payment_s, left_s)
     if spent >= limit or price <= 0:

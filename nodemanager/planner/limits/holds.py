@@ -61,8 +61,8 @@ def _held_from(
     """From which job of a batch on the jobs are held, and why; None if none is."""
     if key.userid in off and policy.holds(of_user=True):
         return 0, off[key.userid]
-    never = placement.infeasible.get((key.shape, key.span_s))
+    never = placement.refusals.infeasible.get((key.shape, key.span_s))
     if never is not None and never.kind is Hindrance.BEYOND_LIMITS and policy.holds(of_user=False):
         return 0, never.reason
-    cut = placement.cuts.get(key)
+    cut = placement.refusals.cuts.get(key)
     return (cut.count, cut.why) if cut is not None and policy.holds(of_user=cut.of_user) else None

@@ -15,7 +15,8 @@ from nodemanager.core.slots import Rank
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import WHOLE_SITE, BudgetLimits, closed_types, current_limits
 from nodemanager.planner.limits.account_budgets import account_budgets_of, piece_price_per_hour
-from nodemanager.planner.placement.placement import QUEUE_END, Placement, place_jobs
+from nodemanager.planner.placement.placement import Placement, place_jobs
+from nodemanager.planner.placement.positions import QUEUE_END
 from nodemanager.planner.placement.supply import current_supply
 from nodemanager.planner.scheduler.seating import Bin
 from nodemanager.planner.state.frozen import replace

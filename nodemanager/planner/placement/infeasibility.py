@@ -15,6 +15,8 @@ from nodemanager.planner.scheduler.sched_simple import pieces_of, slots_per_piec
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
 
+SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
+
 
 def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
     """The node types, the cheapest first; types that are too small for what the job asks for come last."""
@@ -43,6 +45,18 @@ def memory_per_piece(shape: Shape, supply: Supply) -> int:
 def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
     """The sort key of node types, the cheapest first."""
     return node_type.price_per_hour, node_type.cores, node_type.name
+
+
+def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
+    """The same as :func:`why_never`, from a cache."""
+    known = supply.feasibility.obstacle_of
+    try:
+        return known[shape]
+    except KeyError:
+        if len(known) >= SHAPES_CACHED:
+            known.clear()
+        why = known[shape] = why_never(shape, supply)
+        return why
 
 
 def why_never(shape: Shape, supply: Supply) -> Obstacle | None:

@@ -9,7 +9,7 @@ from decimal import Decimal
 from math import inf
 
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
+from nodemanager.planner.cost.billing import cost_of_time
 from nodemanager.whatif.cloud.cloud import ReplayMachine, time_breakdown
 from nodemanager.whatif.replay.lower_bounds import UnitDemand
 from nodemanager.whatif.replay.sched_simple import QueuedJob
@@ -130,11 +130,11 @@ class RunTotals:
         bill.unused_s += life.unused_s
         bill.core_s += machine.core_s
         bill.core_paid_s += life.paid_s * node_type.cores
-        per_s = node_type.price_per_hour / SECONDS_PER_HOUR
-        bill.cost_lost += per_s * Decimal(life.lost_s)
-        bill.cost_idle += per_s * Decimal(life.idle_s)
-        bill.cost_boot += per_s * Decimal(life.boot_s + life.stop_s)
-        bill.cost_unused += per_s * Decimal(life.unused_s)
+        price = node_type.price_per_hour
+        bill.cost_lost += cost_of_time(price, life.lost_s)
+        bill.cost_idle += cost_of_time(price, life.idle_s)
+        bill.cost_boot += cost_of_time(price, life.boot_s + life.stop_s)
+        bill.cost_unused += cost_of_time(price, life.unused_s)
         self._lately_gone.setdefault(node_type.name, deque()).append(now_s)
 
     # --- time ---
