@@ -286,8 +286,6 @@ def _step_emptied(node: Node, context: StepContext) -> Step:
         return Step(
             because(Code.IDLE_UNCONFIRMED, looks=node.seen.idle_looks, needs=policy.rules.idle_confirmations)
         )
-    if why is None and node_type is not None and node_type.billing.window_s <= policy.idle_timeout_s(node_type):
-        why = because(Code.EMPTIED)
     if why is None:
         undrained = replace(node, rank=replace(node.rank, drain_reason=None)) if node.rank is not None else node
         verdict = should_retire(
