@@ -107,13 +107,16 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Cloud": {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes exist only in memory, for a "
         "simulated Flux. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of "
-        "an outer Flux instance, for an instance that runs inside it.",
+        "an outer Flux instance, for an instance that runs inside it. `minicluster`: nodes are pods of a "
+        "MiniCluster ([kubernetes.md](kubernetes.md)).",
         "outer_uri": "For `flux`: how to reach the outer instance. Default: the environment variable `FLUX_URI`.",
         "image": "The image that nodes boot. " + PROVIDER_ONLY,
         "network": "The network of the nodes. " + PROVIDER_ONLY + " For `openstack`: names or ids, separated by "
         "commas.",
         "zones": "The zones for new nodes. " + PROVIDER_ONLY + " `ec2` and `gce` try them in order; for `ec2` the "
         "default is the zones of `subnets`. `openstack` and `azure` take one zone.",
+        "price_list": "A file with the prices of `sizes`, and what each size has ([slots.md](slots.md)). The "
+        "default for `ec2` is libcloud's list, which is as old as its release.",
         "region": "For `ec2`: required. For `openstack`: required if its catalogue has several. For `azure`: the "
         "location.",
         "endpoint": "For `ec2`: the address of its API. Default: the region's own.",
@@ -129,6 +132,14 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "project": "For `gce`: the project's id.",
         "resource_group": "For `azure`: the resource group for new nodes.",
         "ssh_public_key": "For `azure`: the key for logging in to a node as `azureuser`.",
+        "name": "For `minicluster`: the name of the MiniCluster.",
+        "namespace": "For `minicluster`: its namespace. Default: that of the kubeconfig's context, or of the "
+        "manager's pod.",
+        "kubeconfig": "For `minicluster`: the file with the API server and the credentials. Default: the service "
+        "account of the manager's pod.",
+        "owner": "For `minicluster`: who changes its size. `us`: only the manager; nodes that others add are "
+        "adopted and leave when they are idle. `shared`: others too; the manager never removes the nodes that "
+        "they add.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate of create calls.",
@@ -201,6 +212,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_failures_max": "After this many failed boots in a row, stop buying that node type with that image.",
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
+        "consolidate": "Whether to keep new jobs off nodes that the fleet can do without, so that they empty "
+        "([upkeep.md](upkeep.md#consolidation)).",
+        "consolidate_gain": "Consolidate only if that saves at least this share of what the fleet costs an hour.",
         "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
         "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
@@ -295,13 +309,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Node NAME": {
         "size": "The provider's name for this type. Default: NAME.",
+        "sizes": "Instead of `size`: the sizes that may serve as nodes of this type, by name or by pattern. The "
+        "cheapest one that can be had is bought ([slots.md](slots.md)).",
         "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
         "right.",
         "gpus": "The number of GPUs that each slot declares to Flux. Flux does not check it either.",
         "memory": "The memory of a node, for jobs that request memory ([how-it-decides.md](how-it-decides.md)). "
         "Flux's R contains no memory, and its simple scheduler ignores it.",
         "price_per_hour": "The price, in the same currency for all types. 0 is allowed. All costs are estimates "
-        "from it, without disks and traffic.",
+        "from it, without disks and traffic. With `sizes`: the price of those that the price list lacks.",
         "billing": "The step in which the provider bills; a step that has begun is paid in full. With `free` a "
         "running node costs nothing more.",
         "billing_minimum": "The least time that is billed, however short a node's life.",
@@ -348,6 +364,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "share by its weight. An ensemble that somebody runs beside the service has the weight 1.",
         "nodes_min": "As many of the nodes that it asks for come before the shares of others.",
         "nodes_max": "The largest number of nodes that it may ask for. Default: no limit of its own.",
+        "per_day": "What the nodes kept for it may cost on one day (UTC). Each counts at the mean price of the "
+        "fleet's nodes. When it is spent, none are kept until the next day. Default: no such budget.",
         "allow_custom": "Whether the custom functions of the file may run. They run as the service's user.",
     },
     "Peer NAME": {

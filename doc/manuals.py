@@ -232,7 +232,7 @@ _flux_node_manager()
         words=$options
     elif [[ $verb == explain ]]; then
         case $before in
-            job | node | type) words=$(_flux_node_manager_names "${{before}}s") ;;
+            job | node | type | ensemble) words=$(_flux_node_manager_names "${{before}}s") ;;
         esac
     elif [[ $verb == hold || $verb == release || $verb == retire ]]; then
         words=$(_flux_node_manager_names nodes)

@@ -199,6 +199,8 @@ def a_launch(
         client_token=f"token-{id_}",
         requested_at=WALL_AT - age_s,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
@@ -15,8 +16,17 @@ from nodemanager.core.facts import (
     NodeDestroyed,
     OrderLapsed,
 )
-from nodemanager.core.orders import CloudEffect, CloudOrder, CreateNode, DestroyNode, ListCloud, SweepCloud
-from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxError, Mandate
+from nodemanager.core.nodes import CloudNode
+from nodemanager.core.orders import (
+    CloudEffect,
+    CloudOrder,
+    CreateNode,
+    DestroyNode,
+    ListCloud,
+    SweepCloud,
+    Together,
+)
+from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxError, Mandate, SizedCloudPort
 
 
 class CloudWatcher(CrashOnlyActor):
@@ -75,10 +85,14 @@ class CloudWorker(CrashOnlyActor):
 
     def on_receive(self, message: CloudOrder) -> None:
         order = message.order
+        orders = order.orders if isinstance(order, Together) else (order,)
         if (why := self._reason_not_to_act(message.start_before_s)) is not None:
-            self._manager.tell(_lapsed_fact(order, why))
+            for it in orders:
+                self._manager.tell(_lapsed_fact(it, why))
             return
         match order:
+            case Together():
+                self._resize(orders)
             case CreateNode():
                 self._create(order)
             case DestroyNode():
@@ -95,33 +109,49 @@ class CloudWorker(CrashOnlyActor):
         late_s = self._clock.monotonic_s() - start_before_s
         return f"{late_s:.1f} s too late" if late_s > 0 else None
 
-    def _create(self, order: CreateNode) -> None:
-        launch = order.launch.id
+    def _resize(self, orders: Sequence[CloudEffect]) -> None:
+        port = self._port
         try:
-            node = self._port.create(order.launch, order.node_type)
+            if not isinstance(port, SizedCloudPort):
+                raise TypeError(f"{type(port).__name__} cannot carry out several orders by one call")
+            answers = port.resize(orders)
         except CloudError as error:
-            self._manager.tell(
-                CloudCallFailed("create", launch, error.kind, error.detail, error.retry_after_s, error.quota_scope)
-            )
-        else:
-            self._manager.tell(NodeCreated(launch, node))
+            answers = [error] * len(orders)
+        for order, answer in zip(orders, answers, strict=True):
+            self._manager.tell(_fact_of_answer(order, answer))
+
+    def _create(self, order: CreateNode) -> None:
+        try:
+            answer: CloudNode | CloudError = self._port.create(order.launch, order.node_type)
+        except CloudError as error:
+            answer = error
+        self._manager.tell(_fact_of_answer(order, answer))
 
     def _destroy(self, order: DestroyNode) -> None:
+        answer: CloudError | None = None
         try:
             self._port.destroy(order.provider_id)
         except CloudError as error:
-            self._manager.tell(
-                CloudCallFailed(
-                    "destroy",
-                    order.launch,
-                    error.kind,
-                    error.detail,
-                    error.retry_after_s,
-                    provider_id=order.provider_id,
-                )
+            answer = error
+        self._manager.tell(_fact_of_answer(order, answer))
+
+
+def _fact_of_answer(order: CloudEffect, answer: CloudNode | CloudError | None) -> CloudFact:
+    """The fact that tells the answer to an order."""
+    match order, answer:
+        case CreateNode(launch=launch), CloudError() as error:
+            return CloudCallFailed(
+                "create", launch.id, error.kind, error.detail, error.retry_after_s, error.quota_scope
             )
-        else:
-            self._manager.tell(NodeDestroyed(order.launch, order.provider_id))
+        case CreateNode(launch=launch), CloudNode() as node:
+            return NodeCreated(launch.id, node)
+        case DestroyNode(launch=launch_id, provider_id=id_), CloudError() as error:
+            return CloudCallFailed(
+                "destroy", launch_id, error.kind, error.detail, error.retry_after_s, provider_id=id_
+            )
+        case DestroyNode(launch=launch_id, provider_id=id_), None:
+            return NodeDestroyed(launch_id, id_)
+    raise TypeError(f"{answer} is no answer to {order}")
 
 
 def _lapsed_fact(order: CloudEffect, why: str) -> OrderLapsed:

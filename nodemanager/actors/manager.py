@@ -52,6 +52,7 @@ from nodemanager.core.orders import (
     ShowOnJobs,
     StopBroker,
     SweepCloud,
+    Together,
     UndrainNode,
     WithDeadline,
 )
@@ -178,16 +179,18 @@ class Manager(CrashOnlyActor):
     def _send_orders(self, decision: Decision, addresses: Begin) -> None:
         start_before_s = decision.snapshot.now_s + decision.policy.fixed.order_good_s
         leases: list[Launch] = []
+        together: list[CreateNode | DestroyNode] = []
+        stacked = decision.policy.stacked
         for order in decision.orders:
             match order:
                 case BootNode(launch=launch):
                     leases.append(launch)
                 case RecordLaunches(launches=launches):
                     leases += launches
-                case CreateNode(launch=launch):
-                    self._workers.dispatch(launch.id, WithDeadline(order, start_before_s))
-                case DestroyNode(launch=launch_id, provider_id=provider_id):
-                    self._workers.dispatch(launch_id or provider_id, WithDeadline(order, start_before_s))
+                case CreateNode() | DestroyNode() if stacked:
+                    together.append(order)
+                case CreateNode() | DestroyNode():
+                    self._workers.dispatch(_subject_of(order), WithDeadline(order, start_before_s))
                 case (
                     DrainNode()
                     | CordonNode()
@@ -204,6 +207,9 @@ class Manager(CrashOnlyActor):
                     addresses.flux.tell(WithDeadline(order, start_before_s))
                 case _:
                     assert_never(order)
+        if together:
+            subjects = [_subject_of(order) for order in together]
+            self._workers.dispatch_together(subjects, WithDeadline(Together(tuple(together)), start_before_s))
         if leases:
             # One commit for all leases, so that a burst of jobs costs one flush and not one per node.
             addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), start_before_s))
@@ -217,6 +223,13 @@ def _send_ask(ask: Ask, addresses: Begin) -> None:
             addresses.lister.tell(ask)
         case _:
             assert_never(ask)
+
+
+def _subject_of(order: CreateNode | DestroyNode) -> str:
+    """The subject of a cloud order, as given to the worker pool."""
+    if isinstance(order, CreateNode):
+        return order.launch.id
+    return order.launch or order.provider_id
 
 
 def _answered_subject(fact: Fact) -> str | None:

@@ -18,9 +18,14 @@ class WorkerPool:
 
     def dispatch(self, subject: str, order: CloudOrder) -> None:
         """Send an order about a subject (a launch or a provider id) to the worker with the fewest open orders."""
+        self.dispatch_together([subject], order)
+
+    def dispatch_together(self, subjects: Sequence[str], order: CloudOrder) -> None:
+        """Send one order about several subjects to the worker with the fewest open orders."""
         worker = min(range(len(self._workers)), key=lambda index: (self._load[index], index))
-        self._load[worker] += 1
-        self._busy_with.setdefault(subject, []).append(worker)
+        self._load[worker] += len(subjects)
+        for subject in subjects:
+            self._busy_with.setdefault(subject, []).append(worker)
         self._workers[worker].tell(order)
 
     def mark_done(self, subject: str) -> None:

@@ -27,7 +27,8 @@ from nodemanager.cli.service_client import Client, ServiceUnreachable, make_clie
 from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
 
 if TYPE_CHECKING:
-    from nodemanager.cli.prices import PriceComparison, PriceTable
+    from nodemanager.cli.prices import PriceComparison
+    from nodemanager.config.price_list import PriceTable
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
     from nodemanager.service.service import Companion
@@ -134,9 +135,10 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
 
 def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, list[Companion]]:
     """Return what keeps nodes for ensembles, and what runs those of the site and serves those elsewhere."""
+    from nodemanager.service.ensemble_costs import COSTS_FILE, DayCosts
     from nodemanager.service.floors import Floors
 
-    floors = Floors(time.monotonic, site.limits.nodes_max)
+    floors = Floors(time.monotonic, site.limits.nodes_max, costs=DayCosts(site.state_dir / COSTS_FILE))
     companions: list[Companion] = []
     may_run = site.acts and not site.flux.simulated
     # Only sites that use them pay for these modules.
@@ -316,28 +318,28 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
 
 def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Compare the site's prices with a price list."""
-    from nodemanager.cli.prices import PriceTableError, compare_prices, read_bundled_table, read_table
+    from nodemanager.cli.prices import compare_prices
+    from nodemanager.config.price_list import PriceTableError, read_bundled_table, read_table
+    from nodemanager.config.sizes import regions_of
 
     try:
         table = (
             read_table(Path(chosen.table))
             if chosen.table
-            else read_bundled_table(str(site.cloud.provider), site.node_types)
+            else read_bundled_table(
+                str(site.cloud.provider),
+                {size.size: size.memory_bytes for it in site.node_types for size in it.by_size()},
+            )
         )
     except PriceTableError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     named = (chosen.region,) if chosen.region else ()
-    compared = compare_prices(site.node_types, table, lambda node_type: named or _regions(site, node_type.zones))
+    compared = compare_prices(
+        site.node_types, table, lambda node_type: named or regions_of(site.cloud, node_type.zones)
+    )
     _print_prices(compared, table)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
-
-
-def _regions(site: Site, zones: Sequence[str]) -> tuple[str, ...]:
-    """The regions of a node type. On Google's cloud they follow from its zones, such as us-central1-a."""
-    if site.cloud.provider is not Provider.GCE:
-        return (site.cloud.region,)
-    return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
 
 
 def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> None:

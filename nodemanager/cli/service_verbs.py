@@ -130,7 +130,7 @@ def peers(client: Client, site: Site, chosen: Namespace, console: Console) -> No
 
 
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """Explain why a job waits, why a node is kept or terminated, or why a node type is bought or not."""
+    """Explain why a job waits, a node or an ensemble's nodes are kept or not, or a node type is bought or not."""
     del site
     kind, name = chosen.kind, chosen.name
     # "2h ago" is by the service's clock, because a simulated service has its own.
@@ -181,13 +181,15 @@ def report(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 
 def names(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
-    """List job ids, nodes or node types, one a line, for the shell's completion."""
+    """List job ids, nodes, node types or ensembles, one a line, for the shell's completion."""
     del console
     match chosen.kind:
         case "jobs":
             found = [job["job"] for job in client.get("/jobs")["jobs"]]
         case "nodes":
             found = client.get("/fleet")["slot"]
+        case "ensembles":
+            found = list(site.ensembles)
         case _:
             found = [node_type.name for node_type in site.node_types]
     print(*(escape_unprintable(name) for name in found), sep="\n")

@@ -171,7 +171,8 @@ def _due(document: Mapping[str, Any]) -> list[RenderableType]:
 
 def _troubles(document: Mapping[str, Any]) -> list[RenderableType]:
     lines = [
-        f"not bought: {block['node_type']} {block['zone'] or ''} until {clock(block['until_at'])}:"
+        f"not bought: {block['node_type']} {block['size'] or ''} {block['zone'] or ''} until"
+        f" {clock(block['until_at'])}:"
         f" {why(block['reason'])}"
         for block in document["blocks"]
     ]
@@ -300,7 +301,7 @@ NO_REASON_TEXTS: Mapping[str, str] = {
 
 
 def explanation(document: Mapping[str, Any]) -> Group:
-    """Format the explanation of a job, node or type."""
+    """Format the explanation of a job, node, type or ensemble."""
     reason = document["reason"]
     rows: list[tuple[str, RenderableType]] = [
         ("", Text(str(document["subject"]), style="bold")),
@@ -311,10 +312,13 @@ def explanation(document: Mapping[str, Any]) -> Group:
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
     for it in (document.get("ended") or {}).get("exceptions", ()):
         rows.append(("exception", f"{it['type']} (severity {it['severity']}): {it['note']}"))
+    rows += [(name, str(value)) for name, value in document.get("ensemble", {}).items() if value is not None]
     rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)
     if document.get("said_at"):
         rows.append(("recorded", clock(document["said_at"])))
     parts: list[RenderableType] = [_pairs(rows)]
+    if document.get("sizes"):
+        parts.append(_sizes(document["sizes"]))
     if document.get("story"):
         parts.append(_pairs([("state", line) for line in document["story"]]))
     if document.get("nodes") and isinstance(document["nodes"], list):
@@ -366,6 +370,7 @@ def _node_pairs(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableTyp
     return [
         ("state", Text(node["state"], style=STYLES.get(node["state"], ""))),
         ("slot", f"{node['slot']} (rank {node['rank']}), {node['node_type']}"),
+        ("size", f"{node['size'] or 'unknown'}, {node['market'] or 'unknown market'}"),
         ("jobs", ", ".join(node["jobs"]) or "none"),
         ("cost", f"{money(node['cost'])}, {money(node['price_per_hour'])} an hour (an estimate)"),
         ("paid until", f"{clock(window['paid_until_at'])}, {span(window['left_s'])} left" if window else "-"),
@@ -402,6 +407,17 @@ def _type_pairs(document: Mapping[str, Any]) -> list[tuple[str, RenderableType]]
         ("acts", "yes" if document["acts"] else "no, only observed"),
         ("boot takes", span(document["boot_takes_s"])),
     ]
+
+
+def _sizes(sizes: Sequence[Mapping[str, Any]]) -> Table:
+    """The sizes of a node type, the cheapest first."""
+    table = _table("size", "market", "an hour", "nodes", "because", right=["an hour", "nodes"], title="sizes")
+    for size in sizes:
+        blocked = "; ".join(f"not in {zone}: {why(reason)}" for zone, reason in size["blocked_zones"].items())
+        verdict = why(size["reason"]) if size["reason"] is not None else blocked
+        price, count = money(size["price_per_hour"]), str(size["nodes"])
+        table.add_row(size["size"], size["market"], price, count, verdict or "can be bought")
+    return table
 
 
 def _history(history: Sequence[Mapping[str, Any]]) -> Table:

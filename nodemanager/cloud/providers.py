@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, assert_never
 
 from nodemanager.config.site import Provider, Site
-from nodemanager.core.ports import Clock, CloudPort
+from nodemanager.core.ports import Clock, CloudPort, CloudWatch
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
@@ -43,6 +43,10 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
             from nodemanager.cloud.azure.from_site import azure_factory  # noqa: PLC0415
 
             return azure_factory(site, user_data, clock)
+        case Provider.MINICLUSTER:
+            from nodemanager.cloud.minicluster.from_site import minicluster_factory  # noqa: PLC0415
+
+            return minicluster_factory(site, clock)
         case Provider.FLUX:
             return _outer_flux_factory(site, user_data, clock)
         case Provider.SIMULATED:
@@ -50,6 +54,15 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
             raise ValueError("a simulated cloud has no nodes for a real Flux instance")
         case _:
             assert_never(site.cloud.provider)
+
+
+def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:
+    """Return the watch on the site's cloud; None if its provider has none."""
+    if site.cloud.provider is not Provider.MINICLUSTER:
+        return None
+    from nodemanager.cloud.minicluster.from_site import minicluster_watch  # noqa: PLC0415
+
+    return minicluster_watch(site, clock)
 
 
 def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

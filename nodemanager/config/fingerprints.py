@@ -34,7 +34,7 @@ def with_fingerprints(
             made_from=fingerprint_of(
                 {
                     "image": node_type.image,
-                    "size": node_type.size,
+                    "size": node_type.size if not node_type.sizes else "",  # any of them serves
                     "network": [
                         str(getattr(nodes[node_type.name], key) or getattr(cloud, key)) for key in _NETWORK_KEYS
                     ],

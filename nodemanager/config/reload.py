@@ -18,9 +18,9 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "policy": None,
     "timing": None,
     # Each create names its image, and no existing node depends on it.
-    "cloud": frozenset({"creates_per_s", "creates_burst", "image"}),
+    "cloud": frozenset({"creates_per_s", "creates_burst", "image", "price_list"}),
     "nodes": frozenset(
-        {"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image"}
+        {"price_per_hour", "billing_window_s", "billing_minimum_s", "spares", "mode", "image", "sizes"}
         | {"prepaid", "prepaid_until_at", "price_until_at", "max_age_s", "disruption_max", "disruption_windows"}
     ),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -17,7 +18,9 @@ from uuid import UUID
 from pydantic import SecretStr, ValidationError
 
 from nodemanager.config.fingerprints import with_fingerprints
-from nodemanager.config.providers import azure, ec2, gce, openstack
+from nodemanager.config.price_list import PriceTable
+from nodemanager.config.providers import azure, ec2, gce, minicluster, openstack
+from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
@@ -58,7 +61,7 @@ from nodemanager.config.text.settings import (
     WebSettings,
     allowed_keys,
 )
-from nodemanager.core.slots import Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.slots import Misfit, NodeType, Size, SlotName, TypeName
 
 __all__ = [
     "ConfigError",
@@ -112,6 +115,9 @@ _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
         "systemd": False,
     }
 )
+
+# A node has a part of a machine, whose size says nothing about that part.
+_SHARES_MACHINES = (Provider.LOCAL, Provider.MINICLUSTER)
 
 _S = TypeVar("_S", bound=SectionSettings)
 
@@ -257,8 +263,8 @@ class _SiteLoader:
         if cloud:
             needed = _provider_faults(self._document, cloud, nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
-        node_types = tuple(_node_type(name, node, cloud) for name, node in nodes.items()) if cloud else ()
-        flux = self._complete_flux(flux, state_dir) if flux else None
+        node_types = self._node_types(nodes, cloud) if cloud else ()
+        flux = self._complete_flux(flux, cloud, state_dir) if flux else None
         if flux and not flux.simulated:
             node_types = self._with_configured_slots(node_types, flux)
         if self._faults or not (
@@ -284,7 +290,7 @@ class _SiteLoader:
             state_dir=state_dir,
             mode=site.mode,
             flux=flux,
-            cloud=cloud,
+            cloud=self._complete_cloud(cloud),
             credentials=MappingProxyType(secrets),
             limits=limits,
             timing=timing,
@@ -329,7 +335,51 @@ class _SiteLoader:
         if not names:
             self._fault("", "", "at least one [Node NAME] section must be given")
         nodes = {TypeName(name.removeprefix(_NODE)): self._section(name, NodeSettings) for name in names}
+        for name, node in nodes.items():
+            if node and node.prepaid and node.sizes:
+                self._fault(
+                    _NODE + name, "prepaid", "a contract names one size: leave out sizes, or give it a type"
+                )
         return {name: node for name, node in nodes.items() if node}
+
+    def _node_types(self, nodes: Mapping[TypeName, NodeSettings], cloud: CloudSettings) -> tuple[NodeType, ...]:
+        """Return the node types with their sizes and prices. A type without a price is left out, with a fault."""
+        table: PriceTable | None = None
+        node_types: list[NodeType] = []
+        for name, node in nodes.items():
+            sizes: tuple[Size, ...] = ()
+            if node.sizes:
+                if table is None:
+                    read = read_price_list(self._document, cloud)
+                    if isinstance(read, Fault):
+                        self._faults.append(read)
+                        return ()
+                    table = read
+                sizes = self._sizes(name, node, cloud, table)
+            elif node.price_per_hour is None:
+                self._fault(_NODE + name, "price_per_hour", "must be given: a price of 0 or more")
+            if sizes or not node.sizes:
+                node_types.append(_node_type(name, node, cloud, sizes))
+        return tuple(node_types)
+
+    def _sizes(
+        self, name: TypeName, node: NodeSettings, cloud: CloudSettings, table: PriceTable
+    ) -> tuple[Size, ...]:
+        """Return the sizes of a node type, or none and add a fault."""
+        regions = regions_of(cloud, node.zones or cloud.zones)
+        if len(regions) > 1:
+            where = ", ".join(regions)
+            self._fault(
+                _NODE + name, "sizes", f"the zones must be in one region, for its prices; they are in {where}"
+            )
+            return ()
+        only = next(iter(table.prices), "") if len(table.prices) == 1 else ""
+        expander = SizeExpander(self._document, name, node, table, "".join(regions) or only)
+        sizes = expander.expand()
+        if node.size:
+            self._fault(_NODE + name, "size", "give size or sizes, not both")
+        self._faults += expander.faults
+        return sizes
 
     def _peers(self) -> dict[str, PeerSettings]:
         names = [name for name in self._document.sections if name.startswith(_PEER)]
@@ -420,12 +470,20 @@ class _SiteLoader:
                 f"and they would keep costing money: write cluster = {kept}, or remove {file} once all are gone",
             )
 
-    def _complete_flux(self, flux: FluxSettings, state_dir: Path) -> FluxSettings:
+    def _complete_flux(self, flux: FluxSettings, cloud: CloudSettings | None, state_dir: Path) -> FluxSettings:
         folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir
         uri = flux.uri
         if uri.startswith(_LOCAL):
             uri = _LOCAL + str(_absolute(self._folder / uri.removeprefix(_LOCAL)))
-        return flux.model_copy(update={"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)})
+        completed: dict[str, object] = {"uri": uri, "bootstrap_dir": _absolute(folder / flux.bootstrap_dir)}
+        if cloud and cloud.provider is Provider.MINICLUSTER and not flux.simulated:
+            completed["join"] = JoinMethod.IMAGE  # the operator gives each pod its configuration
+        return flux.model_copy(update=completed)
+
+    def _complete_cloud(self, cloud: CloudSettings) -> CloudSettings:
+        if cloud.kubeconfig is None:
+            return cloud
+        return cloud.model_copy(update={"kubeconfig": _absolute(self._folder / cloud.kubeconfig)})
 
     def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:
         listen = web.listen
@@ -491,8 +549,8 @@ class _SiteLoader:
 
 
 def with_default_misfit(policy: PolicySettings, cloud: CloudSettings) -> PolicySettings:
-    """Accept misfits on a local cloud, unless the site says otherwise: its nodes share one machine's cores."""
-    if cloud.provider is Provider.LOCAL and "misfit" not in policy.model_fields_set:
+    """Accept misfits if nodes are parts of machines, unless the site says otherwise."""
+    if cloud.provider in _SHARES_MACHINES and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
     return policy
 
@@ -501,14 +559,14 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 - removes "..", but does not follow links
 
 
-def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> NodeType:
+def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: tuple[Size, ...]) -> NodeType:
     return NodeType(
         name=name,
-        size=node.size or name,
+        size=sizes[0].name if sizes else node.size or name,
         cores=node.cores,
         gpus=node.gpus,
         memory_bytes=node.memory_bytes,
-        price_per_hour=node.price_per_hour,
+        price_per_hour=sizes[0].price_per_hour if sizes else node.price_per_hour or Decimal(0),
         billing=node.billing,
         slots=node.slots,
         properties=node.properties,
@@ -516,6 +574,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Node
         image=node.image or cloud.image,
         zones=ec2.zones_of(node) or ec2.zones_of(cloud),
         spares=node.spares,
+        sizes=sizes,
         max_age_s=node.max_age_s,
         prepaid=node.prepaid,
         prepaid_until_at=node.prepaid_until_at,
@@ -590,7 +649,9 @@ def _contradictions(
 def _outside_contradictions(document: Document, flux: FluxSettings, cloud: CloudSettings | None) -> Iterator[Fault]:
     if flux.simulated and flux.join is not JoinMethod.DIRECTORY:
         yield document.fault("Flux", "join", "no node joins a simulated Flux: write join = directory")
-    if not flux.simulated and not flux.head_address:
+    if cloud and cloud.provider is Provider.MINICLUSTER and "join" in flux.model_fields_set:
+        yield document.fault("Flux", "join", "the operator configures the pods of a MiniCluster: remove the key")
+    if not flux.simulated and not flux.head_address and not (cloud and cloud.provider is Provider.MINICLUSTER):
         yield document.fault("Flux", "head_address", "must be given: the address at which nodes reach rank 0")
     if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
         yield document.fault(
@@ -611,6 +672,8 @@ def _provider_faults(
             yield from gce.faults(document, cloud, nodes)
         case Provider.AZURE:
             yield from azure.faults(document, cloud, nodes)
+        case Provider.MINICLUSTER:
+            yield from minicluster.faults(document, cloud, nodes)
         case Provider.LOCAL | Provider.SIMULATED:
             pass
 

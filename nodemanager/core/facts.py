@@ -311,6 +311,11 @@ class CloudListed:
 
 
 @dataclass(frozen=True, slots=True)
+class CloudChanged:
+    """Something happened to the nodes at the provider: list them again."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCreated:
     """The provider created the node of a launch."""
 
@@ -418,5 +423,7 @@ FluxFact = (
 OperatorFact = (
     HoldPlaced | RetirementRequested | ReplacementsRequested | NodeReleased | DecisionsPaused | DecisionsResumed
 )
-CloudFact = CloudListed | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+CloudFact = (
+    CloudListed | CloudChanged | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
+)
 Fact = FluxFact | CloudFact | OperatorFact | JoinFact

@@ -72,8 +72,12 @@ class CloudNode:
     died_because: str = ""  # the provider's words; "" while it lives
     market: Market | None = None  # how it is paid for; None if the provider does not say
     impaired: str = ""  # the provider's words for a fault of a running node; "" if it is healthy
+    survivors: str = ""  # the processes that keep it from ending, in words; "" if there are none
     queued: bool = False  # it has not been created yet: it waits in the provider's own queue
     died_of: FailureKind | None = None  # what its end means for further creates; None: nothing, or unknown
+    size: str = ""  # the provider's name of its size; "" if the provider does not say
+    note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
+    fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
 
 
 class LeftoverKind(StrEnum):
@@ -138,6 +142,8 @@ class Launch:
     zone: str = ""  # the provider's zone; "" leaves the choice to the provider
     # The price at which it was bought. It counts if the site no longer names the type. None in old records.
     tariff: Tariff | None = None
+    size: str = ""  # the provider's name of the size; "" in old records
+    market: Market | None = None  # None in old records
     made_from: str = ""  # the fingerprint of what it was made from; "" in old records
     prepaid: bool = False  # it is one of the prepaid nodes of its type, and costs nothing
 

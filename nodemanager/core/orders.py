@@ -193,6 +193,13 @@ class DestroyNode:
     reason: Reason
 
 
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Orders that one call carries out, at a provider that has only a number of nodes."""
+
+    orders: tuple[CreateNode | DestroyNode, ...]
+
+
 # --- to the join service ----------------------------------------------------------------------------------
 
 
@@ -251,4 +258,4 @@ FluxEffect = (
 )
 FluxOrder = ClaimInstance | LookAtRanks | KeepSteering | KeepSpend | ShowOnJobs | WithDeadline[FluxEffect]
 CloudEffect = CreateNode | DestroyNode
-CloudOrder = WithDeadline[CloudEffect]
+CloudOrder = WithDeadline[CloudEffect | Together]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from nodemanager.core.facts import JoinFact, QueueProbed, QueueSeen, RanksChanged
+from nodemanager.core.facts import CloudChanged, JoinFact, QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import (
     CloudNode,
@@ -23,6 +23,7 @@ from nodemanager.core.nodes import (
     QuotaScope,
     Roster,
 )
+from nodemanager.core.orders import CloudEffect
 from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
 
@@ -127,6 +128,31 @@ class CloudPort(Protocol):
         A leftover carries the cluster's UUID, is unused, and belongs to no existing node. It is deleted only if the
         sweep before this one found it too, so an object's first sweep deletes nothing.
         """
+        ...
+
+
+@runtime_checkable
+class SizedCloudPort(CloudPort, Protocol):
+    """A provider that has only a number of nodes: the last one created is the first that can be destroyed."""
+
+    def resize(self, orders: Sequence[CloudEffect]) -> Sequence[CloudNode | CloudError | None]:
+        """Carry out several creates or destroys by one call; return the answer to each, in their order.
+
+        A create is answered with its node, a destroy with None, a refused order with its error. A failure of the
+        call as a whole raises ``CloudError``.
+        """
+        ...
+
+
+class CloudWatch(Protocol):
+    """Tells when something changes at the provider, in threads of its own."""
+
+    def start(self, listener: Callable[[CloudChanged], None]) -> None:
+        """Start watching. The listener is called from the watch's threads."""
+        ...
+
+    def stop(self) -> None:
+        """Stop watching. The listener may be called once more."""
         ...
 
 

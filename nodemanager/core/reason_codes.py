@@ -45,6 +45,7 @@ class Figures(TypedDict, total=False):
     queue: str
     remote: str
     scope: str
+    size: str
     source: str
     state: str
     wait: str
@@ -162,6 +163,7 @@ class Code(StrEnum):
     NODE_COMING = "node_coming", "nodes", "zone unheeded"
     NODE_CREATE_FAILED = "node_create_failed", "nodes detail"
     NODE_QUEUED_OUTSIDE = "node_queued_outside", "nodes"
+    NODE_PENDING_AT_PROVIDER = "node_pending_at_provider", "nodes detail"
     NODE_ORDERED = "node_ordered", "nodes", "zone unheeded"
     BEHIND_A_STUCK_JOB = "behind_a_stuck_job", "job"
     BEYOND_LIMITS = "beyond_limits", "node_count nodes_max price_per_hour price_per_hour_max"
@@ -203,6 +205,12 @@ class Code(StrEnum):
     DELEGATED_ENDING = "delegated_ending"
     DELEGATION_CALL_FAILED = "delegation_call_failed", "detail"
     PEER_UNREACHABLE = "peer_unreachable", "peer detail"
+    # the nodes that are kept for an ensemble
+    ENSEMBLE_KEEPS = "ensemble_keeps", "node_count"
+    ENSEMBLE_ASKS_FOR_NOTHING = "ensemble_asks_for_nothing"
+    ENSEMBLE_AT_ITS_MAX = "ensemble_at_its_max", "scope nodes_max wanted"
+    ENSEMBLE_SHARE = "ensemble_share", "wanted have nodes_max others"
+    ENSEMBLE_BUDGET_SPENT = "ensemble_budget_spent", "spent budget"
     # a create fails, by the kind of the failure; it blocks a type for a while
     CREATE_CAPACITY = "create_capacity", "detail"
     CREATE_THROTTLED = "create_throttled", "detail"
@@ -218,6 +226,7 @@ class Code(StrEnum):
     BLOCKED_CREATE_TRANSIENT = "blocked_create_transient", "until_s detail"
     # a type is bought, or not
     BOUGHT = "bought", "node_count"
+    NODES_BEING_REMOVED = "nodes_being_removed", "nodes"
     ALL_SLOTS_TAKEN = "all_slots_taken", "node_type slots"
     NOTHING_IS_SHORT = "nothing_is_short"
     JOB_HELD_UP = "job_held_up", "job why"
@@ -230,6 +239,7 @@ class Code(StrEnum):
     JOB_NEVER_RUNS = "job_never_runs", "job job_count"
     GPU_NODE_UNGUARDED = "gpu_node_unguarded", "node_type job"
     DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"
+    IDLE_BELOW_BUSY_NODE = "idle_below_busy_node", "node_count node jobs"
     GPU_NODE_TAKEN = "gpu_node_taken", "node_type job nodes"
     JOB_ACROSS_ZONES = "job_across_zones", "job zones"
     PRICE_OUT_OF_DATE = "price_out_of_date", "node_type ended_at"
@@ -259,8 +269,12 @@ class Code(StrEnum):
     RETRY_LATER = "retry_later", "retry_s tries"
     LOOKED_FOR = "looked_for", "absences since_s"
     UNKNOWN_TYPE = "unknown_type", "node_type"
+    UNKNOWN_SIZE = "unknown_size", "node_type size"
     BOOTING = "booting", "waited_s boot_timeout_s"
     QUEUED_OUTSIDE = "queued_outside", "waited_s boot_timeout_s"
+    PENDING_AT_PROVIDER = "pending_at_provider", "waited_s boot_timeout_s detail"
+    FILLS_A_GAP = "fills_a_gap", "node"
+    LOWER_SLOT_IS_FREE = "lower_slot_is_free"
     # a node stays
     BUSY = "busy"
     WANTED = "wanted", "jobs"
@@ -278,6 +292,8 @@ class Code(StrEnum):
     JOB_SLIPPED_IN = "job_slipped_in"
     DRAINED_FOR_ANOTHER = "drained_for_another"
     BUSY_YET_DRAINED_BY_US = "busy_yet_drained_by_us"
+    FIXED_BY_PROVIDER = "fixed_by_provider", "detail"
+    KEPT_BY_HIGHER_NODE = "kept_by_higher_node", "node jobs"
     # a node is replaced
     TOO_OLD = "too_old", "age_s max_age_s"
     DRIFTED = "drifted", "node_type changed"
@@ -290,7 +306,6 @@ class Code(StrEnum):
     # a node empties
     EMPTIES = "empties", "cores price_per_hour", "empties_in_s"
     EMPTIES_NO_MORE = "empties_no_more"
-    EMPTIED = "emptied"
     # a node leaves
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
     MAKES_ROOM = "makes_room", "job"
@@ -314,9 +329,12 @@ class Code(StrEnum):
     FLAPS = "flaps", "times within_s"
     FOUND_DRAINED = "found_drained"
     DRAIN_UNANSWERED = "drain_unanswered"
+    IDLE_NODES_BELOW = "idle_nodes_below", "node"
+    LEAVES_WITH_OTHERS = "leaves_with_others"
     STILL_SCHEDULABLE = "still_schedulable"
     NOT_DRAINED = "not_drained"
     BROKER_STOPPING = "broker_stopping", "told_s broker_stop_s"
+    PROCESS_SURVIVES = "process_survives", "detail"
     STOPPING = "stopping"
     NOTHING_TO_DESTROY = "nothing_to_destroy"
     ORPHAN = "orphan", "waited_s orphan_grace_s"

@@ -141,6 +141,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NODE_COMING: "booting {nodes}",
     Code.NODE_CREATE_FAILED: "{nodes} ordered, but the provider failed to create it (tried again): {detail}",
     Code.NODE_QUEUED_OUTSIDE: "{nodes} waits in the queue of the outer instance",
+    Code.NODE_PENDING_AT_PROVIDER: "{nodes} ordered, but it does not run yet: {detail}",
     Code.NODE_ORDERED: "{nodes} ordered",
     Code.BEHIND_A_STUCK_JOB: "behind job {job}, which cannot get its nodes",
     Code.BEYOND_LIMITS: (
@@ -191,6 +192,7 @@ SENTENCES: Mapping[str, str] = {
     Code.BLOCKED_CREATE_TRANSIENT: "not bought until {until_at}: a create failed (transient): {detail}",
     # a type is bought, or not
     Code.BOUGHT: "{node_count} bought now",
+    Code.NODES_BEING_REMOVED: "not bought while {nodes} leave: the provider would start these again",
     Code.NOTHING_IS_SHORT: "running and booting nodes serve every waiting job",
     Code.JOB_HELD_UP: "nothing is bought: job {job} holds up the queue ({why})",
     Code.FITS_NO_JOB_THAT_IS_SHORT: "no job that needs nodes fits on it",
@@ -201,6 +203,7 @@ SENTENCES: Mapping[str, str] = {
         "job {job} can never run, and holds up {job_count} other jobs: raise the limits, or flux cancel {job}"
     ),
     Code.GPU_NODE_TAKEN: "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
+    Code.IDLE_BELOW_BUSY_NODE: "{node_count} idle nodes below job {jobs} on {node}: only the highest can leave",
     Code.JOB_ACROSS_ZONES: "job {job} wants one zone, but will start across {zones}",
     Code.DRAINED_YET_PAID: (
         "somebody drained {nodes}: no job starts there, at a cost of {price_per_hour} an hour;"
@@ -237,10 +240,14 @@ SENTENCES: Mapping[str, str] = {
     Code.RETRY_LATER: "next try at {retry_at} (tried {tries} times)",
     Code.LOOKED_FOR: "may exist: searched for in the provider's lists since {since_at}",
     Code.UNKNOWN_TYPE: "the site no longer has type {node_type}",
+    Code.UNKNOWN_SIZE: "the site no longer buys {node_type} as {size}: its slot is given back",
     Code.BOOTING: "booting for {waited_s} (given up after {boot_timeout_s})",
     Code.QUEUED_OUTSIDE: (
         "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})"
     ),
+    Code.PENDING_AT_PROVIDER: "does not run after {waited_s} (given up after {boot_timeout_s}): {detail}",
+    Code.FILLS_A_GAP: "bought because {node} is wanted, and nodes come in the order of their slots",
+    Code.LOWER_SLOT_IS_FREE: "not created: a lower slot is free, and nodes come in the order of their slots",
     # a node stays
     Code.BUSY: "busy",
     Code.WANTED: "needed by {jobs}",
@@ -261,6 +268,8 @@ SENTENCES: Mapping[str, str] = {
     Code.JOB_SLIPPED_IN: "a job started on it: kept",
     Code.DRAINED_FOR_ANOTHER: "its rank still has the drain of an earlier node: undrained",
     Code.BUSY_YET_DRAINED_BY_US: "busy, and drained by us for a reason that no longer applies: undrained",
+    Code.FIXED_BY_PROVIDER: "idle, but the provider keeps it: {detail}",
+    Code.KEPT_BY_HIGHER_NODE: "not needed, but only the highest node can leave, and {node} stays",
     # a node is replaced
     Code.TOO_OLD: "{age_s} old, older than max_age ({max_age_s})",
     Code.DRIFTED: "the site makes {node_type} nodes differently now: {changed}",
@@ -272,8 +281,7 @@ SENTENCES: Mapping[str, str] = {
     Code.WAITS_FOR_TURN: "is replaced ({why}) in its turn: {under_way} of at most {disruption_max} are under way",
     # a node empties
     Code.EMPTIES: "takes no new job so that it empties: the other nodes have room for its {cores} cores in use",
-    Code.EMPTIES_NO_MORE: "takes jobs again: they need it, or the other nodes have no room for its work",
-    Code.EMPTIED: "empty, and the other nodes have room for all the work",
+    Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
     # a node leaves
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
     Code.MAKES_ROOM: "makes room for job {job}",
@@ -290,10 +298,13 @@ SENTENCES: Mapping[str, str] = {
     Code.HOUSEKEEPING_STUCK: "its housekeeping has run for {lasts_s}, longer than {housekeeping_max_s}",
     Code.FLAPS: "its broker disconnected {times} times within {within_s}",
     Code.FOUND_DRAINED: "an earlier run of the manager began to retire it",
+    Code.IDLE_NODES_BELOW: "takes no new job: {node} and others below are idle, and can leave only after it",
+    Code.LEAVES_WITH_OTHERS: "waits for the drains of the nodes that leave with it",
     Code.DRAIN_UNANSWERED: "Flux did not answer its drain: drained again",
     Code.STILL_SCHEDULABLE: "drained, but the scheduler has not noticed: drained again",
     Code.NOT_DRAINED: "not drained after the drain: drained again",
     Code.BROKER_STOPPING: "its broker was told to stop {told_s} ago",
+    Code.PROCESS_SURVIVES: "only root or its user can end what still runs there: {detail}",
     Code.JOIN_FAILED: "reported that it cannot join: {detail}",
     Code.TICKET_REPLAYED: "two clients presented its ticket",
     Code.RELEASED_BY_OPERATOR: "released by an operator",
@@ -317,6 +328,11 @@ SENTENCES: Mapping[str, str] = {
     Code.DELEGATED_ENDING: "is ending",
     Code.DELEGATION_CALL_FAILED: "a call failed and is tried again: {detail}",
     Code.PEER_UNREACHABLE: "{peer} cannot be reached: {detail}",
+    Code.ENSEMBLE_KEEPS: "{node_count} nodes are kept for it",
+    Code.ENSEMBLE_ASKS_FOR_NOTHING: "it asks for no nodes",
+    Code.ENSEMBLE_AT_ITS_MAX: "it asks for {wanted} nodes, and {scope} nodes_max = {nodes_max}",
+    Code.ENSEMBLE_SHARE: "it asks for {wanted} nodes, and its share of nodes_max = {nodes_max} is {have}: {others}",
+    Code.ENSEMBLE_BUDGET_SPENT: "its nodes have cost {spent} today (UTC), and its per_day = {budget}",
 }
 # Added to the sentence if the reason names jobs.
 ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}

@@ -42,11 +42,26 @@ class Tariff:
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """A size of the provider, on one market, that serves as a node of a type.
+
+    ``cores``, ``gpus``, ``memory_bytes``: what it has, by the price list; 0 if unknown.
+    """
+
+    name: str
+    market: Market
+    price_per_hour: Decimal
+    cores: int = 0
+    gpus: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeType:
     """A kind of node that the site may buy, and the slots that it may fill."""
 
     name: TypeName
-    size: str  # the provider's own name for the type
+    size: str  # the provider's own name for the type; the cheapest, if there are several ``sizes``
     cores: int
     gpus: int
     memory_bytes: int
@@ -62,12 +77,21 @@ class NodeType:
     prepaid_until_at: float = 0.0  # when that ends, in seconds since the epoch; 0: never
     price_until_at: float = 0.0  # until when the price is known to be right; 0: for ever
     idle_timeout_s: float | None = None  # how long an idle node is kept; None: as the site says for all types
+    sizes: tuple[Size, ...] = ()  # those that serve, the cheapest first; () if only ``size`` on ``market`` does
     max_age_s: float | None = None  # older nodes are replaced; None: at no age
     made_from: str = ""  # the fingerprint of what its nodes are made from (``core.upkeep.rules``); "" if unknown
 
     def with_promise(self, promise: Promise) -> NodeType:
         """The type with the resources that the instance declares instead of the site's."""
         return replace(self, cores=promise.cores, gpus=promise.gpus, memory_bytes=promise.memory_bytes)
+
+    def as_size(self, size: Size) -> NodeType:
+        """The type if it is bought as this size."""
+        return replace(self, size=size.name, market=size.market, price_per_hour=size.price_per_hour)
+
+    def by_size(self) -> tuple[NodeType, ...]:
+        """The type as each of its sizes, the cheapest first; only the type itself if it has a single one."""
+        return tuple(map(self.as_size, self.sizes)) or (self,)
 
 
 @dataclass(frozen=True, slots=True)

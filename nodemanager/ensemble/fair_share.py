@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
+
+from nodemanager.core.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one ensemble asks for. It gets ``nodes_min`` of it first, and never more than ``nodes_max``."""
+    """What one ensemble asks for. It gets ``nodes_min`` of it first, and never more than ``nodes_max``.
+
+    ``per_day``: what its nodes may cost on one day.
+    """
 
     nodes: int
     weight: float = 1.0
     nodes_min: int = 0
     nodes_max: int | None = None
+    per_day: Decimal | None = None
 
     @property
     def wanted(self) -> int:
         return self.nodes if self.nodes_max is None else min(self.nodes, self.nodes_max)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClaim:
+    """An ensemble's claim, for people. ``wanted`` is more than ``asked`` if its last wish was refused."""
+
+    asked: int
+    wanted: int
+    kept: int
+    terms: Claim
+    cost_today: Decimal
+    reason: Reason
 
 
 def share_nodes(claims: Mapping[str, Claim], nodes: int) -> dict[str, int]:

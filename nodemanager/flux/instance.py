@@ -24,7 +24,8 @@ class RealFlux:
     conf.d is rank 0's configuration. ``folder`` and ``node_types`` are needed to change the types of slots.
     ``info``: the answers to users of the instance who ask the service ``node-manager-info``. ``floor``: the answer
     to ensembles that ask for nodes.
-    ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks.
+    ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks. ``leader_runs_jobs``: looks
+    show rank 0 too, as a node that is not ours.
 
     Raises ``BindingsMissing``, also if the instance runs another version. An unreachable instance raises only
     later, at the first call.
@@ -43,6 +44,7 @@ class RealFlux:
         floor: Floor | None = None,
         measures: bool = False,
         flub: bool = False,
+        leader_runs_jobs: bool = False,
     ) -> None:
         with suppress(FluxError), bindings.connection(uri):
             pass  # every connection checks the version; a wrong one should fail before anything is started
@@ -54,6 +56,7 @@ class RealFlux:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._flub = flub
+        self._leader_runs_jobs = leader_runs_jobs
         self._claim = Claim(uri, timeout_s=timeout_s, info=info, floor=floor)
         self._one_job_end = threading.Lock()
 
@@ -68,6 +71,7 @@ class RealFlux:
             timeout_s=self._timeout_s,
             measures=self._measures,
             flub=self._flub,
+            leader_runs_jobs=self._leader_runs_jobs,
         )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:

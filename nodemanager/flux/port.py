@@ -75,6 +75,7 @@ class RealFluxPort:
         timeout_s: float = 5.0,
         measures: bool = False,
         flub: bool = False,
+        leader_runs_jobs: bool = False,
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -91,7 +92,7 @@ class RealFluxPort:
         self._last_job_ended_at: Mapping[Rank, float] = {}
         self._config: Any = None
         self._slot_types: Mapping[SlotName, TypeName] = {}
-        self._look = Look()
+        self._look = Look(with_leader=leader_runs_jobs)
         self._ended_known_until_at = 0.0
         self._log: Any = structlog.get_logger()
 
@@ -442,7 +443,10 @@ class RealFluxPort:
                     raise
 
     def _drain_reasons(self) -> dict[Rank, str]:
-        drains = self._ask("resource.status")["drain"]
+        status = self._ask("resource.status")
+        if "drain" not in status:  # flux-core 0.72 answered so once; an empty table says that no rank is drained
+            raise FluxError(f"the answer of resource.status lacks drain: it has {', '.join(status) or 'nothing'}")
+        drains = status["drain"]
         return {Rank(rank): drain["reason"] or "" for ranks, drain in drains.items() for rank in parse_idset(ranks)}
 
     # --- the types of the slots ---

@@ -39,6 +39,7 @@ class NodeLife:
     outcome: str = ""
     why: str = ""  # the code of the reason for its end
     cost: float = 0.0
+    size: str = ""  # the provider's name of it; "" if unknown
     provider_id: str = ""  # "" if the provider never listed the node, or a version wrote it that did not keep it
 
 
@@ -89,7 +90,8 @@ def _boot_outcome(node: Node) -> str:
 
 def _new_life(node: Node) -> NodeLife:
     launch = node.launch
-    return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=node.create.adopted)
+    adopted = node.create.adopted
+    return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=adopted, size=launch.size)
 
 
 def _advance_life(life: NodeLife, node: Node, clock: ClockReading, published: Publication) -> NodeLife:

@@ -11,7 +11,6 @@ result is a conservative estimate:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -60,7 +59,7 @@ class SavingsTracker:
         self._last: Publication | None = None
         self._jobs: Mapping[JobId, Job] | None = None  # as last seen; None: not yet
         self._away: frozenset[LaunchId] = frozenset()  # nodes that would have been terminated by now
-        self._bought: Counter[TypeName] = Counter()  # nodes that would have been bought, by type
+        self._bought = 0.0  # the price per hour of the nodes that would have been bought
         self._ordered: dict[
             JobId, tuple[float, TypeName]
         ] = {}  # the first order for each job: when, and which type
@@ -89,7 +88,7 @@ class SavingsTracker:
     def _reset(self) -> None:
         self._last = self._jobs = None
         self._away = frozenset()
-        self._bought = Counter()
+        self._bought = 0.0
         self._ordered = {}
 
     def _report_if_due(self, snapshot: Snapshot) -> ObserveSavings | None:
@@ -108,7 +107,6 @@ class SavingsTracker:
 
     def _charge(self, last: Publication, now: Publication) -> None:
         span_s = min(STEP_MAX_S, max(0.0, now.snapshot.now_s - last.snapshot.now_s))
-        types = last.policy.types
         prices = {
             node.id: float(billing.price_per_hour(node.launch, last.policy))
             for node in last.snapshot.nodes.values()
@@ -116,10 +114,9 @@ class SavingsTracker:
         }
         actual = sum(prices.values())
         away = sum(price for id_, price in prices.items() if id_ in self._away)
-        bought = sum(float(types[name].price_per_hour) * count for name, count in self._bought.items())
         self._span_s += span_s
         self._cost += actual * span_s / HOUR_S
-        self._cost_advised += (actual - away + bought) * span_s / HOUR_S
+        self._cost_advised += (actual - away + self._bought) * span_s / HOUR_S
 
     # --- waits ---
 
@@ -167,7 +164,7 @@ class SavingsTracker:
         self._away = frozenset(id_ for id_ in self._away | drains if id_ in nodes and not _is_at_work(nodes[id_]))
         if plan.settled:  # until then a plan has no decisions on buying
             boots = [order for order in advice if isinstance(order, BootNode)]
-            self._bought = Counter(order.launch.type_name for order in boots)
+            self._bought = sum(float(billing.price_per_hour(order.launch, published.policy)) for order in boots)
             for order in boots:
                 for job in order.serves:
                     self._ordered.setdefault(job, (published.snapshot.wall_at, order.launch.type_name))

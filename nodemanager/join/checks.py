@@ -10,6 +10,7 @@ POWEROFF_EFFECTS: Mapping[str, str] = MappingProxyType(
     {
         "local": "a node that powers itself off is gone: it consists only of processes",
         "flux": "a node that powers itself off is gone: its job ends with its broker",
+        "minicluster": "a pod that ends is started again: only a smaller size removes it",
         "simulated": "nodes are simulated and cost nothing",
         "ec2": "a node that powers itself off costs no more: it is created to terminate on shutdown",
         "openstack": "a node that powers itself off (SHUTOFF) may still cost money until a manager destroys it",

@@ -49,6 +49,8 @@ METADATA_SERVICE = "http://169.254.169.254"
 HOSTS_BEGIN = "# flux-node-join: begin"
 HOSTS_END = "# flux-node-join: end"
 
+LOCAL_NODE = "FNM_NODE"  # in the environment of a node that is processes on the manager's machine
+
 EXIT_SETTINGS = 78
 
 # Refusals of a ticket that no further try can change.
@@ -126,6 +128,7 @@ class JoinClient:
         self.started_s: Optional[float] = None  # when the running broker was started
         self.start_data: Dict[str, Any] = {}  # fresh data for starting a broker; {} until it is fetched
         self.running_digest = ""  # the digest of the material that the running broker was started with
+        self.survivors = ""  # the processes of jobs that have survived their broker, as last reported
         self.hosts_digest = ""
         self.notice_due_s = now_s
         self.reclaimed = ""  # the provider's notice that it will reclaim this node
@@ -277,7 +280,16 @@ class JoinClient:
         return self.started_s is None and not self.why_cannot_join
 
     def _may_start(self, now_s: float) -> bool:
-        return bool(self.start_data) and self._waits_to_start() and now_s >= self.start_due_s
+        due = bool(self.start_data) and self._waits_to_start() and now_s >= self.start_due_s
+        return due and not self._survivors()
+
+    def _survivors(self) -> str:
+        """End what earlier brokers have left behind, and tell what cannot be ended: no job may begin beside it."""
+        left = str(self.machine.end_survivors())
+        if left and left != self.survivors:
+            self._report("ended", "the broker starts once these processes of other users have ended: " + left)
+        self.survivors = left
+        return left
 
     def _start(self, now_s: float) -> None:
         given, self.start_data = self.start_data, {}
@@ -365,6 +377,7 @@ class LocalMachine:
         self.settings = settings
         self.broker: Optional[subprocess.Popen[bytes]] = None
         self.rundir = ""
+        self.sessions: List[int] = []  # of all brokers that were started; their jobs' processes are in them
         self.shells_empty_s: Optional[float] = None  # since when jobs have had shells but no tasks
         self.first_address = 0
         self.metadata_token = ""
@@ -617,6 +630,26 @@ class LocalMachine:
                 )
             except OSError as error:
                 raise CannotJoin("{} cannot be run: {}".format(command[0], error)) from error
+        self.sessions.append(self.broker.pid)
+        if LOCAL_NODE in os.environ:  # whoever ends this node looks for these sessions
+            sessions = Path(os.path.dirname(self.rundir)) / "sessions"
+            sessions.write_text("".join("{}\n".format(session) for session in self.sessions))
+
+    def end_survivors(self) -> str:
+        """Kill the processes of earlier brokers' jobs. Return those of other users that remain; "" if none do."""
+        own = [self.broker.pid] if self.broker is not None else []
+        sessions = [session for session in self.sessions if session not in own]
+        left = {}
+        for pid in session_members(sessions):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            except PermissionError:
+                pass
+            left[pid] = True
+        members = [pid for pid in session_members(sessions) if pid in left] if left else []
+        return ", ".join("process {} of uid {}".format(pid, owner_of(pid)) for pid in members)
 
     def open_rundir(self) -> None:
         """Let guests' jobs reach the broker's socket. A local node has its own folder for temporary files above."""
@@ -886,6 +919,24 @@ def job_processes(broker: int, rundir: str) -> Tuple[List[int], List[int]]:
         elif rundir and is_task(read_proc(pid, "environ"), rundir):
             tasks.append(pid)
     return tasks, empty_shells
+
+
+def session_members(sessions: List[int]) -> List[int]:
+    """Return the pids of the living processes in these sessions."""
+    members = []
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()] if sessions else []:
+        fields = read_proc(pid, "stat").rpartition(b")")[2].split()
+        if len(fields) >= 4 and fields[0] not in (b"Z", b"X") and int(fields[3]) in sessions:
+            members.append(pid)
+    return members
+
+
+def owner_of(pid: int) -> str:
+    """Return the uid of a process; "?" if it has ended."""
+    try:
+        return str(os.stat("/proc/{}".format(pid)).st_uid)
+    except OSError:
+        return "?"
 
 
 def is_shell(command: bytes) -> bool:

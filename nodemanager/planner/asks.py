@@ -51,7 +51,9 @@ def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]
     )
     yield LookAtRanks(), _not_before(look_s, snapshot.sources.flux)
     list_every_s = _list_every_s(snapshot, policy)
-    yield ListCloud(), _not_before(_stale_at_s(snapshot.sources.cloud, list_every_s), snapshot.sources.cloud)
+    cloud = snapshot.sources.cloud
+    list_s = -inf if cloud.news_s is not None else _stale_at_s(cloud, list_every_s)
+    yield ListCloud(), _not_before(list_s, cloud)
     if snapshot.sources.claimed and snapshot.operator.steering != snapshot.operator.steering_on_record:
         yield KeepSteering(snapshot.operator.steering), _not_before(-inf, snapshot.operator.steering_write)
     spend_s = budget.write_spend_at_s(snapshot, policy)

@@ -26,12 +26,13 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, TypeName
-from nodemanager.planner.cost import timings
+from nodemanager.core.slots import ForeignDrain, NodeType, Rank, SlotName, TypeName
+from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.cost.budget import waits_for_record
 from nodemanager.planner.observe import hardware, operator
 from nodemanager.planner.observe.backoff import Allowance
 from nodemanager.planner.observe.node_health import (
+    GivenUp,
     gets_no_work,
     health_changes_s,
     hung_s,
@@ -43,6 +44,8 @@ from nodemanager.planner.observe.node_health import (
 from nodemanager.planner.observe.zones import block_on, block_reason
 from nodemanager.planner.retirement import StopObstacle, StopTimes, obstacle_reason, second_look, should_retire
 from nodemanager.planner.spares import takes_jobs
+from nodemanager.planner.stacked.growth import lowest_gap
+from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -72,6 +75,7 @@ BROKER_STOP_TRIES = 3  # how often a broker is told to stop before its machine i
 # How long the scheduler gets to notice a drain. A rank 0 that is stopping answers drains, but its scheduler misses
 # them.
 REDRAIN_AFTER_S = 1.0
+UNLIMITED = 1_000_000  # calls, if one call does for all nodes
 CREATES_EVERY_S = 1.0  # while the rate limiter delays creates, those of one second are sent together
 
 
@@ -89,22 +93,34 @@ class StepContext:
     count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
     overspent: Reason | None  # the budget is spent
     allowance: Allowance  # by quotas and breakers
+    jobs_want_more: bool  # jobs wait for nodes that do not exist yet
     create_credit: float  # in the rate limiter's bucket
     cloud_calls_left: int  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced
     emptying: Emptying  # which nodes take no new job so that they empty
-    # The cache of ``stop_times``.
+    gap: Rank | None = None  # the lowest slot without a node, if nodes come in the order of the slots
+    stack: Stack | None = None  # the order in which nodes leave; None if any may leave
     known_stop_times: dict[TypeName, StopTimes] = field(default_factory=dict)
-    now_s: float = field(init=False)
+    now_s: float = field(init=False)  # and above the cache of ``stop_times``
 
     def __post_init__(self) -> None:
         self.now_s = self.snapshot.now_s
+
+    def order_nodes(self) -> None:
+        """Let nodes come and leave in the order of their slots. One call then creates or terminates any number."""
+        self.stack = Stack(self.snapshot, lambda node: _is_terminable(node, self))
+        self.gap = lowest_gap(self.snapshot, self.policy)
+        self.create_credit, self.cloud_calls_left = inf, UNLIMITED
 
     @property
     def all_blocked(self) -> bool:
         """Whether all types are blocked now."""
         block = self.snapshot.learned.blocks.get(EVERYTHING)
         return block is not None and block.until_s > self.now_s
+
+    def why_kept(self, node: Node) -> Reason | None:
+        """Why the provider keeps the node now, whatever is decided; None if it can leave."""
+        return self.stack.why_kept(node) if self.stack is not None else None
 
     def stop_times(self, name: TypeName) -> StopTimes:
         """How long stops of a node type take."""
@@ -129,10 +145,14 @@ class Step(NamedTuple):
 
 def next_step(node: Node, context: StepContext) -> Step:
     """Decide what to do with the node now. It has one call at a time, and a pause after a failed one."""
+    survives = _process_survives(node)
     if node.call is not None:  # until its answer; the brain watches the deadlines of all calls
-        return Step(because(Code.CALL_IN_FLIGHT, call=str(node.call.kind), deadline_s=node.call.deadline_s))
+        return Step(
+            survives or because(Code.CALL_IN_FLIGHT, call=str(node.call.kind), deadline_s=node.call.deadline_s)
+        )
     if context.now_s < node.retry_s:
-        return Step(because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries), again_at_s=node.retry_s)
+        later = because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries)
+        return Step(survives or later, again_at_s=node.retry_s)
     step = _step_now(node, context)
     changes_s = health_changes_s(node, context.policy, context.now_s)
     return step._replace(again_at_s=changes_s) if changes_s < step.again_at_s else step
@@ -166,19 +186,35 @@ def _step_requested(node: Node, context: StepContext) -> Step:
         return Step(review.reason, EndLease(node.launch, review.reason) if review.ends else None)
     if node_type is None:
         return Step(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name))
-    block = block_on(node_type, node.launch.zone, context.snapshot)
+    size = context.policy.type_as_bought(node.launch)
+    if size is None:
+        reason = because(Code.UNKNOWN_SIZE, node_type=node_type.name, size=node.launch.size)
+        return Step(reason, EndLease(node.launch, reason))
+    return _create(node, size, context)
+
+
+def _create(node: Node, size: NodeType, context: StepContext) -> Step:
+    """Create the node as the size of its launch, unless that is blocked or it is not its turn."""
+    block = block_on(size, node.launch.zone, context.snapshot)
     if block is not None:
         return _step_blocked(node, block, context)
-    if (none_left := context.allowance.why_none(node_type)) is not None:
+    none_left = _why_not_next(node, context) or context.allowance.why_none(size)
+    if none_left is not None:
         return Step(none_left, EndLease(node.launch, none_left))
     if context.create_credit < 1.0:
         return _wait_for_turn(context)
     if context.cloud_calls_left <= 0:
         return _wait_for_answer(context)
-    context.allowance.take(node_type)
+    context.allowance.take(size)
     context.create_credit -= 1.0
     context.cloud_calls_left -= 1
-    return Step(because(Code.CREATING), CreateNode(node.launch, node_type))
+    return Step(because(Code.CREATING), CreateNode(node.launch, size))
+
+
+def _why_not_next(node: Node, context: StepContext) -> Reason | None:
+    """Why the node cannot be created: nodes come in the order of the slots, and a lower one has none."""
+    skips = context.gap is not None and node.launch.rank > context.gap
+    return because(Code.LOWER_SLOT_IS_FREE) if skips else None
 
 
 def _step_blocked(node: Node, block: Block, context: StepContext) -> Step:
@@ -198,18 +234,25 @@ def _wait_for_turn(context: StepContext) -> Step:
 
 def _step_booting(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
+    why = given_up.reason if given_up is not None else context.overspent
+    if why is not None and (kept := context.why_kept(node)) is not None:
+        return Step(kept)
     if given_up is not None:
-        return _drain(node, given_up.reason, boot_failed=given_up.boot_failed)
+        return _give_up(node, given_up, context)
     if context.overspent is not None:
-        return _drain(node, context.overspent)
+        return _give_up(node, GivenUp(context.overspent), context)
     waited_s = context.now_s - node.create.requested_s
+    boot_timeout_s = context.policy.timing.boot_timeout_s
     queued = node.cloud is not None and node.cloud.queued
+    reason = because(
+        Code.QUEUED_OUTSIDE if queued else Code.BOOTING, waited_s=waited_s, boot_timeout_s=boot_timeout_s
+    )
+    if node.cloud is not None and node.cloud.note:
+        reason = because(
+            Code.PENDING_AT_PROVIDER, waited_s=waited_s, boot_timeout_s=boot_timeout_s, detail=node.cloud.note
+        )
     return Step(
-        because(
-            Code.QUEUED_OUTSIDE if queued else Code.BOOTING,
-            waited_s=waited_s,
-            boot_timeout_s=context.policy.timing.boot_timeout_s,
-        ),
+        reason,
         again_at_s=max(
             node.create.requested_s + context.policy.timing.boot_timeout_s,
             node.since_s + context.policy.timing.rejoin_timeout_s,
@@ -217,10 +260,18 @@ def _step_booting(node: Node, context: StepContext) -> Step:
     )
 
 
+def _give_up(node: Node, given_up: GivenUp, context: StepContext) -> Step:
+    """Drain a node that is not up."""
+    if context.stack is not None:
+        context.stack.note_leaving(node)
+    return _drain(node, given_up.reason, boot_failed=given_up.boot_failed)
+
+
 def _step_lost(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is not None and not (node.rank is not None and node.rank.allocated):
-        return _drain(node, given_up.reason)
+        kept = context.why_kept(node)
+        return Step(kept) if kept is not None else _give_up(node, given_up, context)
     again_at_s = node.since_s + context.policy.timing.rejoin_timeout_s if given_up is None else inf
     return Step(because(Code.MAY_REJOIN, away_s=context.now_s - node.since_s), again_at_s=again_at_s)
 
@@ -240,14 +291,14 @@ def _step_idle(node: Node, context: StepContext) -> Step:
     if context.overspent is not None and not _is_drained(node):  # at once, so that no job starts there
         return _retire(node, context.overspent, context)
     if context.count_live > policy.limits.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
-        return _retire(
+        return _retire_surplus(
             node,
             because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.limits.nodes_max),
             context,
         )
     job, retiring = context.makes_room if context.makes_room is not None else (None, ())
     if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
-        return _retire(node, because(Code.MAKES_ROOM, job=str(job)), context)
+        return _retire_surplus(node, because(Code.MAKES_ROOM, job=str(job)), context)
     name = node.launch.type_name
     node_type = policy.types.get(name)
     spares = node_type.spares if node_type is not None and counts else 0
@@ -255,9 +306,15 @@ def _step_idle(node: Node, context: StepContext) -> Step:
     verdict = should_retire(node, node_type, policy, context.now_s, surplus, spare, context.stop_times(name))
     if not verdict.retires:
         return Step(verdict.reason, again_at_s=verdict.again_at_s)
-    if counts:
+    if counts and context.why_kept(node) is None:
         context.count_ready[name] = context.count_ready.get(name, 0) - 1
-    return _retire(node, verdict.reason, context)
+    return _retire_surplus(node, verdict.reason, context)
+
+
+def _retire_surplus(node: Node, reason: Reason, context: StepContext) -> Step:
+    """Retire a node that is sound but not needed, unless the provider keeps it all the same."""
+    kept = context.why_kept(node)
+    return Step(kept) if kept is not None else _retire(node, reason, context)
 
 
 def _step_upkeep(node: Node, context: StepContext) -> Step | None:
@@ -300,6 +357,8 @@ def _step_emptied(node: Node, context: StepContext) -> Step:
 
 def _retire(node: Node, reason: Reason, context: StepContext) -> Step:
     """Drain the node, and stop counting it for the steps of the nodes after it."""
+    if context.stack is not None:
+        context.stack.note_leaving(node)
     context.count_live -= 1
     context.count_usable -= takes_jobs(node, context.snapshot, context.policy)
     return _drain(node, reason)
@@ -368,6 +427,8 @@ def _step_busy(node: Node, context: StepContext) -> Step:
         return _cordon(node, context.overspent)
     if (why := context.upkeep.leaving.get(node.id)) is not None:
         return _wait_for_jobs(node, why, context) if _is_drained(node) else _cordon(node, why)
+    if (step := _step_busy_top(node, context)) is not None:
+        return step
     if (why := context.emptying.nodes.get(node.id)) is not None:
         cordon = CordonNode(node.id, node.launch.rank, emptying_text(node.id), why)
         return Step(why, None if _is_drained(node) else cordon)
@@ -378,6 +439,46 @@ def _step_busy(node: Node, context: StepContext) -> Step:
         reason = because(Code.BUSY_YET_DRAINED_BY_US)
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     return Step(BUSY)
+
+
+def _step_busy_top(node: Node, context: StepContext) -> Step | None:
+    """Drain a busy node if idle nodes below it are due and can leave only after it; None if it keeps none."""
+    stack = context.stack
+    if stack is None or context.jobs_want_more or context.count_usable <= context.policy.limits.nodes_min:
+        return None
+    top = stack.top
+    if top is None or top.id != node.id or context.why_kept(node) is not None:
+        return None
+    at_rest = node_index_of(context.snapshot).at_rest
+    for times in _retirement_times(context):
+        for at_s, id_ in times:
+            idle = at_rest[id_]
+            if idle.launch.slot in context.needed or (idle.cloud is not None and idle.cloud.fixed):
+                continue
+            if at_s > context.now_s:
+                return Step(BUSY, again_at_s=at_s) if not _is_drained(node) else None
+            return _cordon(node, because(Code.IDLE_NODES_BELOW, node=idle.launch.slot))
+    return None
+
+
+def _retirement_times(context: StepContext) -> Iterator[Iterator[TimedNode]]:
+    """For each type, its nodes at rest by the time at which they may go, the first one first.
+
+    Types whose idle nodes stay are left out.
+    """
+    policy = context.policy
+    for name, resting in node_index_of(context.snapshot).resting.items():
+        node_type = policy.types.get(name)
+        if node_type is None:
+            yield ((-inf, id_) for _, id_ in resting.idle_since)
+        elif name not in policy.observed and not _are_spares(node_type, context):
+            lead_s = context.stop_times(name).lead_s
+            yield resting.by_time(node_type.billing, policy.idle_timeout_s(node_type), lead_s, context.now_s)
+
+
+def _are_spares(node_type: NodeType, context: StepContext) -> bool:
+    """Whether all idle nodes of the type are needed as spares."""
+    return 0 < node_type.spares >= context.count_ready.get(node_type.name, 0)
 
 
 def _wait_for_jobs(node: Node, why: Reason, context: StepContext) -> Step:
@@ -418,6 +519,20 @@ def _step_draining(node: Node, context: StepContext) -> Step:
     return _wait_for_jobs(node, reason, context)
 
 
+def _is_terminable(node: Node, context: StepContext) -> bool:
+    """Whether a leaving node may be terminated now, apart from its place among the others."""
+    if node.stop.drained_s is None or node.rank is None:
+        return False
+    if node.state is NodeState.STOPPING:
+        return not node.rank.allocated
+    unfit = gets_no_work(node, context.policy, context.now_s)
+    return (
+        node.call is None
+        and second_look(node, node.rank) is None
+        and (unfit or node.launch.slot not in context.needed)
+    )
+
+
 def _step_stopping(node: Node, context: StepContext) -> Step:
     """Stop the node again and again until it is seen gone, unless somebody undrained it after the second look."""
     if node.rank is not None and node.rank.allocated:
@@ -431,7 +546,11 @@ def _step_stopping(node: Node, context: StepContext) -> Step:
 def _stop(node: Node, context: StepContext) -> Step:
     """Stop a node on which nothing runs: first its broker, then the machine."""
     reason = node.stop.retiring or because(Code.STOPPING)
-    if node.rank is not None and node.rank.online and node.tries < BROKER_STOP_TRIES:
+    if context.stack is not None:
+        # Its broker is not stopped first: the provider would start it again.
+        if (waits := context.stack.why_not_terminated(node)) is not None:
+            return Step(waits)
+    elif node.rank is not None and node.rank.online and node.tries < BROKER_STOP_TRIES:
         if node.stop.broker_told_s is None:
             return Step(reason, StopBroker(node.id, node.launch.rank))
         told_s = context.now_s - node.stop.broker_told_s
@@ -445,7 +564,14 @@ def _stop(node: Node, context: StepContext) -> Step:
     if context.cloud_calls_left <= 0:
         return _wait_for_answer(context)
     context.cloud_calls_left -= 1
-    return Step(reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+    return Step(_process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+
+
+def _process_survives(node: Node) -> Reason | None:
+    """Why the node does not end although it was told to, if a guest's process keeps it."""
+    if node.cloud is None or not node.cloud.survivors:
+        return None
+    return because(Code.PROCESS_SURVIVES, detail=node.cloud.survivors)
 
 
 def _wait_for_answer(context: StepContext) -> Step:
@@ -479,6 +605,8 @@ def _drain_again(node: Node, otherwise: Reason) -> Step:
 
 def _reprieve(node: Node, context: StepContext, reason: Reason) -> Step:
     """Undrain the node and keep it."""
+    if context.stack is not None:
+        context.stack.note_staying(node)
     context.count_live += 1
     context.count_usable += 1
     return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
@@ -542,6 +670,8 @@ def step_nodes(context: StepContext) -> FleetSteps:
         to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
     leaving = {id_: snapshot.nodes[id_] for id_ in (*context.upkeep.leaving, *context.emptying.nodes)}
     to_decide = {**to_check, **operator.steered_nodes(snapshot), **leaving}
+    if context.stack is not None and (top := context.stack.top) is not None and top.state is NodeState.BUSY:
+        to_decide[top.id] = top  # it may keep idle nodes below it
     by_turn = [(_step_order(node, context.policy), node) for node in to_decide.values()]
     by_turn.sort(key=lambda it: it[0])
     first_idle = bisect_left(by_turn, STATE_RANKING[NodeState.IDLE], key=lambda it: it[0][0])
@@ -563,9 +693,14 @@ def step_nodes(context: StepContext) -> FleetSteps:
 
 
 def _step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
-    """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept."""
-    node_type = policy.types.get(node.launch.type_name) if node.state is NodeState.IDLE else None
-    price = node_type.price_per_hour if node_type is not None and not node.launch.prepaid else Decimal(0)
+    """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept.
+
+    If only the highest node can leave, the highest comes first.
+    """
+    if policy.stacked:
+        return STATE_RANKING[node.state], Decimal(-node.launch.rank), node.launch.id
+    tariff = billing.tariff_of(node.launch, policy) if node.state is NodeState.IDLE else None
+    price = tariff.price_per_hour if tariff is not None else Decimal(0)
     return STATE_RANKING[node.state], -price, node.launch.id
 
 
@@ -612,13 +747,15 @@ class RestingReasons:
         context, policy = self._context, self._context.policy
         if context.overspent is not None:
             return  # each node takes a step in any case
-        if context.count_live > policy.limits.nodes_max:
+        if context.stack is not None:
+            yield from (it for it in context.stack.candidates() if it.id in self._at_rest)
+        elif context.count_live > policy.limits.nodes_max:
             yield from self._at_rest.values()
         elif context.count_usable > policy.limits.nodes_min:
             found: dict[LaunchId, None] = {}
             if context.makes_room is not None:
                 found |= dict.fromkeys(id_ for id_ in context.makes_room[1] if id_ in self._at_rest)
-            for times in self._times():
+            for times in _retirement_times(self._context):
                 found |= dict.fromkeys(id_ for _, id_ in takewhile(lambda it: it[0] <= context.now_s, times))
             yield from map(self._at_rest.__getitem__, found)
 
@@ -627,7 +764,10 @@ class RestingReasons:
         context = self._context
         if context.count_usable <= context.policy.limits.nodes_min:
             return latest_s
-        for times in self._times():
+        if context.stack is not None:
+            top = [it for it in context.stack.candidates() if it.id in self._at_rest and it.id not in decided]
+            return min((self._step(it).again_at_s for it in top[:1]), default=latest_s)
+        for times in _retirement_times(self._context):
             for at_s, id_ in times:
                 if at_s + EARLY_S >= latest_s:
                     break
@@ -636,26 +776,11 @@ class RestingReasons:
                     latest_s = min(latest_s, self._step(node).again_at_s)
         return latest_s
 
-    def _times(self) -> Iterator[Iterator[TimedNode]]:
-        """For each type, its nodes by the time at which they may go. Types whose idle nodes stay are left out."""
-        context, policy = self._context, self._context.policy
-        for name, resting in self._resting.items():
-            node_type = policy.types.get(name)
-            if node_type is None:
-                yield ((-inf, id_) for _, id_ in resting.idle_since)
-            elif name not in policy.observed and not self._are_spares(node_type):
-                lead_s = context.stop_times(name).lead_s
-                timeout_s = policy.idle_timeout_s(node_type)
-                yield resting.by_time(node_type.billing, timeout_s, lead_s, context.now_s)
-
-    def _are_spares(self, node_type: NodeType) -> bool:
-        """Whether all idle nodes of the type are needed as spares."""
-        return 0 < node_type.spares >= self._context.count_ready.get(node_type.name, 0)
-
     def _step(self, node: Node) -> Step:
         turn = bisect_left(self._turns, _step_order(node, self._context.policy))
         live, usable, ready = self._counts[turn - 1]
-        then = replace(self._context, count_live=live, count_usable=usable, count_ready=dict(ready))
+        stack = self._context.stack.copy() if self._context.stack is not None else None
+        then = replace(self._context, count_live=live, count_usable=usable, count_ready=dict(ready), stack=stack)
         return next_step(node, then)
 
     def _counts_now(self) -> tuple[int, int, Mapping[TypeName, int]]:

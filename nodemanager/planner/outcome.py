@@ -194,6 +194,8 @@ def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:
             delays[slot] = because(Code.NODE_CREATE_FAILED, nodes=(slot,), detail=node.create.failure)
         elif node.state is NodeState.BOOTING and node.cloud is not None and node.cloud.queued:
             delays[slot] = because(Code.NODE_QUEUED_OUTSIDE, nodes=(slot,))
+        elif node.state is NodeState.BOOTING and node.cloud is not None and node.cloud.note:
+            delays[slot] = because(Code.NODE_PENDING_AT_PROVIDER, nodes=(slot,), detail=node.cloud.note)
     return delays
 
 

@@ -13,7 +13,7 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
@@ -52,6 +52,7 @@ from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
+from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -99,7 +100,7 @@ class Basis:
     @lazy_property
     def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
         """What upkeep does now, and what it buys."""
-        if self.overspent is not None:
+        if self.overspent is not None or self.policy.stacked:  # no single node of a stack can be replaced
             return UpkeepPlan(), ()
         bought: list[Purchase] = []
 
@@ -114,7 +115,7 @@ class Basis:
     @lazy_property
     def emptying(self) -> Emptying:
         """Which nodes take no new job so that they empty."""
-        if self.overspent is not None or not self.policy.upkeep.consolidate:
+        if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
             return Emptying()
         return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving)
 
@@ -336,13 +337,22 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         count_ready=count_ready(snapshot, policy, needed, ended),
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
+        jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
         create_credit=supply.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
         emptying=basis.emptying,
     )
+    if policy.stacked:
+        context.order_nodes()
     return step_nodes(context)
+
+
+def _jobs_want_more(basis: Basis) -> bool:
+    """Whether jobs wait for nodes that do not exist yet."""
+    placement = basis.placement
+    return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
@@ -375,15 +385,32 @@ def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
-    demanded = ((purchase, _demand(purchase)) for purchase in needs.purchases)
+    wanted = [*((purchase, _demand(purchase)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
+    if policy.stacked and wanted:
+        wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
     prepaid = prepaid_left(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy, prepaid)
-        for purchase, reason in (*demanded, *basis.upkeep[1], *spares)
+        for purchase, reason in wanted
         if allowance.take(purchase.node_type)
     )
+
+
+def _in_order(wanted: Sequence[tuple[Purchase, Reason]], basis: Basis) -> list[tuple[Purchase, Reason]]:
+    """The purchases from the lowest slot up, and those of the slots between them."""
+    placement = basis.placement
+    by_slot = {purchase.place[0]: (purchase, reason) for purchase, reason in wanted}
+    fills, reached = places_between(
+        by_slot.keys(), placement.supply, placement.allocation.nodes_left, placement.price_left
+    )
+    highest = max(reached, key=lambda slot: by_slot[slot][0].place[1], default=None)
+    found = [by_slot[slot] for slot in reached]
+    if highest is not None:
+        reason = because(Code.FILLS_A_GAP, node=highest)
+        found += [(Purchase(place, node_type, "", (), 0), reason) for place, node_type in fills]
+    return sorted(found, key=lambda it: it[0].place[1])
 
 
 def _demand(purchase: Purchase) -> Reason:
@@ -404,7 +431,7 @@ def _boot_order(
     """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _new_launch(launch_id, slot, snapshot, policy, snapshot.wall_at, purchase.zone)
+    launch = _new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     if prepaid.get(launch.type_name, 0) > 0:
         prepaid[launch.type_name] -= 1
         launch = replace(launch, prepaid=True)
@@ -483,14 +510,21 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
     if policy.type_of_slot[identity.slot].name != identity.type_name:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    adopted = _new_launch(identity.launch, identity.slot, snapshot, policy, created_at)
+    bought = (identity.type_name, stray.node.size, stray.node.market)
+    size = policy.of_size.get(bought) or policy.by_size[identity.type_name][-1]
+    adopted = _new_launch(identity.launch, identity.slot, snapshot, size, created_at, policy)
     return replace(adopted, made_from=identity.made_from)
 
 
 def _new_launch(
-    id_: LaunchId, slot: SlotName, snapshot: Snapshot, policy: Policy, requested_at: float, zone: str = ""
+    id_: LaunchId,
+    slot: SlotName,
+    snapshot: Snapshot,
+    node_type: NodeType,
+    requested_at: float,
+    policy: Policy,
+    zone: str = "",
 ) -> Launch:
-    node_type = policy.type_of_slot[slot]
     return Launch(
         id=id_,
         slot=slot,
@@ -501,5 +535,7 @@ def _new_launch(
         requested_at=requested_at,
         zone=zone,
         tariff=Tariff(node_type.price_per_hour, node_type.billing),
+        size=node_type.size,
+        market=node_type.market,
         made_from=node_type.made_from,
     )

@@ -12,6 +12,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.observe.zones import open_zones
 from nodemanager.planner.outcome import FleetNeeds, Purchase
 from nodemanager.planner.placement.infeasibility import by_price
 from nodemanager.planner.placement.placement import Placement
@@ -147,14 +148,15 @@ class Purchaser:
         place = self._first(node_type, self.supply.slots_free_now(node_type))
         if place is None:
             return None
-        return Purchase(place, node_type, self.supply.open_zones[node_type.name][0], serves=(), job_count=0)
+        size = self.supply.cheapest(node_type)
+        return Purchase(place, size, open_zones(size, self.supply.snapshot)[0], serves=(), job_count=0)
 
     def frees_soon(self, node_type: NodeType) -> bool:
         """Whether a slot of the type is free in a moment. Wait for it before buying a dearer type."""
         return self._first(node_type, self.supply.slots_free_soon(node_type)) is not None
 
     def _first(self, node_type: NodeType, places: Iterator[SlotAndRank]) -> SlotAndRank | None:
-        price = node_type.price_per_hour
+        price = self.supply.cheapest(node_type).price_per_hour
         if node_type.name in self.supply.blocked or self.nodes_left <= 0 or price > self.price_left:
             return None
         place = next((place for place in places if place[0] not in self.taken), None)

@@ -23,6 +23,7 @@ from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.scheduler.sched_simple import slots_per_piece
+from nodemanager.planner.stacked.stack import idle_below_a_busy_node
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.obstacle import Hindrance
@@ -88,6 +89,7 @@ def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: Fl
         *_gpu_nodes_taken(snapshot, policy, placement),
         *_jobs_across_zones(placement),
         *_drained_nodes(snapshot, policy),
+        *idle_below_a_busy_node(snapshot, policy),
         *users_put_off(snapshot).values(),
         *_drifted_nodes(snapshot, policy),
         *_old_prices(snapshot, policy),

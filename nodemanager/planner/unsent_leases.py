@@ -17,7 +17,6 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.backoff import unavailable_types
-from nodemanager.planner.observe.zones import blocked_types
 from nodemanager.planner.outcome import FleetNeeds
 from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
@@ -104,7 +103,7 @@ def _unavailable_types(snapshot: Snapshot, policy: Policy, placement: Placement)
     """
     if all(placement.count_served(key) == len(ids) for key, ids in placement.batches.items()):
         return ()
-    return {**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy)}
+    return unavailable_types(snapshot, policy)
 
 
 # --- limits -----------------------------------------------------------------------------------------------

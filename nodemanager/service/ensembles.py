@@ -58,7 +58,7 @@ def read_assignment(name: str, settings: EnsembleSettings) -> Assignment:
 def terms_of(site: Site) -> dict[str, Claim]:
     """Return the shares that the site grants, by ensemble."""
     return {
-        name: Claim(0, settings.weight, settings.nodes_min, settings.nodes_max)
+        name: Claim(0, settings.weight, settings.nodes_min, settings.nodes_max, settings.per_day)
         for name, settings in site.ensembles.items()
     }
 

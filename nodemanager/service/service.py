@@ -29,14 +29,23 @@ from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
-from nodemanager.cloud.providers import cloud_factory
+from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, DelegateTo, JoinMethod, Site, load_site, name_file, uuid_file
+from nodemanager.config.site import (
+    ConfigError,
+    DelegateTo,
+    JoinMethod,
+    Provider,
+    Site,
+    load_site,
+    name_file,
+    uuid_file,
+)
 from nodemanager.config.text.settings import SectionSettings
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
-from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxPort, FluxWatch, Info, JoinPort
+from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.delegation.home_port import HomePort
@@ -84,6 +93,7 @@ class SitePorts:
     join: Callable[[], JoinPort] | None = None  # None if nodes join without a join service
     delegation: DelegationPorts | None = None  # None if the site delegates no jobs
     job_end: Callable[[JobId], JobEnd | None] | None = None  # reads from Flux how a job ended; None if it cannot
+    cloud_watch: CloudWatch | None = None  # None if the provider tells no news
 
 
 class SystemClock:
@@ -156,6 +166,7 @@ def policy_of(site: Site) -> Policy:
         budgets=site.budget.limits,
         observed=site.observed_types if site.acts else frozenset(),
         destroy_on_replay=site.join.destroy_on_replay,
+        stacked=site.cloud.provider is Provider.MINICLUSTER,
     )
 
 
@@ -257,12 +268,16 @@ def make_ports(
         # A node that joins by ticket reports its hardware itself, before its broker starts.
         measures=site.flux.join is not JoinMethod.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
         flub=site.flux.join is JoinMethod.FLUB,
+        leader_runs_jobs=site.cloud.provider is Provider.MINICLUSTER,
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
-    cloud = cloud_factory(site, _user_data(site), clock)
+    try:
+        cloud, news = cloud_factory(site, _user_data(site), clock), cloud_watch(site, clock)
+    except CloudError as error:
+        raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
-    return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end)
+    return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end, news)
 
 
 def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPorts:
@@ -400,12 +415,16 @@ class Service:
         # The manager needs the time before the first fact, to date it.
         self._manager.tell(Tick(self._ports.clock.monotonic_s(), self._ports.clock.wall_at()))
         self._ports.watch.start(self._manager.tell, self._report_flux_lost)
+        if self._ports.cloud_watch is not None:
+            self._ports.cloud_watch.start(self._manager.tell)
         self._ticker.start()
 
     def stop(self) -> None:
         """Stop the threads; wait at most ``STOP_S``. A call that hangs ends with the process: it is on record."""
         self._ticker.stop()
         self._ports.watch.stop()
+        if self._ports.cloud_watch is not None:
+            self._ports.cloud_watch.stop()
         deadline_s = time.monotonic() + STOP_S
         actors = pykka.ActorRegistry.get_all()
         for actor in actors:
@@ -502,7 +521,11 @@ def serve(
         if floors is not None:
             floors.nodes_max = service.site.limits.nodes_max
             floors.lapse()
+            if (latest := outputs.board.latest) is not None:
+                fleet = latest.published
+                floors.count_costs(time.time(), fleet.plan.price_per_hour, len(fleet.snapshot.nodes))
             outputs.board.nodes_kept = floors.shares()
+            outputs.board.node_claims = floors.claims()
             service.keep_nodes(floors.total)
     systemd.notify_stopping()
     for companion in companions:

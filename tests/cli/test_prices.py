@@ -11,15 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.cli.prices import (
-    PriceComparison,
-    PriceMatch,
-    PriceTable,
-    PriceTableError,
-    compare_prices,
-    read_bundled_table,
-    read_table,
-)
+from nodemanager.cli.prices import PriceComparison, PriceMatch, compare_prices
+from nodemanager.config.price_list import PriceTable, PriceTableError, read_bundled_table, read_table
 from nodemanager.core.slots import Market, NodeType
 from tests.builders import a_type
 
@@ -28,6 +21,10 @@ TABLE = PriceTable("test", None, {"here": {"c5.large": Decimal("0.10"), "c5.free
 
 def priced(size: str, price: str, market: Market = Market.ON_DEMAND) -> NodeType:
     return replace(a_type("cpu", price=price), size=size, market=market)
+
+
+def sizes_of(*node_types: NodeType) -> dict[str, int]:
+    return {it.size: it.memory_bytes for it in node_types}
 
 
 def one(node_type: NodeType, region: str = "here") -> PriceComparison:
@@ -68,7 +65,7 @@ def test_spot_is_not_measured_by_on_demand_prices() -> None:
 
 def test_libclouds_table_knows_a_common_size_and_marks_its_zeros() -> None:
     known, zero = priced("c5.large", "0.085"), priced("c4.8xlarge", "1.59")
-    table = read_bundled_table("ec2", [known, zero])
+    table = read_bundled_table("ec2", sizes_of(known, zero))
     assert table.updated is not None
     assert [it.match for it in compare_prices([known, zero], table, lambda _: ("us-east-1",))] == [
         PriceMatch.SAME,
@@ -78,13 +75,13 @@ def test_libclouds_table_knows_a_common_size_and_marks_its_zeros() -> None:
 
 def test_azures_sizes_are_found_by_the_name_of_its_own() -> None:
     size = priced("Standard_D4s_v3", "0.192")
-    (compared,) = compare_prices([size], read_bundled_table("azure", [size]), lambda _: ("eastus",))
+    (compared,) = compare_prices([size], read_bundled_table("azure", sizes_of(size)), lambda _: ("eastus",))
     assert compared.table_price_per_hour == Decimal("0.192")
 
 
 def test_a_machine_type_of_gce_is_priced_by_its_parts() -> None:
     size = replace(priced("n1-standard-4", "0.19"), memory_bytes=15 * 2**30)
-    (compared,) = compare_prices([size], read_bundled_table("gce", [size]), lambda _: ("us-central1",))
+    (compared,) = compare_prices([size], read_bundled_table("gce", sizes_of(size)), lambda _: ("us-central1",))
     assert compared.table_price_per_hour == 4 * Decimal("0.031611") + 15 * Decimal("0.004237")
 
 
@@ -93,7 +90,9 @@ def test_a_machine_type_of_gce_is_priced_by_its_parts() -> None:
 )
 def test_a_machine_type_whose_parts_are_not_known_is_missing(size: str) -> None:
     node_type = priced(size, "0.19")
-    (compared,) = compare_prices([node_type], read_bundled_table("gce", [node_type]), lambda _: ("us-central1",))
+    (compared,) = compare_prices(
+        [node_type], read_bundled_table("gce", sizes_of(node_type)), lambda _: ("us-central1",)
+    )
     assert compared.match is PriceMatch.MISSING
 
 
@@ -107,7 +106,9 @@ def test_a_custom_machine_type_is_priced_as_one_by_the_memory_that_it_names(
     parts = json.loads(files("libcloud").joinpath("data/pricing.json").read_text())["compute"]["gce_instances"]
     cpu, ram = (Decimal(str(parts[family][part]["on_demand"]["europe-west3"]["price"])) for part in ("cpu", "ram"))
     node_type = replace(priced(size, "0.19"), memory_bytes=7 * 2**30)
-    (compared,) = compare_prices([node_type], read_bundled_table("gce", [node_type]), lambda _: ("europe-west3",))
+    (compared,) = compare_prices(
+        [node_type], read_bundled_table("gce", sizes_of(node_type)), lambda _: ("europe-west3",)
+    )
     assert compared.table_price_per_hour == 4 * cpu + gib * ram
 
 
@@ -120,7 +121,7 @@ def test_a_type_is_compared_in_each_region_where_it_is_bought() -> None:
 
 
 def test_a_provider_without_a_table_has_no_prices() -> None:
-    assert read_bundled_table("openstack", [priced("m1.small", "0.1")]).prices == {}
+    assert read_bundled_table("openstack", sizes_of(priced("m1.small", "0.1"))).prices == {}
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Node cpu": NodeSettings,
 }
 BAD = "a b\n  !"  # no key allows this, except for paths
-PATHS = {"state_dir", "bootstrap_dir", "token_file"}
+PATHS = {"state_dir", "bootstrap_dir", "token_file", "kubeconfig"}
 
 
 @pytest.mark.parametrize(
@@ -549,7 +549,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
 ) -> None:
     fault = the_fault(tmp_path, (section, key, "1"))
     assert (fault.section, fault.key, fault.value, fault.nearest) == (section, key, "1", nearest)
-    assert (f'did you mean "{nearest}"?' if nearest else "the keys are size, cores") in str(fault)
+    assert (f'did you mean "{nearest}"?' if nearest else "the keys are size, sizes, cores") in str(fault)
 
 
 @pytest.mark.parametrize(

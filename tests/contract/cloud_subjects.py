@@ -40,6 +40,9 @@ _POLL_S = 0.01
 Built = Callable[[Path], "CloudSubject"]
 
 
+SIZES = ("local.small", "local.large")
+
+
 def a_type(name: str = "small") -> NodeType:
     return NodeType(
         name=TypeName(name),
@@ -96,11 +99,18 @@ class CloudSubject(ABC):
     """A new account at a provider. ``port`` and every :meth:`another_port` see the same nodes."""
 
     port: CloudPort
+    tells_sizes = True  # a list shows the size of each node
+    only_the_last_leaves = False  # a node can be destroyed only if no later one stands
+    one_node_per_slot = ""  # why a slot cannot have two nodes, "" if it can
     remembers_the_dead = True  # an ended node stays listed for a while, and its launch is not created again
 
     @abstractmethod
     def another_port(self) -> CloudPort:
         """Return a port like that of another thread or process."""
+
+    def launch(self, name: str = "1", slot: str = "node-1", type_name: str = "small") -> Launch:
+        """Return a launch that this provider can carry out."""
+        return a_launch(name, slot, type_name)
 
     @abstractmethod
     def wait(self, reached: Callable[[], bool], what: str) -> None:
@@ -329,6 +339,7 @@ def a_simulated_subject(_: Path) -> CloudSubject:
 
 
 class OuterFluxSubject(CloudSubject):
+    tells_sizes = False
     """Jobs of a real instance of three nodes."""
 
     port: OuterFlux
@@ -388,6 +399,12 @@ def an_azure_subject(_: Path) -> CloudSubject:
     return AzureSubject()
 
 
+def a_minicluster_subject(_: Path) -> CloudSubject:
+    from tests.contract.minicluster_subject import MiniClusterSubject  # noqa: PLC0415
+
+    return MiniClusterSubject()
+
+
 SUBJECTS: dict[str, Built] = {
     "local": LocalSubject,
     "simulated": a_simulated_subject,
@@ -396,4 +413,5 @@ SUBJECTS: dict[str, Built] = {
     "azure": an_azure_subject,
     "openstack": OpenStackSubject,
     "flux": an_outer_flux,
+    "minicluster": a_minicluster_subject,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ class FakeMachine:
     disk_is_full: bool = False
     copied: bool = False
     notice: str = ""
+    survivors: str = ""
     said: list[dict[str, Any]] = field(default_factory=list)  # the reports
     hardware: dict[str, int] = field(default_factory=dict)
 
@@ -89,6 +91,9 @@ class FakeMachine:
 
     def broker_tail(self) -> str:
         return ""
+
+    def end_survivors(self) -> str:
+        return self.survivors
 
     def stop_broker(self) -> None:
         self.done.append("STOP")
@@ -305,3 +310,15 @@ def test_57_a_notice_waits_for_a_service_that_is_away() -> None:
 )
 def test_a_line_of_the_hosts_file_has_nothing_else_in_it(name: str, address: str, plain: bool) -> None:
     assert is_plain(name, address) is plain
+
+
+def test_no_broker_starts_while_a_process_of_the_one_before_survives_and_it_says_so_once() -> None:
+    machine = FakeMachine(survivors="process 7 of uid 1001")
+    client = a_client(machine)
+    run_for(machine, client, 30.0)
+    assert "START" not in machine.done
+    said = json.dumps(machine.said)
+    assert said.count("process 7 of uid 1001") == 1
+    machine.survivors = ""
+    run_for(machine, client, 5.0)
+    assert "START" in machine.done

@@ -16,12 +16,15 @@ import psutil
 from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
 from nodemanager.flux.handles import direct
+from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, named_broker, parse_version
 from tests.live.processes import kill_all, run_flux, start
 
 SLOT_CORES = 2
 WITHIN_S = 20.0
 # In the order in which they are unloaded, and what the resource modules are loaded with.
 FLUXION = ("sched-fluxion-qmanager", "sched-fluxion-feasibility", "sched-fluxion-resource")
+# Prints the name of the slot in which it runs, in every version of flux-core.
+SLOT_NAME = ("sh", "-c", "flux overlay lookup $(flux getattr rank)")
 FLUXION_OPTIONS = dict.fromkeys(FLUXION[1:], ("load-allowlist=node,core,gpu",))
 
 
@@ -40,6 +43,12 @@ def flux_version() -> str:
     """The flux-core on PATH: "flux-core 0.88.0"."""
     said = subprocess.run(["flux", "--version"], check=True, capture_output=True, text=True).stdout
     return f"flux-core {said.split()[1]}"
+
+
+def schedules_gpus() -> bool:
+    """Whether the scheduler of the flux on PATH knows GPUs."""
+    version = parse_version(flux_version())
+    return version is None or version >= GPUS_IN_SCHED_SIMPLE
 
 
 def eventually(what: str, holds: Callable[[], object], within_s: float = WITHIN_S) -> None:
@@ -112,8 +121,9 @@ class LiveInstance:
             former.wait(WITHIN_S)
         rundir = self._directory / f"run-{name}"
         shutil.rmtree(rundir, ignore_errors=True)
-        settings |= {"hostname": name, "rundir": str(rundir)}
-        command = ["flux", "broker", "-c", str(self._directory / "conf.d")]
+        settings |= {"rundir": str(rundir)}
+        begin, end = named_broker("flux", name, parse_version(flux_version()))
+        command = [*begin, "-c", str(self._directory / "conf.d"), *end]
         command += [f"-S{key}={value}" for key, value in settings.items()]
         self._brokers[name] = start(command, self._directory / f"{name}.log")
 

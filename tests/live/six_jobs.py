@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.live.elastic import Elastic, Offer
+from tests.live.instance import schedules_gpus
 from tests.live.witness import types_of
 
 OFFERS = (
@@ -25,7 +26,7 @@ class SixJobs:
 
 def submit_six_jobs(elastic: Elastic) -> SixJobs:
     """The picky ones first: Flux goes by the order, and the first that starts would else take any node."""
-    gpu = elastic.submit("sleep", "0.5", gpus=1, requires={"properties": ["gpu"]})
+    gpu = elastic.submit("sleep", "0.5", gpus=int(schedules_gpus()), requires={"properties": ["gpu"]})
     fast = elastic.submit("sleep", "0.5", requires={"properties": ["fast"]})
     gang = elastic.submit("sleep", "0.5", nodes=3)
     single = elastic.submit("true")

@@ -19,7 +19,7 @@ from nodemanager.config.site import Site, load_site
 from nodemanager.core.slots import SlotName
 from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap
 from nodemanager.flux.setup.node_script import user_data
-from tests.live.instance import eventually, free_port
+from tests.live.instance import SLOT_NAME, eventually, free_port
 from tests.live.processes import END_WITHIN_S
 
 pytestmark = pytest.mark.skipif(shutil.which("flux") is None, reason="no flux on PATH")
@@ -166,7 +166,7 @@ def test_a_node_joins_by_its_user_data_comes_back_and_leaves_at_sigterm(instance
         assert "unsatisfiable request" in instance.flux("run", "-N4", "true")
 
     node = instance.start_node()
-    assert instance.flux("run", "-N1", "flux", "getattr", "hostname") == SLOT
+    assert instance.flux("run", "-N1", *SLOT_NAME) == SLOT
 
     first = instance.broker_of(node)
     first.kill()

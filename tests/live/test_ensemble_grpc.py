@@ -67,7 +67,8 @@ def test_a_member_grows_and_shrinks_although_the_manager_is_killed(
     elastic.start_manager()
     elastic.eventually("the jobs have run", lambda: (4, 1) in run.fired())
     notes = [event["text"] for event in run.events if event["event"] == "note"]
-    assert notes == ["resize was not carried out: the ensemble service denies it: nodes_max = 24"]
+    why = "it asks for 93 nodes, and [Limits] nodes_max = 24"
+    assert notes == [f"resize was not carried out: the ensemble service denies it: {why}"]
     elastic.eventually("one node is kept", lambda: len(elastic.launches()) == 1)
     run.stop("grows")
     elastic.eventually("no node is kept", lambda: not elastic.launches())

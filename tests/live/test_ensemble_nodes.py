@@ -28,7 +28,7 @@ def test_grow_keeps_nodes_and_shrink_and_the_end_let_them_go(elastic: Elastic) -
     elastic.eventually("three nodes", lambda: len(elastic.launches()) >= 3)
     elastic.eventually("the jobs have run", lambda: (4, 1) in run.fired())
     notes = [event["text"] for event in run.events if event["event"] == "note"]
-    assert notes == ["resize was not carried out: nodes_max = 24"]
+    assert notes == ["resize was not carried out: it asks for 93 nodes, and [Limits] nodes_max = 24"]
     elastic.eventually("one node is kept", lambda: len(elastic.launches()) == 1)
     assert run.process.poll() is None
     run.stop("grows")

@@ -15,7 +15,7 @@ from nodemanager.cli import main
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join.key_material import MaterialPaths
 from nodemanager.join.tickets import read_site_key
-from tests.live.instance import why_no_flux
+from tests.live.instance import SLOT_NAME, why_no_flux
 from tests.live.joining import Yard
 
 YardOf = Callable[..., Yard]
@@ -47,7 +47,7 @@ def test_a_node_joins_by_its_ticket_and_runs_a_job(yard_of: YardOf) -> None:
     launch = yard.launch("cloud2-1", "cloud2")
     node = yard.node(launch).boot()
     yard.eventually("it is online", lambda: "cloud2" in yard.online())
-    assert yard.flux("run", "-N1", "flux", "getattr", "hostname") == "cloud2"
+    assert yard.flux("run", "-N1", *SLOT_NAME) == "cloud2"
     yard.eventually("it says so", lambda: yard.reported(launch, "started"))
     assert node.lives
 

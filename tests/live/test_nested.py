@@ -14,7 +14,7 @@ import pytest
 from nodemanager.config.site import load_site
 from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
-from tests.live.instance import LiveInstance, eventually, free_port, why_no_flux
+from tests.live.instance import SLOT_NAME, LiveInstance, eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
 from tests.live.processes import run_flux, start, without_flux
 from tests.paths import ROOT
@@ -128,7 +128,7 @@ def test_expand_brings_nodes_and_its_cancel_takes_them_away(nested: Nested) -> N
     said = nested.verb("expand", nested.job, "-N", "2")
     assert "provides n1, n2" in said
     eventually("both have joined", lambda: nested.online() == [0, 1, 2], WITHIN_S)
-    assert sorted(nested.inner("run", "-N2", "-n2", "-c2", "flux", "getattr", "hostname").split()) == ["n1", "n2"]
+    assert sorted(nested.inner("run", "-N2", "-n2", "-c2", *SLOT_NAME).split()) == ["n1", "n2"]
 
     nested.outer.run("cancel", said.split()[1])
     eventually("both have left", lambda: nested.online() == [0], WITHIN_S)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.live.elastic import VERB_WITHIN_S, Elastic, Offer, an_elastic_site
+from tests.live.instance import schedules_gpus
 
 # A node whose job was lost comes back idle. It stays until the next job is submitted, because its time is paid.
 PAID = "10m"
@@ -54,7 +55,7 @@ def test_nodes_come_back_to_the_longer_table_and_the_manager_uses_it(site: Elast
     site.eventually("the node has come back", lambda: site.ranks()["s1"].online)
     assert set(before) <= set(site.launches())
     site.eventually("a job on all five has run", lambda: site.result(wide) == "COMPLETED", within_s=80.0)
-    pair = site.submit("true", nodes=2, gpus=1, requires={"properties": ["gpu"]})
+    pair = site.submit("true", nodes=2, gpus=int(schedules_gpus()), requires={"properties": ["gpu"]})
     site.eventually("a job on both GPU nodes has run", lambda: site.result(pair) == "COMPLETED", within_s=80.0)
 
 

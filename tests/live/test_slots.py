@@ -11,6 +11,7 @@ from nodemanager.config.text.flux_toml import ConfigFile, read_slot_types
 from nodemanager.core.slots import SlotsWish, TypeName
 from nodemanager.flux import bindings, kvs, retype
 from tests.live.elastic import Elastic, Offer, an_elastic_site
+from tests.live.instance import schedules_gpus
 from tests.live.killed_retyping import STEPS
 
 OFFERS = (Offer("small", "0.10", "s[1-3]"), Offer("gpu", "1.00", "g1", gpus=1))
@@ -58,7 +59,7 @@ def test_an_offline_slot_becomes_another_type_while_a_job_runs(site: Elastic) ->
     assert division(site) == kept_in_the_file(site) == CHANGED
     # Only with the slot that was re-typed there are two; and it serves again after its node has gone.
     for _ in range(2):
-        ends_well(site, site.submit("true", nodes=2, gpus=1, requires={"properties": ["gpu"]}))
+        ends_well(site, site.submit("true", nodes=2, gpus=int(schedules_gpus()), requires={"properties": ["gpu"]}))
         site.eventually(
             "the GPU nodes have gone", lambda: not site.ranks()["s3"].online and len(site.launches()) == 1
         )
@@ -105,7 +106,7 @@ def test_a_manager_killed_at_a_step_is_followed_by_one_that_repairs(site: Elasti
     assert still_runs(site, old)
     assert [rank.host for rank in site.ranks().values() if rank.drain_reason is not None] == []
     assert read(site, retype.MARKER_KEY) is read(site, retype.WISH_KEY) is None
-    ends_well(site, site.submit("true", nodes=2, gpus=1, requires={"properties": ["gpu"]}))
+    ends_well(site, site.submit("true", nodes=2, gpus=int(schedules_gpus()), requires={"properties": ["gpu"]}))
 
 
 def wish(site: Elastic, id_: str, **counts: int) -> None:

@@ -10,6 +10,7 @@ import os
 import pytest
 
 from tests.live.elastic import Elastic
+from tests.live.instance import schedules_gpus
 from tests.live.test_operate import drain_reason
 from tests.live.witness import slot_of
 
@@ -29,7 +30,7 @@ def test_jobs_nodes_holds_and_history_outlive_the_upgrade(elastic: Elastic) -> N
     elastic.verb("hold", "large1")
     elastic.eventually("the node is held", lambda: "hold:" in (drain_reason(elastic, "large1") or ""))
     # Its node is leased, and boots while no manager is there.
-    boots = elastic.submit("sleep", "0.5", gpus=1, requires=GPU)
+    boots = elastic.submit("sleep", "0.5", gpus=int(schedules_gpus()), requires=GPU)
     elastic.eventually("a lease is on record", lambda: "gpu1" in {it.slot for it in elastic.launches()})
     assert old.terminate(within_s=20.0) == 0
     waits = elastic.submit("true", requires={"properties": ["fast"]})

@@ -30,9 +30,9 @@ LAYERS = (
 ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
-    "planner": ("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", ""),
+    "planner": ("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", "stacked", ""),
     "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
-    "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", ""),
+    "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", ""),
     "history": ("", "store"),
     "web": ("state", "api", "", "grpc"),
     "simulation": ("time", "flux", "cloud", "delegation", ""),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from nodemanager.cli.parsing.parser import Parser
 
-KINDS = ("job", "node", "type")
+KINDS = ("job", "node", "type", "ensemble")
 PROGRAM = "flux-node-manager"
 SITE = "--config site.ini"
 NAMES_VERB = "names"  # for the shell's completion, so --help does not list it
 GRPC_LISTEN = "127.0.0.1:50051"
-NAMED = ("jobs", "nodes", "types")
+NAMED = ("jobs", "nodes", "types", "ensembles")
 
 AddArguments = Callable[[Parser], None]
 

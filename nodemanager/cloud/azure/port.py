@@ -243,7 +243,10 @@ class AzureCloud(RetryingPort):
                 [],
                 [],
                 self.driver,
-                extra={"tags": _tags_in(machine)},
+                extra={
+                    "tags": _tags_in(machine),
+                    "instance_type": (properties.get("hardwareProfile") or {}).get("vmSize"),
+                },
                 created_at=datetime.fromisoformat(created) if created else None,
             )
         except _PARSE_ERRORS as error:

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 
 from libcloud.common.exceptions import BaseHTTPError
@@ -20,6 +19,7 @@ from libcloud.compute.base import Node, NodeDriver
 from libcloud.compute.types import NodeState
 from requests.exceptions import InvalidHeader
 
+from nodemanager.cloud.common.retry_after import parse_retry_after
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
@@ -42,7 +42,6 @@ TAG_TYPE = "fnm:type"
 TAG_MADE_FROM = "fnm:made-from"  # nodes of earlier versions have none
 
 USER_DATA_MAX_BYTES = 16_384  # EC2's limit, the lowest of all providers
-RETRY_AFTER_MAX_S = 300.0
 _DETAIL_MAX_CHARS = 500
 
 UserDataSource = Callable[[Launch, NodeType], str]
@@ -181,6 +180,8 @@ class LibcloudPort(ABC):
             created_at=node.created_at.timestamp() if node.created_at else None,
             addresses=(*node.public_ips, *node.private_ips),
             died_because=self._died_because(node),
+            survivors=str(node.extra.get("survivors", "")),
+            size=str(node.extra.get("instance_type") or ""),
         )
 
     def _node_with_id(self, provider_id: ProviderId) -> Node:
@@ -281,19 +282,6 @@ def cloud_error(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> C
         return CloudError(kind, detail, retry_after_s)
     by_size = QuotaScope.TYPE if _QUOTA_BY_SIZE.search(detail.replace("_", " ")) else None
     return CloudError(kind, detail, retry_after_s, _QUOTA_SCOPE_BY_CODE.get(detail.partition(":")[0], by_size))
-
-
-def parse_retry_after(header: str, now_at: float) -> float:
-    """Return the seconds that a Retry-After header asks for (RFC 9110, 10.2.3), 300 at most; 0 if unreadable."""
-    text = header.strip()
-    if re.fullmatch(r"[+-]?[0-9]+(\.[0-9]+)?", text):
-        wait_s = float(text)
-    else:
-        try:
-            wait_s = parsedate_to_datetime(text).timestamp() - now_at
-        except (ValueError, OverflowError):
-            return 0.0
-    return min(max(0.0, wait_s), RETRY_AFTER_MAX_S)
 
 
 def _kind_of_code(code: str, *, creating: bool) -> FailureKind | None:

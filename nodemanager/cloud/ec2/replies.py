@@ -24,7 +24,7 @@ _NS = f"{{{NAMESPACE}}}"
 _SHOWN_MAX_CHARS = 200
 
 # Built once, because parsing a list looks them up ten thousand times.
-_ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE = (
+_ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE, _TYPE = (
     _NS + name
     for name in (
         "instanceId",
@@ -35,6 +35,7 @@ _ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE = (
         "value",
         "launchTime",
         "instanceLifecycle",
+        "instanceType",
     )
 )
 _ADDRESSES = tuple(_NS + name for name in ("ipAddress", "privateIpAddress", "ipv6Address"))
@@ -153,6 +154,7 @@ def node_from_instance(item: Element) -> CloudNode:
         addresses=tuple(address for name in _ADDRESSES if (address := item.findtext(name))),
         died_because="" if state in _ALIVE else _end_reason(item),
         market=Market.SPOT if spot else Market.ON_DEMAND,
+        size=item.findtext(_TYPE) or "",
     )
 
 

@@ -226,6 +226,7 @@ class GceCloud(RetryingPort):
                 extra={
                     "metadata": {_tag_of_key(item["key"]): str(item.get("value", "")) for item in items},
                     "status": found["status"],
+                    "instance_type": str(found.get("machineType") or "").rpartition("/")[2],
                 },
                 # libcloud would leave this empty and put the time into ``extra`` only.
                 created_at=datetime.fromisoformat(found["creationTimestamp"]),

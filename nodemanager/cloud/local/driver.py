@@ -27,8 +27,16 @@ from libcloud.compute.base import (
 )
 from libcloud.compute.types import NodeState
 
+from nodemanager.actors.user_names import user_name
 from nodemanager.cloud.local.faults import FaultBoard, Faults, FaultsUnreadableError
-from nodemanager.cloud.local.process import end_nodes, find_init, is_alive, start
+from nodemanager.cloud.local.process import (
+    ForeignProcess,
+    end_nodes,
+    find_init,
+    foreign_processes,
+    is_alive,
+    start,
+)
 from nodemanager.cloud.local.store import CreateRequest, NodeRecord, NodeUnreadableError, Store
 
 USER_SHUTDOWN = "Client.UserInitiatedShutdown"
@@ -76,6 +84,7 @@ class LocalNodeDriver(NodeDriver):
         self._terminated_ttl_s = terminated_ttl_s
         self._keep_logs = keep_logs
         self._rng = rng or random.Random()
+        self._survivors: Mapping[str, Sequence[ForeignProcess]] = {}  # of nodes that are to end, by node id
 
     def list_nodes(self) -> list[Node]:
         """Return every node in order of creation. Raises :class:`BaseHTTPError` if one is unreadable."""
@@ -209,11 +218,19 @@ class LocalNodeDriver(NodeDriver):
         return record.terminated_at is not None and now_at - record.terminated_at > self._terminated_ttl_s
 
     def _kill_ending(self, records: list[NodeRecord], now_at: float) -> list[NodeRecord]:
-        """Kill the nodes that must end. A node counts as terminated only after its last process has ended."""
+        """Kill the nodes that must end. A node counts as terminated only after its last process has ended.
+
+        A process of another user, such as a guest's job, cannot be killed. The node ends when it has ended.
+        """
         ending = {record.id: record.init for record in records if record.ending and record.terminated_at is None}
         if not ending:
+            self._survivors = {}
             return records
-        ended = ending.keys() - end_nodes(ending)
+        sessions = {node_id: self.store.sessions(node_id) for node_id in ending}
+        living = end_nodes(ending)
+        started = {node_id: init for node_id, init in ending.items() if init is not None}
+        self._survivors = foreign_processes(started, sessions)
+        ended = ending.keys() - living - self._survivors.keys()
         for node_id in ended:
             self.store.clear_tmp(node_id)
         return [
@@ -240,6 +257,7 @@ class LocalNodeDriver(NodeDriver):
                 "client_token": record.order.token,
                 "pid": record.init.pid if record.init else None,
                 "folder": str(self.store.folder(record.id)),
+                "survivors": _survivors_text(self._survivors.get(record.id, ())),
             },
         )
 
@@ -256,6 +274,11 @@ class LocalNodeDriver(NodeDriver):
 
 def _state_reason(ending: str) -> dict[str, str] | None:
     return {"code": ending, "message": f"{ending}: {_END_REASONS[ending]}"} if ending else None
+
+
+def _survivors_text(survivors: Sequence[ForeignProcess]) -> str:
+    """Name the processes that survive, and their users; "" if none does."""
+    return ", ".join(f"process {it.pid} of user {user_name(it.uid)}" for it in survivors)
 
 
 def _find_by_token(records: Sequence[NodeRecord], token: str) -> NodeRecord | None:

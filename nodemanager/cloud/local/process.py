@@ -12,6 +12,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -152,6 +153,42 @@ def end_nodes(inits: Mapping[str, LocalProcess | None]) -> frozenset[str]:
     return frozenset(node_id for process, node_id in found.items() if is_alive(process))
 
 
+@dataclass(frozen=True, slots=True)
+class ForeignProcess:
+    """A node's process of another user, which this process may not kill."""
+
+    pid: int
+    uid: int
+
+
+def foreign_processes(
+    inits: Mapping[str, LocalProcess], sessions: Mapping[str, AbstractSet[int]]
+) -> Mapping[str, tuple[ForeignProcess, ...]]:
+    """Find the processes of other users on these nodes, by node id. ``sessions``: those of each node's brokers.
+
+    They are in the session of the init or of a broker, which may have ended. The kernel does not reuse the number
+    of a session that has a member, so a member that is no older than the init belongs to the node.
+    """
+    of_session = {
+        sid: node_id
+        for node_id, init in inits.items()
+        for sid in (init.pid, *sessions.get(node_id, ()))
+        if (leader := _stat_of(sid)) is None or leader.has_ended or _node_id_of(sid) == node_id
+    }
+    found: dict[str, tuple[ForeignProcess, ...]] = {}
+    for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
+        stat = _stat_of(pid)
+        if stat is None or stat.has_ended or (node_id := of_session.get(stat.session)) is None:
+            continue
+        if inits[node_id].boot_id != _boot_id() or stat.start_tick < inits[node_id].start_tick:
+            continue
+        with suppress(*_UNREADABLE):
+            uid = Path(f"/proc/{pid}").stat().st_uid
+            if uid != os.getuid():
+                found[node_id] = (*found.get(node_id, ()), ForeignProcess(pid, uid))
+    return found
+
+
 def marked_pids(node_ids: frozenset[str]) -> frozenset[int]:
     """Return the pids of all living processes that have one of these node ids in their environment."""
     return frozenset(process.pid for process, _ in _living_processes(dict.fromkeys(node_ids)))
@@ -162,13 +199,21 @@ def _living_processes(inits: Mapping[str, LocalProcess | None]) -> Iterator[tupl
     boot_id = _boot_id()
     # A session id certainly belongs to the node only while the session's leader holds that pid.
     sessions = {init.pid: node_id for node_id, init in inits.items() if init is not None and _stat_if_same(init)}
+    unmarked: list[tuple[int, _Stat]] = []
     for pid in [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]:
         stat = _stat_of(pid)
         if stat is None or stat.has_ended:
             continue
         node_id = sessions.get(stat.session) or _node_id_of(pid)
         if node_id in inits:
+            if stat.session == pid:
+                sessions[pid] = node_id  # a broker with a session of its own; its jobs' processes are in it
             yield LocalProcess(pid, stat.start_tick, boot_id), node_id
+        else:
+            unmarked.append((pid, stat))
+    for pid, stat in unmarked:
+        if stat.session in sessions:
+            yield LocalProcess(pid, stat.start_tick, boot_id), sessions[stat.session]
 
 
 def _node_id_of(pid: int) -> str:

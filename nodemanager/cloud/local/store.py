@@ -120,12 +120,23 @@ class Store:
 
     def clear_tmp(self, node_id: str) -> None:
         """Delete the node's own ``/tmp``, where a killed broker leaves its sockets."""
+        if (tmp := self._tmp(node_id)) is not None:
+            shutil.rmtree(tmp, ignore_errors=True)
+
+    def sessions(self, node_id: str) -> frozenset[int]:
+        """Return the sessions besides its init's in which the node has started brokers."""
+        try:
+            tmp = self._tmp(node_id)
+            return frozenset(map(int, (tmp / "sessions").read_text().split())) if tmp is not None else frozenset()
+        except (FileNotFoundError, ValueError):  # ValueError: it is being written
+            return frozenset()
+
+    def _tmp(self, node_id: str) -> Path | None:
         try:
             tmp = Path((self.folder(node_id) / "tmp").read_text(encoding="ascii").strip())
         except FileNotFoundError:
-            return
-        if tmp.name.startswith("fnm-node."):
-            shutil.rmtree(tmp, ignore_errors=True)
+            return None
+        return tmp if tmp.name.startswith("fnm-node.") else None
 
     def forget(self, node_id: str, *, keep_logs: bool = False) -> None:
         """Remove a node by one rename, then delete its folder. With ``keep_logs``, keep the folder in ``logs/``."""

@@ -201,6 +201,9 @@ class NovaDriver(OpenStack_2_NodeDriver):
         except _PARSE_ERRORS as error:
             # If a server's cell is down, Nova lists only the server's id.
             raise malformed_reply(f"a server lacks a required field ({error!r})", sorted(server)) from error
+        flavor = server.get("flavor")
+        if isinstance(flavor, dict):
+            node.extra["instance_type"] = flavor.get("original_name")  # from microversion 2.47 on
         return node
 
 

@@ -52,7 +52,7 @@ def provider_sections(cloud: CloudSettings, nodes: Nodes) -> Iterator[tuple[str,
 def zero_prices(document: Document, nodes: Nodes) -> Iterator[Fault]:
     """Find prices of 0. The cheapest type is bought first, so a forgotten price would make it the only choice."""
     for name, node in nodes.items():
-        if not node.price_per_hour:
+        if node.price_per_hour == 0:
             yield document.fault(NODE + name, "price_per_hour", "a price above 0 is needed: no node is free")
 
 

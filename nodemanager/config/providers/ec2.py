@@ -14,6 +14,7 @@ CREDENTIALS = ("access_key_id", "secret_access_key", "session_token")
 
 _IMAGE = re.compile(r"ami-[0-9a-f]+", re.ASCII)
 _SIZE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+", re.ASCII)
+_SIZE_PATTERN = re.compile(r"[a-z0-9?*\[\]-]+(\.[a-z0-9?*\[\]-]+)?", re.ASCII)
 _NODE = "Node "
 
 
@@ -47,9 +48,11 @@ def _node_faults(document: Document, name: TypeName, node: NodeSettings, cloud: 
         yield document.fault(section, "image", 'must be given here or under [Cloud]: an image such as "ami-0abc"')
     elif not _IMAGE.fullmatch(image):
         yield document.fault(section if node.image else "Cloud", "image", 'an image such as "ami-0abc" is needed')
-    if not _SIZE.fullmatch(size):
+    for wrong in (it for it in node.sizes if not _SIZE_PATTERN.fullmatch(it)):
+        yield document.fault(section, "sizes", f'"{wrong}" is no instance type such as "c7i.large", nor "c7i.*"')
+    if not node.sizes and not _SIZE.fullmatch(size):
         yield document.fault(section, "size", 'an instance type such as "c7i.large" is needed')
-    if not node.price_per_hour:
+    if node.price_per_hour == 0:
         # The cheapest type is bought first, so a forgotten price would make it the only choice.
         yield document.fault(section, "price_per_hour", "a price above 0 is needed: no node on EC2 is free")
     yield from _network_faults(document, section, node.network)

@@ -49,6 +49,7 @@ HOST_NAME_ALLOWED = 'up to 63 letters, digits, "." and "-", beginning with a let
 
 _CLUSTER = re.compile(r"[a-z0-9-]{1,32}", re.ASCII)
 _NAME_OR_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]", re.ASCII)
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)  # RFC 1123
 _MICROVERSION = re.compile(r"[0-9]{1,2}\.[0-9]{1,3}", re.ASCII)
 _PUBLIC_KEY = re.compile(r"[a-z0-9@.-]+ [A-Za-z0-9+/=]+( .*)?|", re.ASCII)
 _DECIMAL = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,9})?", re.ASCII)
@@ -72,6 +73,14 @@ class Provider(StrEnum):
     GCE = "gce"
     AZURE = "azure"
     FLUX = "flux"  # nodes are jobs of an outer instance
+    MINICLUSTER = "minicluster"  # nodes are pods of a Flux Operator MiniCluster
+
+
+class SizeOwner(StrEnum):
+    """Who changes the size of a MiniCluster."""
+
+    US = "us"  # only the manager: nodes that others add are adopted, and leave when they are idle
+    SHARED = "shared"  # others too: the manager never removes nodes that they add
 
 
 class Viewers(StrEnum):
@@ -217,6 +226,11 @@ def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
 
 def _word(text: str) -> str:
     _require(text and not any(character.isspace() for character in text))
+    return text
+
+
+def _kubernetes_name(text: str) -> str:
+    _require(not text or _LABEL.fullmatch(text))
     return text
 
 
@@ -430,6 +444,9 @@ _Period = Annotated[float, _PERIOD]
 _Bytes = Annotated[int, ValueFormat('a size such as "4GiB"', _size_bytes)]
 _Word = Annotated[str, ValueFormat("a name without spaces", _word)]
 _OptionalWord = Annotated[str, ValueFormat("a name without spaces", _word_or_nothing)]
+_KubernetesName = Annotated[
+    str, ValueFormat('a name of up to 63 characters "a-z", "0-9" and "-"', _kubernetes_name)
+]
 _Command = Annotated[str, ValueFormat("a command and its arguments, in one line", _command)]
 _Host = Annotated[str, ValueFormat("a host name", _matching(NAME))]
 _Path = Annotated[Path, ValueFormat("a path", _path)]
@@ -506,6 +523,7 @@ class CloudSettings(SectionSettings):
     image: _OptionalWord = ""
     network: _JoinedWords = ""  # several are joined by ","
     zones: _Words = ()
+    price_list: Annotated[Path | None, ValueFormat("a path", _path)] = None
     region: _OptionalWord = ""
     endpoint: Annotated[str, ValueFormat('"https://HOST" or "http://HOST:PORT"', _endpoint)] = ""
     subnets: _ZoneSubnets = ()
@@ -518,6 +536,11 @@ class CloudSettings(SectionSettings):
     project: _OptionalWord = ""
     resource_group: _OptionalWord = ""
     ssh_public_key: Annotated[str, ValueFormat('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
+    name: _KubernetesName = ""
+    namespace: _KubernetesName = ""  # "" means that of the kubeconfig or of the manager's pod
+    # None means the service account of the manager's pod.
+    kubeconfig: Annotated[Path | None, ValueFormat("a path", _path)] = None
+    owner: Annotated[SizeOwner, _one_of(SizeOwner)] = SizeOwner.US
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
@@ -697,10 +720,15 @@ class NodeSettings(SectionSettings):
     """One ``[Node NAME]``. ``size`` defaults to NAME; ``image``, ``zones``, ``network``, ... to ``[Cloud]``."""
 
     size: _OptionalWord = ""
+    sizes: Annotated[
+        tuple[str, ...], ValueFormat('a list of sizes and patterns such as "c7i.4xlarge, c7a.*"', _comma_list)
+    ] = ()
     cores: _Positive
     gpus: _Count = 0
     memory_bytes: _Bytes = Field(validation_alias="memory")
-    price_per_hour: _Price
+    price_per_hour: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = (
+        None  # must be given, unless the price list has all sizes
+    )
     billing_window_s: _Billing = Field(default=3600.0, validation_alias="billing")
     billing_minimum_s: _Duration = Field(default=0.0, validation_alias="billing_minimum")
     market: Annotated[Market, _one_of(Market)] = Market.ON_DEMAND
@@ -744,6 +772,7 @@ class EnsembleSettings(SectionSettings):
     weight: _Rate = 1.0
     nodes_min: _Count = 0
     nodes_max: _Positive | None = None
+    per_day: _Price | None = None
     allow_custom: _YesOrNo = False
 
 

@@ -199,7 +199,7 @@ class _ResourceStatus:
         return _ResourceStatus(
             self.declared.reread(status.get("R"), _read_declared, f"{where}.R"),
             self.online.reread(status.get("online", ""), _ranks, f"{where}.online"),
-            self.drains.reread(status.get("drain", {}), _read_drains, f"{where}.drain"),
+            self.drains.reread(status.get("drain"), _read_drains, f"{where}.drain"),
             self.torpid.reread(status.get("torpid", ""), _ranks, f"{where}.torpid"),
             self.excluded.reread(status.get("exclude", ""), _ranks, f"{where}.exclude"),
         )
@@ -241,6 +241,7 @@ class Look:
     _ended_at: Mapping[Rank, float] = field(default_factory=dict)
     _slot_types: Mapping[SlotName, TypeName] = field(default_factory=dict)
     _housekeeping: Mapping[Rank, float] = field(default_factory=dict)
+    with_leader: bool = False
 
     def next(
         self,
@@ -258,11 +259,13 @@ class Look:
             last_job_ended_at,
             slot_types if slot_types is not None else {},
             _read_housekeeping(job_manager_stats) if job_manager_stats is not None else {},
+            self.with_leader,
         )
         changed = read._changed_since(self)
         if changed is None:
             inventory = read._seen.declared.value.inventory
-            return replace(read, ranks={rank: read._rank(rank) for rank in sorted(inventory.keys() - {LEADER})})
+            hidden = set() if self.with_leader else {LEADER}
+            return replace(read, ranks={rank: read._rank(rank) for rank in sorted(inventory.keys() - hidden)})
         changed &= self.ranks.keys()
         if not changed:
             return replace(read, ranks=self.ranks)

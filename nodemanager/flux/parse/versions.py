@@ -15,6 +15,9 @@ FLOOR: Version = (0, 72)
 HOSTNAME_ATTRIBUTE: Version = (0, 82)
 # Before 0.84 sched-simple knew no GPUs: Flux fails every job that asks for one.
 GPUS_IN_SCHED_SIMPLE: Version = (0, 84)
+# Before 0.84 sched-simple does not go on when the first job is held or cancelled. It looks at the queue again at
+# the next submission, at the end of a job, or when a node joins.
+GOES_ON_AFTER_HOLD: Version = (0, 84)
 
 _VERSION = re.compile(r"\b(\d+)\.(\d+)\.\d+")
 

@@ -9,7 +9,7 @@ import json
 from urllib.parse import quote, unquote
 
 from nodemanager.core.nodes import Launch, LaunchId
-from nodemanager.core.slots import Billing, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import Billing, Market, Rank, SlotName, Tariff, TypeName
 from nodemanager.flux.parse.json_fields import (
     amount_at,
     flag_at,
@@ -45,9 +45,12 @@ def encode(launch: Launch) -> str:
         "client_token": launch.client_token,
         "requested_at": launch.requested_at,
         "zone": launch.zone,
+        "size": launch.size,
         "made_from": launch.made_from,
         "prepaid": launch.prepaid,
     }
+    if launch.market is not None:
+        fields["market"] = str(launch.market)
     if launch.tariff is not None:
         fields["tariff"] = {
             "price_per_hour": str(launch.tariff.price_per_hour),
@@ -73,9 +76,18 @@ def decode(text: str, slot: SlotName) -> Launch:
         requested_at=seconds_at(fields.get("requested_at"), "record.requested_at"),
         zone=text_at(fields.get("zone", ""), "record.zone"),
         tariff=_tariff(fields["tariff"]) if "tariff" in fields else None,
+        size=text_at(fields.get("size", ""), "record.size"),
+        market=_market(fields["market"]) if "market" in fields else None,
         made_from=text_at(fields.get("made_from", ""), "record.made_from"),
         prepaid=flag_at(fields.get("prepaid", False), "record.prepaid"),
     )
+
+
+def _market(value: object) -> Market:
+    try:
+        return Market(text_at(value, "record.market"))
+    except ValueError as error:
+        raise wrong_value("record.market", "one of " + ", ".join(Market), value) from error
 
 
 def _tariff(value: object) -> Tariff:

@@ -46,6 +46,7 @@ def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
         slot=shlex.quote(slot),
         path=shlex.quote(f"{Path(flux).parent}:/usr/bin:/bin"),
         open_rundir=_OPEN_RUNDIR if site_admits_guests(site) else "",
+        survivors=_SURVIVORS,
         watch=_WATCH.format(away_max_s=math.ceil(_rank_0_away_max_s(site))) if _ends_itself(site) else "",
         prepare=_FLUB_PREPARE if flub else ":",
         broker=f'{broker} --config-path="$rundir/node.toml"' if flub else broker,
@@ -139,6 +140,55 @@ watch &
 watcher=$!
 """
 
+# After a broker's sudden death the tasks of its jobs run on, and Flux no longer knows them: no job may begin beside
+# them. They are found by their session, which is this script's. Those that were there before the first broker, and
+# the script's own children, do not count. A guest's process can be ended only by the guest or by root.
+_SURVIVORS = """
+# shellcheck disable=SC2086 # the fields are words
+survivors() {
+    for process in /proc/[0-9]*; do
+        stat=
+        while IFS= read -r line; do stat="$stat$line "; done <"$process/stat" || continue
+        pid=${process#/proc/}
+        # The name, in parentheses, may contain anything. After it: state, parent, group, session.
+        set -- ${stat##*) }
+        [ $# -ge 4 ] && [ "$4" = "$session" ] && [ "$1" != Z ] || continue
+        case " $known $$ " in *" $pid "*) continue ;; esac
+        case "$2" in 1) echo "$pid"; continue ;; esac
+        parent=
+        while IFS= read -r line; do parent="$parent$line "; done <"/proc/$2/stat" || continue
+        set -- ${parent##*) }
+        [ "${4:-}" = "$session" ] || echo "$pid"
+    done 2>/dev/null
+}
+
+# shellcheck disable=SC2086
+end_survivors() {
+    told=
+    while left=$(survivors) && [ -n "$left" ]; do
+        kill -KILL $left 2>/dev/null
+        left=$(survivors)
+        if [ -n "$left" ] && [ "$left" != "$told" ]; then
+            told=$left
+            echo "slot $slot: the broker starts once these processes of other users have ended:" $left >&2
+        fi
+        sleep 1 &
+        child=$!
+        wait "$child"
+    done
+}
+
+stat=
+while IFS= read -r line; do stat="$stat$line "; done </proc/$$/stat
+# shellcheck disable=SC2086
+set -- ${stat##*) }
+session=$4
+known=
+known=$(survivors)
+# shellcheck disable=SC2086,SC2116
+known=$(echo $known)
+"""
+
 # A broker ends when rank 0 ends, and joins again when rank 0 is back. A broker whose leader died suddenly ignores
 # SIGTERM, so the script kills it after five seconds. Besides the watch, the script has at most one child at a time.
 # A local node ends when its init ends, the parent of this script.
@@ -176,7 +226,7 @@ leave() {{
     exit 0
 }}
 trap leave TERM INT HUP
-{watch}
+{survivors}{watch}
 delay=1
 while :; do
     started=$(date +%s)
@@ -189,6 +239,7 @@ while :; do
         delay=1
     fi
     echo "slot $slot: the broker ended with $status, next start in $delay s" >&2
+    end_survivors
     sleep "$delay" &
     child=$!
     wait "$child"

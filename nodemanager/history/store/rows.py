@@ -28,7 +28,7 @@ LEFT_OUT = ["left_out"]  # a constraint that was too long; no reader takes it fo
 INSERT_EVENT = (
     "INSERT INTO entries (at, kind, subject, what, code, figures, node_type) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-INSERT_LIFE = "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_LIFE = "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 ADD_COST = (
     "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
     " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s"
@@ -124,6 +124,7 @@ def _life_row(life: NodeLife) -> Row:
         life.why,
         life.cost,
         life.provider_id,
+        life.size,
     )
 
 

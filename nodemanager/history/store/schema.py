@@ -94,6 +94,9 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE lives ADD COLUMN provider_id TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE lives ADD COLUMN size TEXT NOT NULL DEFAULT '';
+    """,
 )
 VERSION = len(MIGRATIONS)
 

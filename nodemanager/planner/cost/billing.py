@@ -38,11 +38,17 @@ def age_s(node: Node, now_s: float) -> float:
 
 
 def tariff_of(launch: Launch, policy: Policy) -> NodeType | Tariff | None:
-    """What a node costs: its type's price in the site, or the price at purchase if the site dropped the type.
+    """What a node costs: its price in the site, or the price at purchase if the site dropped its type or size.
 
-    A prepaid node costs nothing. None if neither is known: leases of older versions do not record the price.
+    A prepaid node costs nothing. The dearest size counts if neither is known. None without a type: leases of older
+    versions record no price.
     """
-    return PREPAID if launch.prepaid else policy.types.get(launch.type_name, launch.tariff)
+    if launch.prepaid:
+        return PREPAID
+    known = policy.type_as_bought(launch) or launch.tariff
+    if known is not None or launch.type_name not in policy.types:
+        return known
+    return policy.by_size[launch.type_name][-1]
 
 
 def price_per_hour(launch: Launch, policy: Policy) -> Decimal:

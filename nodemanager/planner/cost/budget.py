@@ -25,7 +25,7 @@ from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT, Spend
-from nodemanager.core.slots import Rank, TypeName
+from nodemanager.core.slots import Market, Rank, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
@@ -176,11 +176,12 @@ def job_price_per_hour(job: Job, snapshot: Snapshot, policy: Policy) -> Decimal:
     for held in job.allocations:
         rank = snapshot.ranks.get(held.rank)
         type_and_index = policy.index_of_slot.get(rank.host) if rank is not None else None
+        owner = node_index_of(snapshot).launch_of_rank.get(held.rank) if rank is not None else None
+        tariff = billing.tariff_of(snapshot.nodes[owner].launch, policy) if owner is not None else None
         if type_and_index is not None:
             node_type = policy.types[type_and_index[0]]
-            price += node_type.price_per_hour * held.cores / node_type.cores
-        elif rank is not None and (owner := node_index_of(snapshot).launch_of_rank.get(held.rank)) is not None:
-            tariff = billing.tariff_of(snapshot.nodes[owner].launch, policy)
+            price += (tariff or node_type).price_per_hour * held.cores / node_type.cores
+        elif rank is not None and owner is not None:
             price += tariff.price_per_hour * held.cores / rank.cores if tariff is not None else 0
     return price
 
@@ -400,13 +401,16 @@ def _last_job_ends(snapshot: Snapshot, queue_index: QueueIndex) -> dict[Rank, fl
     return ends
 
 
-def closed_types(limits: BudgetLimits, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that the budget forbids to buy: all, or all except those with the cheapest cores."""
+def closed_sizes(limits: BudgetLimits, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
+    """The sizes of each type that the budget forbids to buy: all, or all except those with the cheapest cores."""
     if limits.obstacle is None:
         return {}
     least = min((it.price_per_hour / it.cores for it in policy.node_types), default=Decimal(0))
     return {
-        it.name: limits.obstacle
-        for it in policy.node_types
-        if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
+        name: {
+            (it.size, it.market): limits.obstacle
+            for it in sizes
+            if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
+        }
+        for name, sizes in policy.by_size.items()
     }

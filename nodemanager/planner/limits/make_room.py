@@ -73,7 +73,8 @@ def _shortfall(job: JobId, shape: Shape, policy: Policy, placement: Placement) -
     supply, memory = placement.supply, infeasibility.memory_per_piece(shape, placement.supply)
     _, short = placement.seating.short.get(job, (None, pieces_of(shape)))
     free: Counter[TypeName] = Counter()
-    for offer, left in zip(placement.allocation.offers, placement.allocation.left, strict=True):
+    counts = placement.allocation.separate_counts()
+    for offer, left in zip(placement.allocation.offers, counts, strict=True):
         if not offer.is_ordered:
             free[offer.node_type.name] += left
         elif offer.suits(shape.constraint):  # booting, and no job ahead needs it
@@ -87,5 +88,5 @@ def _shortfall(job: JobId, shape: Shape, policy: Policy, placement: Placement) -
         taken = min(free[node_type.name], suit, -(-short // each))
         short -= taken * each
         nodes += taken
-        price += taken * node_type.price_per_hour
+        price += taken * supply.cheapest(node_type).price_per_hour
     return (nodes - placement.allocation.nodes_left, price - placement.price_left) if short <= 0 else None

@@ -13,7 +13,7 @@ from decimal import Decimal
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import Rank
 from nodemanager.planner.cost import timings
-from nodemanager.planner.cost.budget import WHOLE_SITE, BudgetLimits, closed_types, current_limits
+from nodemanager.planner.cost.budget import WHOLE_SITE, BudgetLimits, closed_sizes, current_limits
 from nodemanager.planner.limits.account_budgets import account_budgets_of, piece_price_per_hour
 from nodemanager.planner.placement.placement import Placement, place_jobs
 from nodemanager.planner.placement.positions import QUEUE_END
@@ -69,8 +69,9 @@ def _would_stay_the_same(placement: Placement, limits: BudgetLimits, policy: Pol
         return False
     bought = placement.supply.price_left - placement.price_left
     offers = [placement.allocation.offers[group.offer] for group in placement.allocation.groups]
-    closed = closed_types(limits, policy)
-    if closed and any(offer.node_type.name in closed for offer in offers if not offer.is_ordered):
+    closed = closed_sizes(limits, policy)
+    types = [offer.node_type for offer in offers if not offer.is_ordered]
+    if any((it.size, it.market) in closed.get(it.name, ()) for it in types):
         return False
     return limits.left_per_hour is None or bought <= limits.left_per_hour[0]
 

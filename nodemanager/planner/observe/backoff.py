@@ -16,11 +16,20 @@ from nodemanager.core.nodes import FailureKind, LaunchId, NodeState, QuotaScope
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, TypeName
-from nodemanager.planner.observe.zones import scopes_of
+from nodemanager.planner.observe.zones import block_on_all_zones, block_reason, scopes_of, zone_scope
 from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.node_index import bought_as, node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, FailureStreak, Quota, Scope, Snapshot
+from nodemanager.planner.state.snapshot import (
+    ALL_TYPES,
+    EVERYTHING,
+    Block,
+    Bought,
+    FailureStreak,
+    Quota,
+    Scope,
+    Snapshot,
+)
 
 NOT_UP_YET = (NodeState.REQUESTED, NodeState.BOOTING)
 
@@ -65,12 +74,12 @@ def apply_refusal(
 
 def apply_success(snapshot: Snapshot, node: Node, policy: Policy) -> Snapshot:
     """The snapshot after a successful create: expired blocks end, and a learned quota may grow."""
-    node_type = policy.types.get(node.launch.type_name)
+    node_type = policy.type_as_bought(node.launch)
     if node_type is None:
         return snapshot
     if not (snapshot.learned.blocks or snapshot.learned.quotas):
         return snapshot
-    scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, node.launch.zone))
+    scopes = (*scopes_of(node_type), zone_scope(node_type, node.launch.zone))
     over = [
         scope
         for scope in scopes
@@ -115,20 +124,29 @@ def _learn_quota(
 
 
 def _refusal_scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
-    """What a refused create blocks."""
-    name = node.launch.type_name
-    if kind is FailureKind.CAPACITY and name in policy.types:
-        return Scope(name, policy.types[name].market, node.launch.zone)
-    return Scope(name) if kind in (FailureKind.CAPACITY, FailureKind.CONFIG) else EVERYTHING
+    """What a refused create blocks. Of a type with several sizes, it is only the size that was refused."""
+    if kind not in (FailureKind.CAPACITY, FailureKind.CONFIG):
+        return EVERYTHING
+    node_type = policy.type_as_bought(node.launch)
+    if kind is FailureKind.CAPACITY and node_type is not None:
+        return zone_scope(node_type, node.launch.zone)
+    return _type_scope(node, policy)
+
+
+def _type_scope(node: Node, policy: Policy) -> Scope:
+    """The scope of a node's type; of the size it was bought as, if the type has several."""
+    node_type = policy.types.get(node.launch.type_name)
+    sized = node_type is not None and bool(node_type.sizes)
+    return Scope(node.launch.type_name, size=node.launch.size if sized else "")
 
 
 def _quota_scope(node: Node, reach: QuotaScope | None, policy: Policy) -> Scope:
     """What a refusal for lack of quota limits: the whole account, unless the provider says otherwise."""
-    name = node.launch.type_name
     if reach is QuotaScope.TYPE:
-        return Scope(name)
-    if reach is QuotaScope.MARKET and name in policy.types:
-        return Scope(ALL_TYPES, policy.types[name].market)
+        return _type_scope(node, policy)
+    node_type = policy.type_as_bought(node.launch)
+    if reach is QuotaScope.MARKET and node_type is not None:
+        return Scope(ALL_TYPES, node_type.market)
     return EVERYTHING
 
 
@@ -214,6 +232,12 @@ class Allowance:
                 )
         return None
 
+    def count_left(self, node_type: NodeType) -> int | None:
+        """How many more nodes of the type may be bought as this size; None if no quota is known."""
+        quotas = self.snapshot.learned.quotas
+        left = [self._left(scope, quotas[scope]) for scope in scopes_of(node_type) if scope in quotas]
+        return max(0, min(left)) if left else None
+
     def take(self, node_type: NodeType) -> bool:
         """Whether one more may be bought; if so, it is counted."""
         if self.why_none(node_type) is not None:
@@ -272,12 +296,36 @@ def _failed_boots(node_type: NodeType, streak: FailureStreak) -> Figures:
     }
 
 
-def unavailable_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that quotas and breakers keep from being bought now, each with the reason."""
-    if not snapshot.learned.quotas and not snapshot.learned.streaks:
+def unavailable_sizes(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
+    """The sizes of each type that blocks, quotas or breakers keep from being bought now, each with the reason."""
+    learned = snapshot.learned
+    if not (learned.blocks or learned.quotas or learned.streaks):
         return {}
     allowance = Allowance(snapshot, policy)
-    return {it.name: why for it in policy.node_types if (why := allowance.why_none(it)) is not None}
+
+    def why_none(node_type: NodeType) -> Reason | None:
+        block = block_on_all_zones(node_type, snapshot)
+        return block_reason(block) if block is not None else allowance.why_none(node_type)
+
+    return {
+        name: {(it.size, it.market): why for it in sizes if (why := why_none(it)) is not None}
+        for name, sizes in policy.by_size.items()
+    }
+
+
+def unavailable_types(
+    snapshot: Snapshot,
+    policy: Policy,
+    sizes: Mapping[TypeName, Mapping[tuple[str, Market], Reason]] | None = None,
+) -> Mapping[TypeName, Reason]:
+    """The types that cannot be bought as any size, each with the reason that ends first; and the observed ones."""
+    closed = unavailable_sizes(snapshot, policy) if sizes is None else sizes
+    none_left = {
+        name: min(reasons.values(), key=lambda why: why.figures.get("until_s", inf))
+        for name, reasons in closed.items()
+        if len(reasons) == len(policy.by_size[name])
+    }
+    return {**none_left, **{name: because(Code.ONLY_OBSERVED, node_type=name) for name in policy.observed}}
 
 
 def retry_at_s(snapshot: Snapshot) -> float:
@@ -293,12 +341,12 @@ def retry_at_s(snapshot: Snapshot) -> float:
 
 def _trial_scope(node_type: NodeType) -> Scope:
     """The scope under which trial boots of a type are counted while its breaker is open."""
-    return Scope(node_type.name, node_type.market, "trial")
+    return Scope(node_type.name, zone="trial")
 
 
 def _scope_name(scope: Scope) -> str:
     if scope.type_name != ALL_TYPES:
-        return str(scope.type_name)
+        return f"{scope.type_name} as {scope.size}" if scope.size else str(scope.type_name)
     return str(scope.market) if scope.market is not None else "account"
 
 
@@ -319,19 +367,19 @@ def _count_billed(scope: Scope, snapshot: Snapshot, policy: Policy, sent_only: b
             if node.state is NodeState.REQUESTED and node.create.sent_s is None
         )
         return _count_billed(scope, snapshot, policy, sent_only=False) - waits
-    return sum(
-        count for name, count in node_index_of(snapshot).count_by_type.items() if _is_in_scope(scope, name, policy)
-    )
+    counts = node_index_of(snapshot).count_by_size.items()
+    return sum(count for bought, count in counts if _is_in_scope(scope, bought, policy))
 
 
 def _nodes_in(scope: Scope, nodes: Iterable[Node], policy: Policy) -> Iterable[Node]:
-    return (node for node in nodes if _is_in_scope(scope, node.launch.type_name, policy))
+    return (node for node in nodes if _is_in_scope(scope, bought_as(node.launch), policy))
 
 
-def _is_in_scope(scope: Scope, name: TypeName, policy: Policy) -> bool:
+def _is_in_scope(scope: Scope, bought: Bought, policy: Policy) -> bool:
+    name, size, market = bought
     if scope.type_name != ALL_TYPES:
-        return name == scope.type_name
-    return scope.market is None or _market_of(name, policy) is scope.market
+        return name == scope.type_name and scope.size in ("", size)
+    return scope.market is None or (market or _market_of(name, policy)) is scope.market
 
 
 def _market_of(name: TypeName, policy: Policy) -> Market | None:

@@ -15,6 +15,7 @@ from nodemanager.core.facts import (
     ClaimHeld,
     ClaimRefused,
     CloudCallFailed,
+    CloudChanged,
     CloudListed,
     DecisionsPaused,
     DecisionsResumed,
@@ -486,6 +487,12 @@ def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapsho
     )
 
 
+def _require_list(snapshot: Snapshot, fact: CloudChanged) -> Snapshot:
+    del fact
+    sources = snapshot.sources
+    return replace(snapshot, sources=replace(sources, cloud=replace(sources.cloud, news_s=snapshot.now_s)))
+
+
 def _note_destroy_accepted(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
     del fact
     if not rank_facts.waits_for(node, CallKind.DESTROY):
@@ -579,6 +586,7 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     OrderLapsed: whatever_the_policy(_apply_lapsed_order),
     # the cloud
     CloudListed: one_by_one(rank_facts.apply_cloud_list),
+    CloudChanged: whatever_the_policy(_require_list),
     NodeCreated: _apply_creates,
     NodeDestroyed: to_nodes(_note_destroy_accepted),
     CloudCallFailed: one_by_one(rank_facts.apply_cloud_failure),

@@ -496,8 +496,17 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
             intruders=pairing.intruders,
             strangers=pairing.strangers,
         ),
-        sources=replace(snapshot.sources, doubted_lists=doubted, cloud=Source(seen_s=fact.started_s)),
+        sources=replace(
+            snapshot.sources,
+            doubted_lists=doubted,
+            cloud=Source(seen_s=fact.started_s, news_s=_newer(snapshot.sources.cloud.news_s, fact.started_s)),
+        ),
     )
+
+
+def _newer(news_s: float | None, started_s: float) -> float | None:
+    """The time of news that a query begun at ``started_s`` may lack; None if there is none."""
+    return news_s if news_s is not None and news_s > started_s else None
 
 
 def _should_be_listed(node: Node) -> bool:

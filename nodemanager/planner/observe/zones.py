@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, TypeName
-from nodemanager.planner.state.policy import Policy
+from nodemanager.core.slots import NodeType
 from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, Scope, Snapshot
 
 # By the kind of the failure. Kinds that block nothing are not in these tables.
@@ -48,36 +47,31 @@ def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
-    """The scopes that include a type, the account's first."""
-    return EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
+    """The scopes that include a type as one size, the account's first."""
+    scopes = EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
+    return (*scopes, Scope(node_type.name, size=node_type.size)) if node_type.sizes else scopes
+
+
+def zone_scope(node_type: NodeType, zone: str) -> Scope:
+    """The scope of a type as one size, on its market, in one zone."""
+    return Scope(node_type.name, node_type.market, zone, node_type.size if node_type.sizes else "")
 
 
 def block_on(node_type: NodeType, zone: str, snapshot: Snapshot) -> Block | None:
     """What blocks the type in a zone now, the longest block; None if nothing does."""
     if not snapshot.learned.blocks:
         return None
-    scopes = (*scopes_of(node_type), Scope(node_type.name, node_type.market, zone))
+    scopes = (*scopes_of(node_type), zone_scope(node_type, zone))
     blocks = [snapshot.learned.blocks[scope] for scope in scopes if scope in snapshot.learned.blocks]
     standing = [block for block in blocks if block.until_s > snapshot.now_s]
     return max(standing, key=lambda block: block.until_s, default=None)
 
 
-def blocked_types(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
-    """The types that no zone offers now, each with the block that ends first; and the observed types."""
-    observed = {name: because(Code.ONLY_OBSERVED, node_type=name) for name in policy.observed}
-    if not snapshot.learned.blocks:
-        return observed
-    blocked = {it.name: why for it in policy.node_types if (why := why_blocked(it, snapshot)) is not None}
-    return {**blocked, **observed}
-
-
-def why_blocked(node_type: NodeType, snapshot: Snapshot) -> Reason | None:
-    """Why no zone offers the type now, by the block that ends first; None if a zone does."""
+def block_on_all_zones(node_type: NodeType, snapshot: Snapshot) -> Block | None:
+    """The block that ends first, if no zone offers the type as this size now; None if a zone does."""
     blocks = [block_on(node_type, zone, snapshot) for zone in zones_of(node_type)]
-    if any(block is None for block in blocks):
-        return None
-    first = min((block for block in blocks if block is not None), key=lambda block: block.until_s)
-    return block_reason(first)
+    standing = [block for block in blocks if block is not None]
+    return min(standing, key=lambda block: block.until_s) if len(standing) == len(blocks) else None
 
 
 def block_reason(block: Block) -> Reason:

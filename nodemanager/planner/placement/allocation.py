@@ -8,9 +8,10 @@ no two of them share a node.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
+from math import inf
 from typing import NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, JobId, NodeLoad, Shape
@@ -124,11 +125,15 @@ class Allocation:
     works: list[Work] = field(default_factory=list)
     groups: list[NodeGroup] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
+    pool_left: dict[Hashable, int] = field(default_factory=dict)  # of the slots that several offers share
     dominated: dict[TypeName, TypeName] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.left:
             self.left = [offer.count for offer in self.offers]
+            for offer in self.offers:
+                if offer.pool is not None:
+                    self.pool_left[offer.pool] = max(offer.slots, self.pool_left.get(offer.pool, 0))
 
     def with_work(self, works: Sequence[Work], *, share: bool, greedily: bool = False) -> Allocation | None:
         """The allocation with this work added at the least cost; None if not all of it can be placed.
@@ -143,6 +148,7 @@ class Allocation:
             works=list(self.works),
             groups=list(self.groups),
             left=list(self.left),
+            pool_left=dict(self.pool_left),
             dominated=dict(self.dominated),
             effort=Effort(0) if greedily else self.effort,
         )
@@ -155,7 +161,7 @@ class Allocation:
         item = work.item(self.memory_bytes(work.shape))
         pieces, nodes_left = 0, self.nodes_left
         on_sale: list[tuple[int, int]] = []
-        for offer, left in zip(self.offers, self.left, strict=True):
+        for offer, left in zip(self.offers, self.separate_counts(), strict=True):
             if not left or not offer.suits(work.shape.constraint):
                 continue
             node_type = offer.node_type
@@ -175,13 +181,34 @@ class Allocation:
         """An upper bound for the cores that further work can get. ``share``: as in :meth:`with_work`."""
         cores = sum(group.nodes * group.cores for group in self.groups) if share else 0
         nodes_left = self.nodes_left
+        counts = self.separate_counts()
         for number in sorted(range(len(self.offers)), key=lambda it: -self.offers[it].node_type.cores):
-            offer, left = self.offers[number], self.left[number]
+            offer, left = self.offers[number], counts[number]
             if not offer.is_ordered:
                 left = max(0, min(left, nodes_left))
                 nodes_left -= left
             cores += left * offer.node_type.cores
         return cores
+
+    def separate_counts(self, numbers: Iterable[int] | None = None, span_s: float = inf) -> list[int]:
+        """How many nodes are left of each offer if no slot is counted twice. ``numbers``: only these offers.
+
+        Offers that share slots differ in price only: the cheapest, for a node of ``span_s`` seconds, comes first.
+        """
+        if not self.pool_left:
+            return self.left
+        counts, pool_left = [0] * len(self.offers), dict(self.pool_left)
+        shared: list[int] = []
+        for number in range(len(self.offers)) if numbers is None else numbers:
+            if self.offers[number].pool is None:
+                counts[number] = self.left[number]
+            else:
+                shared.append(number)
+        for number in sorted(shared, key=lambda it: (self.cost(self.offers[it], span_s), it)):
+            pool = self.offers[number].pool
+            counts[number] = min(self.left[number], pool_left[pool])
+            pool_left[pool] -= counts[number]
+        return counts
 
     def _pack_work(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
         """Pack work in place, and return whether all of it fits.
@@ -232,7 +259,7 @@ class Allocation:
         for source, offer in enumerate(self.offers):
             if not offer.load or not self.left[source]:
                 continue
-            lot = self._lot(source, 0.0, sunk=True)
+            lot = self._lot(source, 0.0, self.left, sunk=True)
             while self.left[source]:
                 contents = self._planned_contents(offer, source, lot, items, first, of_kind, pieces)
                 if not contents:
@@ -293,14 +320,17 @@ class Allocation:
             replace(item, pieces=count) if count != item.pieces else item
             for item, count in zip(items, pieces, strict=True)
         ]
-        sources: list[NodeGroup | int] = [*(group for group in groups if group.cores > 0), *offers]
         if not any(pieces):
             return True
-        lots = [self._lot(source, span_s, sunk=on_sale) for source in sources]
+        counts = self.separate_counts(self._in_zone(offers, first), span_s)
+        sources: list[NodeGroup | int] = [group for group in groups if group.cores > 0]
+        sources += [number for number in offers if counts[number]]
+        lots = [self._lot(source, span_s, counts, sunk=on_sale) for source in sources]
         packed, there, left_out = self._pack_best(items, lots, sources, first, on_sale=on_sale)
         for number, other in left_out.items():
             worse, kept = (self.offers[self._offer_number(sources[it])].node_type.name for it in (number, other))
-            self.dominated[worse] = kept
+            if worse != kept:
+                self.dominated[worse] = kept
         self._add_loads(packed, first, there)
         pieces[:] = packed.left
         return not any(packed.left)
@@ -364,8 +394,13 @@ class Allocation:
             found.append((offer.availability, met, offer.zones if zoned else ()))
         return found
 
-    def _lot(self, source: NodeGroup | int, span_s: float, *, sunk: bool) -> Lot:
-        """A group or an offer as a lot of the packing. ``sunk``: ordered nodes cost nothing.
+    def _in_zone(self, offers: Sequence[int], first: int) -> Sequence[int]:
+        """The offers in the zone that this work wants: works packed together want the same zone or none."""
+        zone = next((self.zones[work.shape] for work in self.works[first:] if work.shape.one_zone), None)
+        return offers if zone is None else [it for it in offers if zone in self.offers[it].zones]
+
+    def _lot(self, source: NodeGroup | int, span_s: float, counts: Sequence[int], *, sunk: bool) -> Lot:
+        """A group or an offer as a lot of the packing. ``counts``: of each offer. ``sunk``: ordered nodes are free.
 
         They cost nothing if they compete with nodes on sale. Alone, they are compared by price, as when they were
         bought, so that the same work is placed in the same way.
@@ -373,7 +408,7 @@ class Allocation:
         if isinstance(source, NodeGroup):
             return Lot(source.cores, source.gpus, source.memory_bytes, source.nodes, 0, 0, bought=False)
         offer = self.offers[source]
-        node_type, count = offer.node_type, self.left[source]
+        node_type, count = offer.node_type, counts[source]
         if offer.is_ordered:
             cost = 0 if sunk else self.cost(offer, span_s)
             return Lot(node_type.cores, node_type.gpus, node_type.memory_bytes, count, cost, 0, bought=False)
@@ -428,6 +463,8 @@ class Allocation:
                 continue
             offer = self.offers[source]
             self.left[source] -= load.nodes
+            if offer.pool is not None:
+                self.pool_left[offer.pool] -= load.nodes
             if not offer.is_ordered:
                 self.nodes_left -= load.nodes
                 self.price_left -= load.nodes * self.price(offer)
@@ -478,8 +515,12 @@ class Assignment:
         self._works = allocation.works
         self._offers = allocation.offers
         self._groups = allocation.groups
-        free = [offer.places() for offer in allocation.offers]
-        self._places = [list(islice(free[group.offer], group.nodes)) for group in allocation.groups]
+        free: dict[Hashable, Iterator[SlotAndRank]] = {}
+        self._places: list[list[SlotAndRank]] = []
+        for group in allocation.groups:
+            offer = allocation.offers[group.offer]
+            places = free.setdefault(group.offer if offer.pool is None else offer.pool, offer.places())
+            self._places.append(list(islice(places, group.nodes)))
         self._begins: list[list[int]] = [[] for _ in allocation.works]  # by work: the first piece on each group
         self._on: list[list[tuple[int, int]]] = [
             [] for _ in allocation.works

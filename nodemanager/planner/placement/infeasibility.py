@@ -126,6 +126,7 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obs
         if name in supply.blocked:
             first = first or supply.blocked[name]
             continue
+        node_type = supply.cheapest(node_type)  # noqa: PLW2901 - as the size that is bought first
         price = node_type.price_per_hour
         payable = nodes_left if price <= 0 else min(nodes_left, int(price_left // price))
         free = min(left.free.get(name, 0), supply.count_free_for(node_type, shape.constraint))

@@ -101,7 +101,7 @@ class OnOffer:
     def left_to_buy(self, allocation: Allocation) -> infeasibility.LeftToBuy:
         """What may still be bought after the allocation."""
         free: dict[TypeName, int] = {}
-        for offer, left in zip(allocation.offers, allocation.left, strict=True):
+        for offer, left in zip(allocation.offers, allocation.separate_counts(), strict=True):
             if not offer.is_ordered:
                 free[offer.node_type.name] = free.get(offer.node_type.name, 0) + left
         return infeasibility.LeftToBuy(free, allocation.nodes_left, self.price_left(allocation))

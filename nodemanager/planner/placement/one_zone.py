@@ -68,7 +68,7 @@ def _try_zone(
         if each and on_sale and missing > 0:
             nodes = min(supply.count_free_for(node_type, shape.constraint), -(-missing // each))
             missing -= min(missing, nodes * each)
-            price += nodes * node_type.price_per_hour
+            price += nodes * supply.cheapest(node_type).price_per_hour
     return ZoneChoice(zone, want - missing, missing), (missing, -there, price)
 
 

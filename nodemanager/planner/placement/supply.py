@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
@@ -13,32 +13,36 @@ from math import inf
 from nodemanager.core.drains import drain_text, is_our_drain
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, NodeLoad, Not
 from nodemanager.core.nodes import COMING, USABLE, FluxRank, Launch, NodeState
-from nodemanager.core.reasons import Reason
-from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import Market, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import PREPAID
-from nodemanager.planner.cost.budget import BudgetLimits, closed_types
-from nodemanager.planner.observe.backoff import unavailable_types
+from nodemanager.planner.cost.billing import price_per_hour as launch_price
+from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes
+from nodemanager.planner.observe.backoff import Allowance, unavailable_sizes, unavailable_types
 from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
-from nodemanager.planner.observe.zones import blocked_types, open_zones
+from nodemanager.planner.observe.zones import open_zones
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.scheduler.seating import Availability, Bin
 from nodemanager.planner.state.constraints import Matches, alike
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.node_index import bought_as, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
-from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.state.snapshot import Bought, Snapshot, Stray
 from nodemanager.planner.upkeep.consolidation import free_while_emptying, is_emptying
 from nodemanager.planner.upkeep.due import is_on_its_way_out
-from nodemanager.planner.upkeep.prepaid import count_prepaid, prepaid_left
+from nodemanager.planner.upkeep.prepaid import prepaid_launches, prepaid_left
 
 SlotAndRank = tuple[SlotName, Rank]
 
 # If jobs need more than this part of the nodes with room, each gets a bin, whether a job could get it or not.
 REACHABLE_PART = 0.25
+NAMED_MAX = 10  # nodes in a reason
+_BEING_REMOVED = (NodeState.STOPPING, NodeState.GONE)
 
 
 # --- existing nodes ---------------------------------------------------------------------------------------
@@ -257,6 +261,9 @@ class Offer:
     matches: Matches  # which ranks satisfy which constraints
     ordered_s: float | None = None  # when they were ordered; None if they are on sale
     load: NodeLoad = ()  # what each was bought for
+    # Offers of the same slots as different sizes share a pool of so many slots; None if no other offer has them.
+    pool: Hashable = None
+    slots: int = 0
 
     @property
     def is_ordered(self) -> bool:
@@ -356,6 +363,7 @@ class Supply:
     policy: Policy
     rank_index: RankIndex
     blocked: Mapping[TypeName, Reason]
+    blocked_sizes: Mapping[TypeName, Mapping[tuple[str, Market], Reason]]
     nodes_left: int
     price_left: Decimal
     budget_left: Reason | None = None  # set if the budget, not the price limit, decides ``price_left``
@@ -393,9 +401,30 @@ class Supply:
         return prepaid_left(self.snapshot, self.policy)
 
     @lazy_property
+    def on_sale(self) -> Mapping[TypeName, tuple[NodeType, ...]]:
+        """Each type as the sizes that may be bought now, the cheapest first. Blocked types are left out."""
+        sizes = self.policy.by_size.items()
+        return {
+            name: tuple(it for it in those if (it.size, it.market) not in self.blocked_sizes.get(name, ()))
+            for name, those in sizes
+            if name not in self.blocked
+        }
+
+    @lazy_property
     def open_zones(self) -> Mapping[TypeName, tuple[str, ...]]:
-        """The zones in which each type may be created now, in the order of the site."""
-        return {it.name: open_zones(it, self.snapshot) for it in self.policy.node_types}
+        """The zones in which each type may be created now as some size, in the order of the site."""
+        return {
+            it.name: tuple(
+                dict.fromkeys(
+                    zone for size in self.on_sale.get(it.name, (it,)) for zone in open_zones(size, self.snapshot)
+                )
+            )
+            for it in self.policy.node_types
+        }
+
+    def cheapest(self, node_type: NodeType) -> NodeType:
+        """The type as the cheapest size that may be bought now, or that there is."""
+        return next(iter(self.on_sale.get(node_type.name, ())), node_type)
 
     @lazy_property
     def leased_indexes(self) -> Mapping[TypeName, Mapping[int, bool]]:
@@ -484,22 +513,43 @@ class Supply:
             groups: dict[tuple[int, ...], list[SlotAndRank]] = {}
             kinds = _kinds((rank for _, rank in places()), constraints, self.matches) if constraints else {}
             if not kinds:
-                yield self._offer(node_type, standing, count, next(places()), places)
+                yield from self._offers_by_size(node_type, standing, count, next(places()), places)
                 continue
             for place in places():
                 groups.setdefault(kinds.get(place[1], ()), []).append(place)
             for group in groups.values():
-                yield self._offer(node_type, standing, len(group), group[0], group.__iter__)
+                yield from self._offers_by_size(node_type, standing, len(group), group[0], group.__iter__)
 
-    def _offer(
+    def _offers_by_size(
         self,
         node_type: NodeType,
         standing: Availability,
         count: int,
         example: SlotAndRank,
         places: Callable[[], Iterator[SlotAndRank]],
-    ) -> Offer:
-        return Offer(node_type, standing, count, example, places, self.open_zones[node_type.name], self.matches)
+    ) -> Iterator[Offer]:
+        """The same slots as each size that may be bought now, with as many nodes as quotas allow."""
+        sizes = self.on_sale[node_type.name]
+        if len(sizes) == 1:
+            zones = open_zones(sizes[0], self.snapshot)
+            yield Offer(sizes[0], standing, count, example, places, zones, self.matches)
+            return
+        pool = (node_type.name, standing, example)
+        covered: dict[tuple[Market, str], int] = {}  # how many nodes cheaper sizes can be
+        for size, left in zip(sizes, self._counts_left(sizes, count), strict=True):
+            zones = open_zones(size, self.snapshot)
+            if any(covered.get((size.market, zone), 0) < count for zone in zones):
+                covered |= {(size.market, zone): covered.get((size.market, zone), 0) + left for zone in zones}
+                yield Offer(size, standing, left, example, places, zones, self.matches, pool=pool, slots=count)
+
+    def _counts_left(self, sizes: Sequence[NodeType], count: int) -> list[int]:
+        """How many nodes quotas allow of each size. If they allow too few in all, the dearest gets the rest.
+
+        The orders are limited later, as with a type of a single size.
+        """
+        allowance = Allowance(self.snapshot, self.policy)
+        left = [count if most is None else min(most, count) for most in map(allowance.count_left, sizes)]
+        return left if sum(left) >= count else [*left[:-1], count]
 
 
 def _some(places: Callable[[], Iterator[SlotAndRank]], first: int, last: int | None) -> Iterator[SlotAndRank]:
@@ -515,16 +565,32 @@ def current_supply(
     price_left, budget_left = policy.limits.price_per_hour_max - price, None
     if limits is not None and limits.left_per_hour is not None and limits.left_per_hour[0] < price_left:
         price_left, budget_left = limits.left_per_hour
-    closed = closed_types(limits, policy) if limits is not None else {}
+    closed = closed_sizes(limits, policy) if limits is not None else {}
+    sizes = unavailable_sizes(snapshot, policy)
     return Supply(
         snapshot,
         policy,
         rank_index=rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy),
-        blocked={**blocked_types(snapshot, policy), **unavailable_types(snapshot, policy), **closed},
+        blocked={
+            **unavailable_types(snapshot, policy, sizes),
+            **_why_nothing_added(snapshot, policy),
+            **unavailable_types(snapshot, policy, closed),
+        },
+        blocked_sizes={name: {**sizes.get(name, {}), **closed.get(name, {})} for name in {**sizes, **closed}},
         nodes_left=policy.limits.nodes_max - costing - len(ownerless_strays(snapshot)),
         price_left=price_left,
         budget_left=budget_left,
     )
+
+
+def _why_nothing_added(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
+    """Why no type is bought now: while nodes are removed, a larger number would bring these back."""
+    node_index = node_index_of(snapshot)
+    if not policy.stacked or not any(node_index.count_by_state.get(state) for state in _BEING_REMOVED):
+        return {}
+    leave = sorted(node.launch.slot for node in node_index.to_check.values() if node.state in _BEING_REMOVED)
+    reason = because(Code.NODES_BEING_REMOVED, nodes=tuple(leave[:NAMED_MAX]))
+    return {node_type.name: reason for node_type in policy.node_types}
 
 
 def _leased_indexes(
@@ -574,21 +640,29 @@ def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
     A node whose type the site has dropped counts with its price at purchase, if its lease records it. A stray of
     such a type counts nothing: its tags have no price.
     """
-    counts = dict(node_index_of(snapshot).count_by_type)
+    counts = node_index_of(snapshot).count_by_size
+    known = {bought: _type_bought(bought, policy) for bought in counts}
+    price = sum((it.price_per_hour * counts[bought] for bought, it in known.items() if it is not None), Decimal(0))
+    if None in known.values():
+        launches = (node.launch for node in snapshot.nodes.values() if node.may_be_billed)
+        unnamed = (launch for launch in launches if known[bought_as(launch)] is None)
+        price += sum((launch_price(launch, policy) for launch in unnamed), Decimal(0))
     for stray in ownerless_strays(snapshot):
-        if stray.node.identity is not None:
-            counts[stray.node.identity.type_name] = counts.get(stray.node.identity.type_name, 0) + 1
-    priced = [(policy.types[name].price_per_hour, count) for name, count in counts.items() if name in policy.types]
-    price = sum((price * count for price, count in priced), Decimal(0))
-    free = count_prepaid(snapshot).items()
-    price -= sum(
-        (policy.types[name].price_per_hour * count for name, count in free if name in policy.types), Decimal(0)
-    )
-    if any(count > 0 and name not in policy.types for name, count in counts.items()):
-        unnamed = (node for node in snapshot.nodes.values() if node.launch.type_name not in policy.types)
-        tariffs = (node.launch.tariff for node in unnamed if node.may_be_billed)
-        price += sum((tariff.price_per_hour for tariff in tariffs if tariff is not None), Decimal(0))
+        identity = stray.node.identity
+        sizes = policy.by_size.get(identity.type_name) if identity is not None else None
+        if identity is not None and sizes is not None:
+            bought = (identity.type_name, stray.node.size, stray.node.market)
+            price += (_type_bought(bought, policy) or sizes[-1]).price_per_hour
+    for launch in prepaid_launches(snapshot):
+        its_type = _type_bought(bought_as(launch), policy)
+        price -= its_type.price_per_hour if its_type is not None else Decimal(0)
     return price
+
+
+def _type_bought(bought: Bought, policy: Policy) -> NodeType | None:
+    """A type as the size it was bought as; None if the site no longer has the type or the size."""
+    node_type = policy.types.get(bought[0])
+    return policy.of_size.get(bought) if node_type is not None and node_type.sizes else node_type
 
 
 def create_credit(snapshot: Snapshot, policy: Policy) -> float:

@@ -15,7 +15,7 @@ from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.queue_index import with_changes
 from nodemanager.planner.state.resting import Resting
-from nodemanager.planner.state.snapshot import Make, NodeIndex, Snapshot
+from nodemanager.planner.state.snapshot import Bought, Make, NodeIndex, Snapshot
 
 
 def node_index_of(snapshot: Snapshot) -> NodeIndex:
@@ -143,11 +143,14 @@ def _updated(  # noqa: C901 - one branch a use of the nodes
         return replace(index, nodes=nodes, to_check=to_check, with_call=with_call, at_rest=at_rest, resting=resting)
     by_state: dict[NodeState, int] = dict(index.count_by_state)
     by_type: dict[TypeName, int] = dict(index.count_by_type)
+    by_size: dict[Bought, int] = dict(index.count_by_size)
     for changed, more in ((uncounted, -1), (counted, 1)):
         for node in changed:
             by_state[node.state] = by_state.get(node.state, 0) + more
             if node.may_be_billed:
                 by_type[node.launch.type_name] = by_type.get(node.launch.type_name, 0) + more
+                bought = bought_as(node.launch)
+                by_size[bought] = by_size.get(bought, 0) + more
     of_slot, of_rank = _slots_and_ranks(uncounted, counted, index)
     by_make, by_age = _makes_and_ages(uncounted, counted, index)
     return NodeIndex(
@@ -159,11 +162,17 @@ def _updated(  # noqa: C901 - one branch a use of the nodes
         with_call,
         by_state,
         by_type,
+        {bought: count for bought, count in by_size.items() if count},
         of_slot,
         of_rank,
         by_make,
         by_age,
     )
+
+
+def bought_as(launch: Launch) -> Bought:
+    """The type, size and market of a launch."""
+    return launch.type_name, launch.size, launch.market
 
 
 def _makes_and_ages(

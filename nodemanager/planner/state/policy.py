@@ -9,8 +9,8 @@ from functools import cached_property
 from types import MappingProxyType
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
-from nodemanager.core.nodes import FailureKind
-from nodemanager.core.slots import ForeignDrain, Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.nodes import FailureKind, Launch
+from nodemanager.core.slots import ForeignDrain, Market, Misfit, NodeType, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption, Drift, Schedule
 
 # How long a failed create blocks its type, or all types.
@@ -131,6 +131,8 @@ class Policy:
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
+    # The provider has only a number of nodes: a new node gets the lowest free slot, and only the highest can leave.
+    stacked: bool = False
 
     def passes_over(self, *, of_user: bool) -> bool:
         """Whether nodes are bought for jobs behind one that is unserved for long.
@@ -177,12 +179,34 @@ class Policy:
     @cached_property
     def price_decimals(self) -> int:
         """The decimal places that the prices of all types need."""
-        return max((-int(it.price_per_hour.as_tuple().exponent) for it in self.node_types), default=0)
+        prices = (it.price_per_hour for node_type in self.node_types for it in node_type.by_size())
+        return max((-int(price.as_tuple().exponent) for price in prices), default=0)
 
     @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:
         """The node types by name."""
         return {node_type.name: node_type for node_type in self.node_types}
+
+    @cached_property
+    def by_size(self) -> Mapping[TypeName, tuple[NodeType, ...]]:
+        """Each node type as each size that it may be bought as, the cheapest first."""
+        return {node_type.name: node_type.by_size() for node_type in self.node_types}
+
+    @cached_property
+    def of_size(self) -> Mapping[tuple[TypeName, str, Market | None], NodeType]:
+        """The node types with several sizes, as each size."""
+        sized = (self.by_size[it.name] for it in self.node_types if it.sizes)
+        return {(it.name, it.size, it.market): it for sizes in sized for it in sizes}
+
+    def type_as_bought(self, launch: Launch) -> NodeType | None:
+        """The type of a launch, as the size that was bought. None if the site no longer has the type or the size.
+
+        A type with a single size is bought as what the site says, whatever the record says.
+        """
+        node_type = self.types.get(launch.type_name)
+        if node_type is None or not node_type.sizes:
+            return node_type
+        return self.of_size.get((launch.type_name, launch.size, launch.market))
 
     @cached_property
     def index_of_slot(self) -> Mapping[SlotName, tuple[TypeName, int]]:

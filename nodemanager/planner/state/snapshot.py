@@ -26,6 +26,7 @@ def _empty() -> Mapping[Any, Any]:
     return MappingProxyType({})
 
 
+Bought = tuple[TypeName, str, Market | None]  # a node's type, and the size and market of its launch
 Make = tuple[TypeName, str, str, bool]  # a node's type, fingerprint, zone, and whether it is prepaid
 
 
@@ -42,6 +43,7 @@ class NodeIndex:
     with_call: Mapping[LaunchId, Node] = field(default_factory=_empty)  # those with a call in flight
     count_by_state: Mapping[NodeState, int] = field(default_factory=_empty)
     count_by_type: Mapping[TypeName, int] = field(default_factory=_empty)  # only nodes that may be billed
+    count_by_size: Mapping[Bought, int] = field(default_factory=_empty)  # the same
     launch_of_slot: Mapping[SlotName, LaunchId] = field(default_factory=_empty)
     launch_of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
     count_by_make: Mapping[Make, int] = field(default_factory=_empty)
@@ -103,11 +105,15 @@ ALL_TYPES = TypeName("*")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What a block concerns: one type everywhere, or on one market and in one zone; or all types of a market."""
+    """What a block concerns: one type everywhere, or on one market and in one zone; or all types of a market.
+
+    ``size``: of a type with several sizes, only this one.
+    """
 
     type_name: TypeName
     market: Market | None = None
     zone: str | None = None
+    size: str = ""
 
 
 EVERYTHING = Scope(ALL_TYPES)  # concerns the whole cloud account
@@ -121,6 +127,7 @@ class Source:
     answer_due_s: float | None = None  # deadline of the query in flight; None if there is none
     retry_s: float = 0.0
     failure: str = ""
+    news_s: float | None = None  # when it told that something changed; None if a query has begun since
 
 
 @dataclass(frozen=True)

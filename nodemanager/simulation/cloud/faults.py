@@ -42,6 +42,7 @@ class CloudFaults:
     # Capacity and quota.
     capacity: int | None = None  # existing nodes of all types; above: CAPACITY
     capacity_of: dict[str, int] = field(default_factory=dict)  # by the name of the node type
+    capacity_of_size: dict[str, int] = field(default_factory=dict)
     p_capacity: float = 0.0
     quota: int | None = None  # existing nodes; above: QUOTA
 

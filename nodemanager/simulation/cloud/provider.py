@@ -124,7 +124,7 @@ class SimulatedProvider:
             if self.faults.idempotent and launch.client_token in self._by_token:
                 return self._machines[self._by_token[launch.client_token]].node
             self._check_capacity(node_type)
-            machine = self._add_machine(identity, launch.client_token)
+            machine = self._add_machine(identity, launch.client_token, node_type)
             self._world.after(self._draw(self.faults.boot_delay_s), lambda: self._run(machine))
             self._maybe_lose_reply("create")
             return machine.node
@@ -155,7 +155,7 @@ class SimulatedProvider:
 
     # --- a node's life ---
 
-    def _add_machine(self, identity: Identity | None, token: str) -> _Machine:
+    def _add_machine(self, identity: Identity | None, token: str, bought: NodeType | None = None) -> _Machine:
         self._created += 1
         now_s = self._world.now_s
         high, low = divmod(self._created, 256)
@@ -165,6 +165,8 @@ class SimulatedProvider:
             identity=identity,
             created_at=self._world.wall_at() + self.faults.clock_skew_s,
             addresses=(f"10.0.{high % 256}.{low}",),
+            size=bought.size if bought is not None else "",
+            market=bought.market if bought is not None else None,
         )
         machine = _Machine(node, token, now_s, now_s + self._draw(self.faults.list_lag_s))
         self._machines[node.provider_id] = machine
@@ -295,9 +297,12 @@ class SimulatedProvider:
         if faults.quota is not None and len(standing) >= faults.quota:
             raise CloudError(FailureKind.QUOTA, f"the account may have {faults.quota} nodes")
         of_type = faults.capacity_of.get(node_type.name)
+        of_size = faults.capacity_of_size.get(node_type.size)
         full = faults.capacity is not None and len(standing) >= faults.capacity
         if of_type is not None:
             full = full or sum(name == node_type.name for name in standing.values()) >= of_type
+        if of_size is not None:
+            full = full or sum(self._machines[it].node.size == node_type.size for it in standing) >= of_size
         if full or self._happens(faults.p_capacity):
             raise CloudError(FailureKind.CAPACITY, f"no {node_type.size} to be had")
 

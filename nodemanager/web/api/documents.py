@@ -191,6 +191,7 @@ def blocks(snapshot: Snapshot, clock: ClockReading) -> list[Document]:
     return [
         {
             "node_type": scope.type_name,
+            "size": scope.size or None,
             "market": str(scope.market) if scope.market is not None else None,
             "zone": scope.zone,
             "until_at": clock.to_wall(block.until_s),
@@ -239,6 +240,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
     if jobs is None:
         jobs = _jobs_on(snapshot).get(node.launch.rank, ())
     node_type = policy.types.get(node.launch.type_name)
+    market = node.launch.market or (node_type.market if node_type is not None else None)
     tariff = billing.tariff_of(node.launch, policy)
     reason = published.plan.nodes.get(node.id)
     rank = node.rank
@@ -247,7 +249,8 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "slot": node.launch.slot,
         "rank": int(node.launch.rank),
         "node_type": node.launch.type_name,
-        "market": str(node_type.market) if node_type is not None else None,
+        "size": node.launch.size or (node_type.size if node_type is not None else None),
+        "market": str(market) if market is not None else None,
         "zone": node.launch.zone,
         "provider_id": node.cloud.provider_id if node.cloud is not None else None,
         "state": str(node.state),

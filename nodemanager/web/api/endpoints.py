@@ -83,6 +83,15 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         handlers.explain_type,
         parameters=[Parameter("name", "path", "a node type", {"type": "string"}), _AT],
     ),
+    Endpoint(
+        "GET",
+        "/explain/ensemble/{name}",
+        "Why nodes are kept for an ensemble or not",
+        handlers.explain_ensemble,
+        Access.must_see_jobs,
+        [Parameter("name", "path", "an ensemble's name", {"type": "string"})],
+        (200, 401, 404, 503),
+    ),
     Endpoint("GET", "/plan", "The present plan, with reasons", handlers.plan),
     Endpoint(
         "POST",

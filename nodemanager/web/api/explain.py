@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nodemanager.actors.manager import Publication
@@ -15,10 +15,14 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import format_wall_time
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.cost import timings
+from nodemanager.planner.observe.backoff import unavailable_sizes
+from nodemanager.planner.observe.zones import block_on, block_reason, zones_of
 from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,
@@ -195,6 +199,7 @@ def node_type(published: Publication, name: str) -> Document:
         "subject": found.name,
         "at": clock.wall_at,
         "node_type": _type_document(found),
+        "sizes": _sizes(found, published) if found.sizes else [],
         "acts": published.acts and found.name not in published.policy.observed,
         "reason": reason_document(reason, clock) if reason is not None else _standstill(published),
         "nodes": dict(Counter(str(it.state) for it in there)),
@@ -203,6 +208,32 @@ def node_type(published: Publication, name: str) -> Document:
         "boot_takes_s": timings.boot_s(snapshot, found.name),
         "blocks": [it for it in blocks(snapshot, clock) if it["node_type"] in (found.name, "*")],
     }
+
+
+def _sizes(found: NodeType, published: Publication) -> list[Document]:
+    """The sizes that serve as nodes of the type, the cheapest first, and why some are not bought now."""
+    snapshot, policy, clock = published.snapshot, published.policy, clock_of(published)
+    closed = unavailable_sizes(snapshot, policy).get(found.name, {})
+    count = node_index_of(snapshot).count_by_size
+    documents = []
+    for size in policy.by_size[found.name]:
+        zones = zones_of(size)
+        blocked = {zone: block for zone in zones if (block := block_on(size, zone, snapshot)) is not None}
+        why = closed.get((size.size, size.market))
+        documents.append(
+            {
+                "size": size.size,
+                "market": str(size.market),
+                "price_per_hour": float(size.price_per_hour),
+                "nodes": count.get((size.name, size.size, size.market), 0),
+                "zones": [zone for zone in zones if zone and zone not in blocked],
+                "blocked_zones": {
+                    zone: reason_document(block_reason(block), clock) for zone, block in blocked.items() if zone
+                },
+                "reason": reason_document(why, clock) if why is not None else None,
+            }
+        )
+    return documents
 
 
 def _type_document(found: NodeType) -> dict[str, Any]:
@@ -219,6 +250,31 @@ def _type_document(found: NodeType) -> dict[str, Any]:
         "billing_window_s": found.billing.window_s,
         "slots": len(found.slots),
         "spares": found.spares,
+    }
+
+
+def ensemble(published: Publication, claims: Mapping[str, NodeClaim], name: str) -> Document:
+    """Explain how many nodes are kept for an ensemble, and whom it waits for. Raises ``UnknownSubject``."""
+    claim = claims.get(name)
+    if claim is None:
+        known = f"there are {', '.join(claims)}" if claims else "none has asked"
+        raise UnknownSubject(f"no ensemble called {name} has asked for nodes; {known}")
+    clock = clock_of(published)
+    terms = claim.terms
+    return {
+        "subject": name,
+        "at": clock.wall_at,
+        "ensemble": {
+            "wanted": claim.wanted,
+            "asked": claim.asked,
+            "kept": claim.kept,
+            "weight": terms.weight,
+            "nodes_min": terms.nodes_min,
+            "nodes_max": terms.nodes_max,
+            "per_day": None if terms.per_day is None else float(terms.per_day),
+            "cost_today": float(claim.cost_today),
+        },
+        "reason": reason_document(claim.reason, clock),
     }
 
 

@@ -165,6 +165,15 @@ def explain_type(context: WebContext, request: Request, body: bytes) -> Response
     return _explain(context, request, body, "type", explain.node_type)
 
 
+def explain_ensemble(context: WebContext, request: Request, body: bytes) -> Response:
+    """Explain how many nodes are kept for an ensemble."""
+    del body
+    if "at" in request.query_params:
+        raise RequestRefused(400, "the history has no nodes of ensembles: leave out --at")
+    name = request.path_params["name"]
+    return json_response(explain.ensemble(_latest_publication(context), context.board.node_claims, name))
+
+
 def _explain(
     context: WebContext, request: Request, body: bytes, kind: str, now: Callable[[Publication, str], Document]
 ) -> Response:

@@ -205,8 +205,8 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
     counts: Tally[tuple[str, ...]] = Tally()
     for node in snapshot.nodes.values():
         node_type = policy.types.get(node.launch.type_name)
-        market = str(node_type.market) if node_type is not None else ""
-        counts[(str(node.state), node.launch.type_name, market)] += 1
+        market = node.launch.market or (node_type.market if node_type is not None else "")
+        counts[(str(node.state), node.launch.type_name, str(market))] += 1
     yield _gauges("nodes", "Nodes by state.", ("state", "node_type", "market"), counts)
     yield _gauges(
         "nodes_wanted",

@@ -15,6 +15,7 @@ from typing import Any
 
 from nodemanager.actors.manager import Publication
 from nodemanager.delegation.view import DelegationView
+from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.planner.state.node_index import node_index_of
@@ -58,6 +59,7 @@ class Board:
         self._delegation: DelegationView | None = None
         self._ensembles: Mapping[str, Mapping[str, Any]] = {}
         self.nodes_kept: Mapping[str, int] = {}  # the nodes that are kept for each ensemble
+        self.node_claims: Mapping[str, NodeClaim] = {}  # what each ensemble asks for and gets, and why
         self._events: deque[tuple[int, HistoryEvent]] = deque(maxlen=EVENTS_MAX)
         self._samples: deque[Sample] = deque()
         self._sample_every_s = SAMPLE_EVERY_S

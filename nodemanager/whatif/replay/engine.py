@@ -256,12 +256,16 @@ class ReplayEngine:
 
     # --- orders ---
 
-    def create(self, rank: int, launch: LaunchId = NO_LAUNCH) -> ReplayMachine | None:
+    def create(
+        self, rank: int, launch: LaunchId = NO_LAUNCH, bought_as: NodeType | None = None
+    ) -> ReplayMachine | None:
         """Create a node for a slot; None if the cloud refuses, with the cause in ``refusal``.
 
-        Raises ValueError if the slot has a node.
+        ``bought_as``: the slot's type as the size that is bought. None: the cheapest. Raises ValueError if the slot
+        has a node.
         """
-        self.refusal = self._cloud.refusal_kind(self.type_of_rank[rank], self.machines.values(), self.now_s)
+        node_type = bought_as or self.type_of_rank[rank]
+        self.refusal = self._cloud.refusal_kind(node_type, self.machines.values(), self.now_s)
         if self.refusal is not None:
             self.totals.refusals += 1
             return None
@@ -269,7 +273,6 @@ class ReplayEngine:
             raise ValueError(f"rank {rank} has a node already: {self.machines[rank].provider_id}")
         self._created += 1
         self.events += 1
-        node_type = self.type_of_rank[rank]
         slot: SlotName = self.scheduler.ranks[rank].host
         provider_id = ProviderId(f"sim-{self._created:07d}")
         prepaid = self._is_prepaid(node_type)

@@ -260,6 +260,8 @@ class PlannerDriver:
             known.identity if known is not None else self._identity(machine),
             created_at=self._engine.setup.start_at + machine.created_s,
             died_because=machine.died_because,
+            market=machine.node_type.market,
+            size=machine.node_type.size,
         )
         self._machines[machine.provider_id] = machine
         self._listed[machine.provider_id] = node
@@ -357,7 +359,7 @@ class PlannerDriver:
 
     def _create(self, order: CreateNode) -> None:
         launch = order.launch
-        machine = self._engine.create(launch.rank, launch.id)
+        machine = self._engine.create(launch.rank, launch.id, order.node_type)
         if machine is not None:
             self._answer(CLOUD_CALL_S, _constant(NodeCreated(launch.id, self._cloud_node(machine))))
             return

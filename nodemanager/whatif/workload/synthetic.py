@@ -109,8 +109,8 @@ DAY_S = 86_400.0
 def _small_jobs(options: ModelOptions, procs: int, each: Processors, kind: str) -> Iterator[TraceJob]:
     """Draw short jobs, nine of ten of which need at most a quarter of ``procs``, the cores of a node.
 
-    ``steady``: Poisson arrivals. ``bursts``: about ``BURST_JOBS`` at once, with the same mean rate. ``daily``: a rate
-    that varies like a sine over the day, from a tenth of the mean to nearly twice the mean.
+    ``steady``: Poisson arrivals. ``bursts``: about ``BURST_JOBS`` at once, with the same mean rate. ``daily``: a
+    rate that varies like a sine over the day, from a tenth to nearly twice the mean.
     """
     draws = Random(f"{kind}/{options.seed}")
     at_s, number = 0.0, 0

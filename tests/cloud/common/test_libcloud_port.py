@@ -20,8 +20,8 @@ from nodemanager.cloud.common.libcloud_port import (
     classify,
     cloud_error,
     identity_from_tags,
-    parse_retry_after,
 )
+from nodemanager.cloud.common.retry_after import parse_retry_after
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, ProviderId, QuotaScope
 from nodemanager.core.ports import CloudError
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SystemClock, a_launch, a_script, a_type

@@ -50,3 +50,30 @@ def test_a_local_node_is_gone_when_rank_0_has_been_away_for_boot_timeout(folder:
 
 def _lines(file: Path) -> int:
     return file.read_text(encoding="utf-8").count("\n")
+
+
+# The first broker dies suddenly and leaves a task behind; the second says whether it still lives.
+DYING = """
+[ "$1" = broker ] || exit 0
+if [ -e {folder}/task ]; then
+    kill -0 "$(cat {folder}/task)" 2>/dev/null && echo lives >{folder}/task-was || echo ended >{folder}/task-was
+    exec sleep 600
+fi
+sleep 600 & echo "$!" >{folder}/task.new
+mv {folder}/task.new {folder}/task
+kill -KILL "$$"
+"""
+
+
+def test_no_broker_starts_beside_a_task_of_the_one_before(folder: Path) -> None:
+    cloud = LocalNodeDriver(folder / "cloud", terminated_ttl_s=0.0)
+    script = user_data(load_site(folder / "site.ini"), SLOT, a_flux(folder, DYING.format(folder=folder)))
+    node = cloud.create_node(
+        "n", NodeSize("s", "s", 1, 0, 0, 0.0, cloud), NodeImage("i", "i", cloud), ex_userdata=script
+    )
+    verdict = folder / "task-was"
+    try:
+        eventually("the second broker has started", verdict.is_file)
+        assert verdict.read_text(encoding="utf-8") == "ended\n"
+    finally:
+        cloud.destroy_node(node)

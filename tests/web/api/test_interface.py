@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -12,7 +13,10 @@ from starlette.testclient import TestClient
 
 from nodemanager.core.facts import ClaimRefused, HoldPlaced
 from nodemanager.core.jobs import JobState
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import because
 from nodemanager.core.slots import TypeName
+from nodemanager.ensemble.fair_share import Claim, NodeClaim
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Source
@@ -459,3 +463,15 @@ def test_static_files_are_those_that_are_named_and_no_others(client: TestClient)
         if file.suffix in (".js", ".css", ".svg"):
             assert client.get(f"/static/{file.name}").status_code == 200
     assert client.get("/static/../server.py").status_code == 404
+
+
+def test_an_ensemble_is_explained_with_whom_it_waits_for(stand: Stand, client: TestClient) -> None:
+    reason = because(Code.ENSEMBLE_SHARE, wanted=4, have=3, nodes_max=6, others="a keeps 3 of 5 (weight 1)")
+    terms = Claim(2, weight=2.0, per_day=Decimal(9))
+    stand.board.node_claims = {"b": NodeClaim(2, 4, 2, terms, Decimal("1.5"), reason)}
+    explained = asked(client, "/explain/ensemble/b")
+    assert explained["reason"]["text"].endswith("its share of nodes_max = 6 is 3: a keeps 3 of 5 (weight 1)")
+    assert (explained["ensemble"]["wanted"], explained["ensemble"]["kept"]) == (4, 2)
+    assert (explained["ensemble"]["cost_today"], explained["ensemble"]["per_day"]) == (1.5, 9.0)
+    assert "there are b" in client.get("/explain/ensemble/c").json()["error"]
+    assert client.get("/explain/ensemble/b", params={"at": 5}).status_code == 400

@@ -28,14 +28,9 @@ SERVER = Path(__file__).with_name("server.py")
 WAIT_S = 60.0
 POLL_S = 0.1
 PASSWORD = "not-a-secret"
-# As the node type of the contract asks for it.
-FLAVOR = {
-    "id": "small",
-    "name": "local.small",
-    "vcpus": 1,
-    "ram": 64,
-    "disk": 1,
-}  # as the contract's node type asks for it
+# As the node types of the contract ask for them.
+FLAVOR = {"id": "small", "name": "local.small", "vcpus": 1, "ram": 64, "disk": 1}
+LARGER = {"id": "large", "name": "local.large", "vcpus": 2, "ram": 128, "disk": 1}
 
 
 def nova_python() -> Path:
@@ -60,7 +55,8 @@ class Nova:
             if line.startswith("READY "):
                 self.url = f"http://127.0.0.1:{line.split()[1]}"
                 self.project_id: str = self._call("GET", "/control")["project"]
-                self.administer("POST", "/flavors", {"flavor": FLAVOR})
+                for flavor in (FLAVOR, LARGER):
+                    self.administer("POST", "/flavors", {"flavor": flavor})
                 self.allow(-1)
                 return
         pytest.fail(f"Nova did not start: {self._process.stderr.read()[-2000:]}")

@@ -1,0 +1,1 @@
+"""``provider = minicluster``: the pods of a Flux Operator MiniCluster as nodes."""

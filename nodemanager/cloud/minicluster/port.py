@@ -1,0 +1,152 @@
+"""The cloud port whose nodes are the pods of one MiniCluster.
+
+Every change is one PATCH of ``spec.size`` and of the annotations that record the launches. It carries the resource
+version of the object as it was read, so a change by somebody else in between refuses it, and it is made again on
+what is there then. That the PATCH succeeded says nothing: the operator may ignore it. Only ``status.size`` and the
+pods, which ``list_nodes`` reads, show what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import quote
+
+from nodemanager.cloud.minicluster.client import Client, Conflict
+from nodemanager.cloud.minicluster.objects import (
+    GROUP,
+    KIND,
+    VERSION,
+    Answer,
+    Launched,
+    MiniCluster,
+    Scope,
+    UnreadableObject,
+    cloud_nodes,
+    read_minicluster,
+    read_pods,
+    resize,
+)
+from nodemanager.core.nodes import CloudNode, FailureKind, Launch, Leftover, ProviderId
+from nodemanager.core.orders import CloudEffect, CreateNode, DestroyNode
+from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import because
+from nodemanager.core.slots import NodeType
+
+TRIES = 5  # of a PATCH that others' changes refuse
+
+
+class Paths:
+    """The paths of one MiniCluster's objects at the API server."""
+
+    def __init__(self, namespace: str, name: str) -> None:
+        within = f"namespaces/{quote(namespace, safe='')}"
+        self.miniclusters = f"/apis/{GROUP}/{VERSION}/{within}/miniclusters"
+        self.minicluster = f"{self.miniclusters}/{quote(name, safe='')}"
+        self.pods = f"/api/v1/{within}/pods"
+        self.autoscalers = f"/apis/autoscaling/v2/{within}/horizontalpodautoscalers"
+
+
+class MiniClusterCloud:
+    """One MiniCluster as a provider (:class:`nodemanager.core.ports.SizedCloudPort`)."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        name: str,
+        scope: Scope,
+        clock: Clock,
+        *,
+        call_timeout_s: float = 60.0,
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._name = name
+        self._paths = Paths(namespace, name)
+        self._scope = scope
+        self._clock = clock
+        self._call_timeout_s = call_timeout_s
+
+    def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
+        """Add the next index. Raises :class:`CloudError`, also if the slot is not the next one."""
+        answer = self.resize([CreateNode(launch, node_type)])[0]
+        if not isinstance(answer, CloudNode):
+            raise answer or CloudError(FailureKind.AMBIGUOUS, f"{launch.slot} is not listed")
+        return answer
+
+    def destroy(self, provider_id: ProviderId) -> None:
+        """Remove the highest index. Raises :class:`CloudError`, also if a higher one stays."""
+        reason = because(Code.STOPPING)
+        answer = self.resize([DestroyNode(None, provider_id, reason)])[0]
+        if isinstance(answer, CloudError):
+            raise answer
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return the nodes in the order of their indexes. Raises :class:`CloudError`."""
+        # The pods first: a pod that appears after this look belongs to an index that the size below includes.
+        pods = self._client.list(self._paths.pods, labelSelector=f"job-name={self._name}")
+        found = self._read()
+        try:
+            return cloud_nodes(found, read_pods(pods), self._scope)
+        except UnreadableObject as error:
+            raise CloudError(FailureKind.TRANSIENT, f"a pod of MiniCluster {self._name}: {error}") from error
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        """Delete nothing: pods leave nothing behind."""
+        return ()
+
+    def resize(self, orders: Sequence[CloudEffect]) -> Sequence[Answer]:
+        """Carry out all orders by one PATCH. Raises :class:`CloudError` if the call fails as a whole."""
+        started_s = self._clock.monotonic_s()
+        for _ in range(TRIES):
+            found = self._read()
+            if found.why_unusable:
+                raise CloudError(FailureKind.CONFIG, f"MiniCluster {self._name}: {found.why_unusable}")
+            launched = {
+                at: Launched(order.launch.id, order.node_type.name, order.launch.requested_at)
+                for at, order in enumerate(orders)
+                if isinstance(order, CreateNode)
+            }
+            change = resize(found, orders, self._scope, launched)
+            if change.patch is not None:
+                self._refuse_autoscaler()
+                if self._clock.monotonic_s() - started_s >= self._call_timeout_s:
+                    raise CloudError(
+                        FailureKind.TRANSIENT, "reading the MiniCluster took too long: it is unchanged"
+                    )
+                try:
+                    found = read_minicluster(self._client.patch(self._paths.minicluster, change.patch))
+                except Conflict:
+                    continue
+                except UnreadableObject as error:
+                    raise CloudError(FailureKind.AMBIGUOUS, f"MiniCluster {self._name}: {error}") from error
+            return [change.refused.get(at) or self._answer(order, found) for at, order in enumerate(orders)]
+        raise CloudError(FailureKind.TRANSIENT, f"MiniCluster {self._name} changed {TRIES} times during the call")
+
+    def _answer(self, order: CloudEffect, found: MiniCluster) -> Answer:
+        if isinstance(order, DestroyNode):
+            return None
+        # No pod is looked up: a new node is pending, and the next list shows more.
+        for node in cloud_nodes(found, {}, self._scope):
+            if node.identity is not None and node.identity.launch == order.launch.id:
+                return node
+        return CloudError(FailureKind.AMBIGUOUS, f"{order.launch.slot} was added, but the annotation is missing")
+
+    def _read(self) -> MiniCluster:
+        try:
+            return read_minicluster(self._client.get(self._paths.minicluster))
+        except UnreadableObject as error:
+            raise CloudError(FailureKind.CONFIG, f"MiniCluster {self._name} cannot be read: {error}") from error
+
+    def _refuse_autoscaler(self) -> None:
+        """Raise :class:`CloudError` if a HorizontalPodAutoscaler changes the size too."""
+        for item in self._client.list(self._paths.autoscalers):
+            target = (item.get("spec") or {}).get("scaleTargetRef") or {}
+            if (target.get("kind"), target.get("name")) == (KIND, self._name):
+                name = (item.get("metadata") or {}).get("name")
+                raise CloudError(
+                    FailureKind.CONFIG,
+                    f"HorizontalPodAutoscaler {name} in namespace {self._namespace} scales MiniCluster "
+                    f"{self._name} too: delete it, or write mode = observe",
+                )
