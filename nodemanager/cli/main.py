@@ -146,7 +146,7 @@ def _ensembles(site: Site, outputs: Outputs) -> tuple[Floors, list[Companion]]:
         from nodemanager.service.ensembles import Ensembles, terms_of
 
         floors.terms = terms_of(site)
-        companions += [Ensembles(site, outputs.board.show_ensemble)] if may_run else []
+        companions += [Ensembles(site, outputs.board.show_ensemble, outputs.record_ensemble)] if may_run else []
     if may_run and site.web.grpc_listen != "off":
         from nodemanager.service.members import MembersService
 

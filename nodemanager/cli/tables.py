@@ -312,7 +312,7 @@ def explanation(document: Mapping[str, Any]) -> Group:
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
     for it in (document.get("ended") or {}).get("exceptions", ()):
         rows.append(("exception", f"{it['type']} (severity {it['severity']}): {it['note']}"))
-    rows += [(name, str(value)) for name, value in document.get("ensemble", {}).items() if value is not None]
+    rows += [(name, str(value)) for name, value in (document.get("ensemble") or {}).items() if value is not None]
     rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)
     if document.get("said_at"):
         rows.append(("recorded", clock(document["said_at"])))
@@ -423,7 +423,9 @@ def _sizes(sizes: Sequence[Mapping[str, Any]]) -> Table:
 def _history(history: Sequence[Mapping[str, Any]]) -> Table:
     table = _table("at", "what", "because", title="history")
     for line in history:
-        table.add_row(clock(line["at"]), f"{line['kind']} {line['what']}", why(line["reason"]))
+        table.add_row(
+            clock(line["at"]), f"{line['kind']} {line['what']}", why(line["reason"]) or line.get("detail", "")
+        )
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nodemanager.core.notation import format_job_id
@@ -46,6 +47,11 @@ def to_line(deed: Deed) -> str:
             return f"nodes: {change:+d}, so at least {floor}"
         case Submit() | Call() | Terminate():
             return ""
+
+
+def counts_line(counts: Mapping[str, int]) -> str:
+    """Return the counts of a group in a line."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items() if count) or "nothing submitted"
 
 
 def _id(job: int | None) -> str | None:

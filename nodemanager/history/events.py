@@ -50,11 +50,11 @@ NO_FIGURES: Mapping[str, Figure] = {}
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """One event. ``subject``: a launch, a job's id, "type NAME", or "" for the service as a whole.
+    """One event. ``subject``: a launch, a job's id, "type NAME", "ensemble NAME", or "" for the whole service.
 
     ``kind`` is one of: decided; would (a decision of observe mode); node (``what``: its new state); because (a
-    node, job or type has a new reason); job; failed (a call); operator; delegation (a job or a peer); standstill;
-    alarm; block. ``at`` and the times in ``figures`` are wall-clock.
+    node, job or type has a new reason); job; failed (a call); operator; delegation (a job or a peer); ensemble;
+    standstill; alarm; block. ``at`` and the times in ``figures`` are wall-clock.
     """
 
     at: float

@@ -5,7 +5,7 @@
 3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
    nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are
    bought only once the queue has settled.
-4. Give each node its next step (``node_steps``). A draining node that is wanted again is undrained before anything
+4. Give each node its next step (``steps``). A draining node that is wanted again is undrained before anything
    is bought.
 
 The same snapshot always gives the same plan, in the same order.
@@ -43,7 +43,6 @@ from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.node_steps import BUSY, FleetSteps, NodeAction, StepContext, step_nodes
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
@@ -58,6 +57,10 @@ from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.steps.busy import BUSY
+from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
+from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
+from nodemanager.planner.steps.leaving import order_nodes
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.prepaid import prepaid_left
@@ -345,7 +348,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         emptying=basis.emptying,
     )
     if policy.stacked:
-        context.order_nodes()
+        order_nodes(context)
     return step_nodes(context)
 
 
@@ -355,7 +358,7 @@ def _jobs_want_more(basis: Basis) -> bool:
     return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
-def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, unsent_leases.LeaseReview]:
+def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
     """The leases for which no create is sent now."""
     leases = unsent_leases.leases_without_create(basis.snapshot)
     if not leases:

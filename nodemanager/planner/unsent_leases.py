@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from decimal import Decimal
-from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import COMING, CallKind, LaunchId, NodeState
@@ -25,13 +24,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-
-
-class LeaseReview(NamedTuple):
-    """Why a lease's create is not sent now. ``ends``: True if the lease ends, False if it only waits."""
-
-    reason: Reason
-    ends: bool = True
+from nodemanager.planner.steps.context import LeaseReview
 
 
 def leases_without_create(snapshot: Snapshot) -> list[Node]:

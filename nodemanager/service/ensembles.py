@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from nodemanager.config.text.settings import EnsembleSettings
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.ports import FluxError
 from nodemanager.ensemble.deeds import Call, Cancel, Deed, Fired, Noted, Notify, Resize
+from nodemanager.ensemble.events import counts_line, to_line
 from nodemanager.ensemble.fair_share import Claim
 from nodemanager.ensemble.file.schema import EnsembleError, read_ensemble
 from nodemanager.ensemble.ports import CustomPort, NameTaken, RunRecord
@@ -28,12 +31,15 @@ from nodemanager.flux.ensembles.functions import WorkerFunctions
 from nodemanager.flux.ensembles.nodes import ManagerNodes
 from nodemanager.flux.ensembles.runner import AnotherFile, Assignment, RanBefore, Runner
 from nodemanager.flux.reactor import Reactor
+from nodemanager.history.events import HistoryEvent
 
 AGAIN_S = 5.0
 STOP_WITHIN_S = 1.0
 
 
 Show = Callable[[str, Mapping[str, Any]], None]
+Record = Callable[[Sequence[HistoryEvent]], bool]  # False if the history takes nothing yet
+EVENTS_MAX = 10_000  # that wait for the history
 
 
 class EnsembleFileError(Exception):
@@ -65,10 +71,11 @@ def terms_of(site: Site) -> dict[str, Claim]:
 
 @dataclass(slots=True)
 class Ensembles:
-    """All ensembles of a site. ``show`` gets the state of each, by name, while it runs."""
+    """All ensembles of a site. ``show`` gets the state of each, by name, while it runs; ``record`` what happens."""
 
     site: Site
     show: Show
+    record: Record
     _threads: list[threading.Thread] = field(default_factory=list)
     _ask_to_stop: list[socket.socket] = field(default_factory=list)
 
@@ -83,7 +90,8 @@ class Ensembles:
                 continue
             stop_asked, ask_to_stop = socket.socketpair()
             self._ask_to_stop.append(ask_to_stop)
-            attempt = _Attempt(self.site.flux.uri, assignment, settings.allow_custom, stop_asked, self.show)
+            view = _LogView(name, self.show, self.record)
+            attempt = _Attempt(self.site.flux.uri, assignment, settings.allow_custom, stop_asked, view)
             thread = threading.Thread(target=attempt.run, name=f"ensemble-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -97,24 +105,30 @@ class Ensembles:
 
 
 class _LogView:
-    """Writes what happens into the service's log, and shows the state of the run."""
+    """Writes what happens into the service's log and the history, and shows the state of the run."""
 
-    def __init__(self, name: str, show: Show) -> None:
+    def __init__(self, name: str, show: Show, record: Record) -> None:
         self._name = name
         self._show = show
+        self._record = record
+        self._events: deque[HistoryEvent] = deque(maxlen=EVENTS_MAX)  # not recorded yet
         self._session: Session | None = None
         self._log: Any = structlog.get_logger().bind(ensemble=name)
 
     def opened(self, record: RunRecord, session: Session, *, resumed: bool) -> None:
         self._session = session
-        self._log.info("ensemble_resumed" if resumed else "ensemble_begun", run=record.run)
+        what = "resumed" if resumed else "begun"
+        self._log.info(f"ensemble_{what}", run=record.run)
+        self._note(what, f"run {record.run} of {record.file}")
 
     def happened(self, deed: Deed) -> None:
         match deed:
-            case Fired(rule, run, _, job, text):
+            case Fired(rule, run, at, job, text):
                 self._log.info("ensemble_rule", rule=rule, run=run, text=text, **_job(job))
-            case Noted(_, text):
+                self._note("rule", to_line(deed), at)
+            case Noted(at, text):
                 self._log.warning("ensemble_note", text=text)
+                self._note("note", text, at)
             case Notify(_, text, job):
                 self._log.info("ensemble_message", text=text, **_job(job))
             case Resize(_, change, floor, _):
@@ -131,12 +145,25 @@ class _LogView:
 
     def refresh(self, nodes_up: int | None) -> None:
         del nodes_up
+        self._record_events()
         if self._session is not None:
             self._show(self._name, self._session.summary())
 
     def ended(self, outcome: str, summary: Mapping[str, Any]) -> None:
         self._show(self._name, summary)
-        self._log.info("ensemble_ended", outcome=outcome, groups=summary.get("groups", {}))
+        groups = summary.get("groups", {})
+        self._log.info("ensemble_ended", outcome=outcome, groups=groups)
+        self._note("ended", "; ".join([outcome, *(f"{group}: {counts_line(it)}" for group, it in groups.items())]))
+        self._record_events()
+
+    def _note(self, what: str, detail: str, at: float | None = None) -> None:
+        now_at = time.time() if at is None else at
+        event = HistoryEvent(now_at, "ensemble", f"ensemble {self._name}", what, figures={"detail": detail[:1000]})
+        self._events.append(event)
+
+    def _record_events(self) -> None:
+        if self._events and self._record(tuple(self._events)):
+            self._events.clear()
 
 
 def _job(job: int | None) -> dict[str, str]:
@@ -159,14 +186,14 @@ class _Attempt:
     """The thread of one ensemble: it tries until the run has ended or the service stops."""
 
     def __init__(
-        self, uri: str, assignment: Assignment, allow_custom: bool, stop_asked: socket.socket, show: Show
+        self, uri: str, assignment: Assignment, allow_custom: bool, stop_asked: socket.socket, view: _LogView
     ) -> None:
         self._uri = uri
         self._assignment = assignment
         self._allow_custom = allow_custom
         self._stop_asked = stop_asked
         self._worker: WorkerFunctions | None = None
-        self._view = _LogView(assignment.name, show)
+        self._view = view
         self._log: Any = structlog.get_logger().bind(ensemble=assignment.name)
 
     def run(self) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -28,10 +29,12 @@ from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.listen import UnixSocket, listen_addresses
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
+from nodemanager.web.state.samples import SAMPLES_FILE, SampleKeeper, read_samples
 from nodemanager.web.thread import WebServer
 from nodemanager.web.token import TokenError, read_or_make_token
 
 STATUS_EVERY_S = 1.0
+ENSEMBLE_PUBLIC = frozenset({"begun", "resumed", "ended"})
 
 
 class Outputs:
@@ -44,7 +47,10 @@ class Outputs:
         self._writer = HistoryWriter(
             site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
         )
-        self._history_thread = HistoryThread([self.board.take_in, self._metrics.take_in, self._writer.take_in])
+        self._samples = SampleKeeper(self.board, site.state_dir / SAMPLES_FILE)
+        self._history_thread = HistoryThread(
+            [self.board.take_in, self._metrics.take_in, self._writer.take_in, self._samples.take_in]
+        )
         self.servers: list[WebServer] = []
         self._status = ""
         self._status_made_s = float("-inf")
@@ -68,6 +74,19 @@ class Outputs:
         # Everybody may see the board's events, but not everybody may see jobs.
         of_peers = tuple(event for event in events if event.subject.startswith("peer "))
         self.board.take_in(HistoryUpdate(posted.published, (), (), of_peers, (), {}))
+
+    def record_ensemble(self, events: Sequence[HistoryEvent]) -> bool:
+        """Add events of ensembles to the history; False before the first publication.
+
+        Everybody may see the board's events, but not everybody may see jobs: it gets no details.
+        """
+        if (posted := self.board.latest) is None:
+            return False
+        self._writer.take_in(HistoryUpdate(posted.published, (), (), tuple(events), (), {}))
+        public = tuple(replace(event, figures={}) for event in events if event.what in ENSEMBLE_PUBLIC)
+        if public:
+            self.board.take_in(HistoryUpdate(posted.published, (), (), public, (), {}))
+        return True
 
     @property
     def info(self) -> Info:
@@ -94,6 +113,7 @@ class Outputs:
 
     def start(self, service: SteeredService, job_end: Callable[[JobId], JobEnd | None] | None = None) -> None:
         """Start the threads, and the web servers unless ``[Web] listen = off``."""
+        self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
         self._writer.start()
         self._history_thread.start()
         places = listen_addresses(self._site.web.listen, self._site.state_dir)
@@ -125,4 +145,5 @@ class Outputs:
         for server in self.servers:
             server.stop(within_s)
         self._history_thread.stop(within_s)
+        self._samples.keep()
         self._writer.stop(within_s)

@@ -17,7 +17,7 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import brain, node_steps, plan
+from nodemanager.planner import brain, plan
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
 from nodemanager.planner.placement import placement, supply
@@ -26,6 +26,7 @@ from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.steps import leaving
 from tests.builders import changed, with_settings
 
 SEEDS_MAX = 200
@@ -37,7 +38,7 @@ def without_a_second_look(patch: Patch) -> None:
     def nothing_forbids(node: Node, rank: Any) -> Reason | None:
         return None
 
-    patch.setattr(node_steps, "second_look", nothing_forbids)
+    patch.setattr(leaving, "second_look", nothing_forbids)
 
 
 def believing_the_first_look(patch: Patch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -62,6 +63,14 @@ def test_the_service_runs_its_ensembles_once_and_goes_on_after_a_kill(elastic: E
     assert "nothing more can happen" in status
     jobs = elastic.flux("jobs", "-a", "-n", "-o", "{name}").split()
     assert sorted(jobs) == ["sleep", "sleep", "sleep", "true"]
+    history = json.loads(elastic.verb("explain", "ensemble", "work", "--json"))["history"]
+    shown = [(line["what"], line["detail"]) for line in history[-3:]]
+    assert [what for what, _ in shown] == ["resumed", "rule", "ended"]
+    assert "count.a.success == 3 -> submit b" in shown[1][1]
+    assert "nothing more can happen; a: 3 finished, 3 success; b: 1 finished, 1 success" in shown[2][1]
+    events = elastic.verb("events")
+    assert "ensemble work" in events
+    assert "3 success" not in events, "everybody may see these"
     assert second.terminate(5.0) == 0
 
 

@@ -30,7 +30,10 @@ LAYERS = (
 ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
-    "planner": ("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", "stacked", ""),
+    "planner": (
+        *("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", "stacked"),
+        *("steps", ""),
+    ),
     "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", ""),
     "history": ("", "store"),

@@ -59,6 +59,11 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
+    def press(self, key: str) -> None:
+        """Press a key of the keyboard, such as Enter or ArrowDown."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", {"type": kind, "key": key, "code": key})
+
     def until(self, expression: str) -> None:
         deadline_s = time.monotonic() + WITHIN_S
         while not self.value(expression):

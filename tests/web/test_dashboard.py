@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from nodemanager.cli.main import main
+from nodemanager.history.follower import Follower
 from nodemanager.history.store.writer import HistoryWriter
+from nodemanager.web.state.board import Board
+from nodemanager.web.state.samples import SampleKeeper, read_samples
+from tests.builders import WALL_AT
 from tests.history.publications import told
+from tests.paths import CONFIG
 from tests.web.browser import Browser, a_browser
 from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand, served
+from tests.web.views import VIEWS, a_full_stand
 
 MANY = 5000
 
@@ -49,7 +58,7 @@ def test_a_few_nodes_are_strips_that_say_what_each_does(browser: Browser, tmp_pa
         assert browser.value("document.documentElement.dataset.theme") == ("dark" if dark else "light")
         assert browser.value("document.querySelectorAll('.strip').length") == 5
         assert browser.value("document.getElementById('tile-nodes').textContent") == "5 of 9"
-        assert browser.value("document.querySelectorAll('#jobs tr').length") == 5
+        assert browser.value("document.querySelectorAll('#jobs tbody tr').length") == 5
         assert browser.value("document.querySelectorAll('#events li').length") > 3
         assert all(painted(browser, canvas) for canvas in ("chart-nodes", "chart-queue", "chart-price"))
         browser.screenshot(tmp_path / "few.png")
@@ -61,10 +70,10 @@ def test_a_click_explains(browser: Browser) -> None:
         browser.open(url)
         browser.until("document.body?.dataset.turns >= 1")
         browser.value("document.querySelector('.strip').click()")
-        browser.until("document.querySelector('#drawer h3')?.textContent === 'cpu1-1'")
-        browser.value("document.querySelector('#jobs tr').click()")
-        browser.until("document.querySelector('#drawer h3')?.textContent === 'f2'")
-        assert browser.value("document.querySelector('#drawer .because').textContent.length") > 5
+        browser.until("document.querySelector('#subject .title')?.textContent === 'cpu1-1'")
+        browser.value("document.querySelector('#jobs td a').click()")
+        browser.until("document.querySelector('#subject .title')?.textContent === 'f2'")
+        assert browser.value("document.querySelector('#subject .because').textContent.length") > 5
         assert browser.errors == []
 
 
@@ -81,11 +90,13 @@ def test_a_click_on_what_happened_to_a_node_that_is_gone_shows_what_is_on_record
     journal.stop(STOP_S)
     with served(stand) as url:
         browser.open(url)
-        browser.until("document.querySelectorAll('#events button').length > 5")
+        browser.until("document.querySelectorAll('#events a').length > 5")
         browser.value(
-            "[...document.querySelectorAll('#events button')].find((it) => it.textContent === 'cpu4-1').click()"
+            "[...document.querySelectorAll('#events a')].find((it) => it.textContent === 'cpu4-1').click()"
         )
-        browser.until("document.querySelector('#drawer h4')?.textContent.startsWith('History')")
+        browser.until(
+            "[...document.querySelectorAll('#subject h3')].some((it) => it.textContent.startsWith('History'))"
+        )
 
 
 def test_thousands_of_nodes_are_a_grid(browser: Browser) -> None:
@@ -99,7 +110,7 @@ def test_thousands_of_nodes_are_a_grid(browser: Browser) -> None:
             "(() => { const grid = document.getElementById('grid'); const box = grid.getBoundingClientRect();"
             " grid.dispatchEvent(new MouseEvent('click', { clientX: box.left + 3, clientY: box.top + 28 })); })()"
         )
-        browser.until("document.querySelector('#drawer h3')?.textContent === 'cpu1-1'")
+        browser.until("document.querySelector('#subject .title')?.textContent === 'cpu1-1'")
         assert browser.errors == []
 
 
@@ -118,3 +129,75 @@ def test_a_service_that_is_gone_is_said_on_the_page(browser: Browser) -> None:
         browser.open(url)
         browser.until("document.body?.dataset.turns >= 1")
     browser.until("document.getElementById('decides').textContent === 'unreachable'")
+
+
+def test_costs_are_shown_by_day_and_by_what_one_chooses(browser: Browser, tmp_path: Path) -> None:
+    with served(a_full_stand(tmp_path)) as url:
+        browser.open(f"{url}#/costs")
+        browser.until("document.body?.dataset.turns >= 1")
+        browser.until(VIEWS["costs"])
+        assert browser.value("document.querySelectorAll('.days rect').length") == 2, "cpu and large"
+        browser.value(
+            "(() => { const by = document.getElementById('costs-by'); by.value = 'user';"
+            " by.dispatchEvent(new Event('change')); })()"
+        )
+        browser.until("document.querySelectorAll('#costs-body th').length === 3")
+        assert browser.errors == []
+
+
+def test_the_page_of_a_node_draws_its_states_and_lists_its_history(browser: Browser, tmp_path: Path) -> None:
+    with served(a_full_stand(tmp_path)) as url:
+        browser.open(f"{url}#/node/cpu2")
+        browser.until("document.querySelectorAll('.timeline rect').length > 0")
+        told = browser.value("document.querySelector('.timeline').getAttribute('aria-label')")
+        assert "requested for" in told
+        browser.screenshot(tmp_path / "node.png")
+        browser.value("document.querySelector('nav a').click()")
+        browser.until("document.body.dataset.view === 'overview'")
+        assert browser.errors == []
+
+
+def test_peers_delegated_jobs_and_ensembles_have_panels(browser: Browser) -> None:
+    with served(a_full_stand()) as url:
+        browser.open(url)
+        browser.until("document.body?.dataset.turns >= 1")
+        assert "connection refused" in browser.value("document.getElementById('peers-body').textContent")
+        assert browser.value("document.querySelectorAll('#peers-body a').length") == 1, "the job that runs there"
+        ensembles = browser.value("document.getElementById('ensembles-body').textContent")
+        assert "surrogate  nodes kept for it: 2" in ensembles
+        assert "elsewhere  nodes kept for it: 1; it runs beside the service" in ensembles
+        assert browser.value("document.querySelectorAll('.share rect').length") == 8
+
+
+def test_a_result_of_simulate_is_shown_and_another_file_is_refused(browser: Browser, tmp_path: Path) -> None:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(["simulate", "poisson:jobs=20", "--config", str(CONFIG / "embedded.ini"), "--json"]) == 0
+    with served(a_full_stand()) as url:
+        browser.open(f"{url}#/whatif")
+        browser.until("document.body?.dataset.turns >= 1")
+        for text, expected in ((out.getvalue(), "'#study circle'"), ('{"a": 1}', "'#study .because'")):
+            browser.value(
+                "(() => { const file = document.getElementById('study-file'); const given = new DataTransfer();"
+                f" given.items.add(new File([{json.dumps(text)}], 'study.json')); file.files = given.files;"
+                " file.dispatchEvent(new Event('change')); })()"
+            )
+            browser.until(f"document.querySelector({expected}) !== null")
+        assert browser.errors == []
+
+
+def test_charts_go_on_after_a_restart(tmp_path: Path) -> None:
+    before, after = Board(lambda: 0.0), Board(lambda: 0.0)
+    file = tmp_path / "charts.json"
+    assert read_samples(file) == ()
+    for moment in (0, 100, 200):
+        one = Board(lambda: 0.0)
+        one.take_in(Follower().follow([a_fleet(5, moment=moment)]))
+        before.resume([*before.samples(), *one.samples()])
+    SampleKeeper(before, file).keep()
+    after.resume(read_samples(file))
+    assert [it.at for it in after.samples()] == [WALL_AT, WALL_AT + 100, WALL_AT + 200]
+    after.take_in(Follower().follow([a_fleet(5, moment=150)]))
+    assert [it.at for it in after.samples()] == [WALL_AT, WALL_AT + 100, WALL_AT + 150], "its clock went back"
+    file.write_text('[{"at": "no"}]', encoding="utf-8")
+    assert read_samples(file) == (), "a damaged file does no harm"

@@ -16,6 +16,8 @@ from nodemanager.cli.ensemble.views import groups_table, make_view, rules_table
 from nodemanager.cli.terminal import make_console
 from nodemanager.core.notation import escape_unprintable
 from nodemanager.core.ports import FluxError
+from nodemanager.core.reason_text import format_wall_time
+from nodemanager.ensemble.events import counts_line
 from nodemanager.ensemble.file.model import Ensemble
 from nodemanager.ensemble.file.schema import EnsembleError, SchemaFault, Severity, read_ensemble
 from nodemanager.ensemble.ports import NameTaken
@@ -170,7 +172,11 @@ def _list(chosen: Namespace) -> int:
 
 
 def _sentence(document: Mapping[str, Any]) -> str:
-    return escape_unprintable(f"{document['name']}: {document['state']}, {document['file']}, run {document['run']}")
+    ended_at = document["ended_at"]
+    state = document["state"] + (f" at {format_wall_time(ended_at)}" if ended_at else "")
+    groups = document["summary"].get("groups", {}) if ended_at else {}
+    counts = "".join(f"; {group}: {counts_line(it)}" for group, it in groups.items())
+    return escape_unprintable(f"{document['name']}: {state}, {document['file']}, run {document['run']}{counts}")
 
 
 def _stop(chosen: Namespace) -> int:

@@ -18,7 +18,7 @@ from rich.text import Text
 from nodemanager.cli.terminal import escape_document
 from nodemanager.core.notation import escape_unprintable, format_fsd
 from nodemanager.ensemble.deeds import Deed
-from nodemanager.ensemble.events import to_document, to_line
+from nodemanager.ensemble.events import counts_line, to_document, to_line
 from nodemanager.ensemble.ports import RunRecord
 from nodemanager.ensemble.session import Session
 
@@ -75,8 +75,7 @@ class LineView:
 
     def close(self, outcome: str, summary: Mapping[str, Any]) -> None:
         for group, counts in summary.get("groups", {}).items():
-            shown = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-            self._print(f"{group}: {shown or 'nothing submitted'}")
+            self._print(f"{group}: {counts_line(counts)}")
         if outcome:
             self._print(outcome)
 

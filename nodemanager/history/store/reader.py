@@ -17,6 +17,7 @@ from nodemanager.history.node_lives import NodeLife
 from nodemanager.history.observe_savings import format_savings
 from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE_SUFFIX, SIZE_MAX_BYTES
 
+DAY_S = 86_400.0
 ENTRIES_MAX = 1000
 BUSY_S = 1.0
 
@@ -201,6 +202,14 @@ class HistoryReader:
         """The cost since the beginning of the hour of ``since_at``; an estimate."""
         rows = self._rows("SELECT SUM(cost) AS cost FROM spend WHERE hour >= ?", int(since_at // HOUR_S))
         return float(rows[0]["cost"] or 0.0)
+
+    def cost_by_day(self, since_at: float) -> list[dict[str, Any]]:
+        """The cost of each day (UTC) since that of ``since_at``: one row for each type, user, queue and use."""
+        return self._rows(
+            "SELECT hour / 24 * 86400.0 AS day_at, node_type, userid, queue, use, SUM(cost) AS cost FROM spend"
+            " WHERE hour >= ? GROUP BY hour / 24, node_type, userid, queue, use ORDER BY hour / 24",
+            int(since_at // DAY_S) * 24,
+        )
 
     # --- the report ---
 

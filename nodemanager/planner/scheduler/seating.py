@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
+from typing import NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, Shape
 from nodemanager.core.slots import Rank, SlotName
@@ -89,6 +90,15 @@ class Seating:
     out_of_reach: dict[tuple[Shape, float], tuple[BatchKey, JobId, int]] = field(default_factory=dict)
 
 
+class Turn(NamedTuple):
+    """A job's turn to be seated. The least comes first: by priority, then by id."""
+
+    minus_priority: int
+    job: JobId
+    batch: int  # its number
+    place: int  # of the job in the batch
+
+
 class Seater:
     """Seats jobs one after the other, as long as there is room.
 
@@ -118,54 +128,60 @@ class Seater:
         rooms = list(bins)
         self._bin_queues = _BinQueues(rooms, zones, matches if matches is not None else matches_of_bins(rooms))
         self._keys = list(batches)
-        # A heap of the batches' next jobs: -priority, id, number of the batch, index in the batch.
-        self._heads = [
-            (-key.priority, ids[0], number, 0) for number, (key, ids) in enumerate(batches.items()) if ids
+        self._turns = [  # a heap
+            Turn(-key.priority, ids[0], number, 0) for number, (key, ids) in enumerate(batches.items()) if ids
         ]
-        heapify(self._heads)
+        heapify(self._turns)
 
     def seat_all(self) -> Seating:
         """Seat all jobs that find room."""
-        while self._heads:
+        while self._turns:
             self._seat_next_batch(stops_at_short=False)
         return self.seating
 
     def seat_to_first_short(self) -> Seating:
         """Seat jobs up to the first one that does not get all of its nodes."""
-        while self._heads and self.seating.first_short is None:
+        while self._turns and self.seating.first_short is None:
             self._seat_next_batch(stops_at_short=True)
         return self.seating
 
     def _seat_next_batch(self, *, stops_at_short: bool) -> None:
         """Seat the next jobs of one batch, as long as they precede those of all other batches."""
-        turns, made = self._heads, self.seating
-        turn = heappop(turns)
-        key, index = self._keys[turn[2]], turn[3]
-        failed = self._failed.get((key.shape, key.span_s)) if self._failed else None
-        if failed is not None and turn[:2] >= failed:
-            return
+        first = heappop(self._turns)
+        key = self._keys[first.batch]
         ids = self._batches[key]
-        while index < len(ids):
-            following = (-key.priority, ids[index], turn[2], index)
-            if index > turn[3]:
-                stops = (stops_at_short and made.first_short is not None) or (turns and turns[0] < following)
-                if stops or (failed is not None and following[:2] >= failed):
-                    heappush(turns, following)
-                    return
-            chosen, short = self._bin_queues.find_bins(key.shape)
-            if short and self._can_come is not None and short > self._can_come(key, ids[index]):
-                self._mark_out_of_reach(key, ids[index], short, chosen)
+        for index in range(first.place, len(ids)):
+            turn = Turn(-key.priority, ids[index], first.batch, index)
+            if index > first.place and (
+                (stops_at_short and self.seating.first_short is not None) or (self._turns and self._turns[0] < turn)
+            ):
+                heappush(self._turns, turn)
                 return
-            if short and made.first_short is None:
-                made.first_short = key, ids[index], short
-            if not chosen:
+            if self._has_failed(key, turn) or not self._seat_job(key, turn.job):
                 return
-            self._bin_queues.take(key.shape, chosen)
-            made.seats[ids[index]] = tuple(chosen)
-            if short:
-                made.short[ids[index]] = key, short
-            index += 1
-            made.seated[key] = index
+            self.seating.seated[key] = index + 1
+
+    def _has_failed(self, key: BatchKey, turn: Turn) -> bool:
+        """Whether jobs of this kind get nothing from this turn on."""
+        failed = self._failed.get((key.shape, key.span_s)) if self._failed else None
+        return failed is not None and turn[:2] >= failed
+
+    def _seat_job(self, key: BatchKey, job: JobId) -> bool:
+        """Seat one job, and return whether it got any seats. If not, no later job of its batch gets some."""
+        made = self.seating
+        chosen, short = self._bin_queues.find_bins(key.shape)
+        if short and self._can_come is not None and short > self._can_come(key, job):
+            self._mark_out_of_reach(key, job, short, chosen)
+            return False
+        if short and made.first_short is None:
+            made.first_short = key, job, short
+        if not chosen:
+            return False
+        self._bin_queues.take(key.shape, chosen)
+        made.seats[job] = tuple(chosen)
+        if short:
+            made.short[job] = key, short
+        return True
 
     def _mark_out_of_reach(self, key: BatchKey, job: JobId, short: int, found: Iterable[tuple[Bin, int]]) -> None:
         self.seating.out_of_reach[key.shape, key.span_s] = key, job, short

@@ -44,6 +44,7 @@ _AT = Parameter(
     "a time in seconds since the epoch: explain from the history why it was so then",
     {"type": "number"},
 )
+_HISTORY = Parameter("history", "query", "yes: also what the history has on it", {"type": "string"})
 _LIMIT = Parameter("limit", "query", "the largest number of items to return", {"type": "integer"})
 _NAME = Parameter("name", "path", "a slot or a launch", {"type": "string"})
 _STEERING = (200, 202, 400, 404, 409)
@@ -57,16 +58,24 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/status", "The overview: queue, nodes, cost, warnings", handlers.status),
     Endpoint("GET", "/nodes", "All nodes, with reasons", handlers.nodes),
     Endpoint("GET", "/fleet", "All nodes in a compact form", handlers.fleet),
-    Endpoint("GET", "/history", "The fleet over time, since the service started", handlers.history),
+    Endpoint("GET", "/history", "The fleet over time", handlers.history),
     Endpoint("GET", "/jobs", "The active jobs, with reasons", handlers.jobs, parameters=[_LIMIT]),
     Endpoint("GET", "/peers", "The instances in which jobs of this one may run", handlers.peers),
+    Endpoint("GET", "/ensembles", "The ensembles that the service runs", handlers.ensembles),
+    Endpoint(
+        "GET",
+        "/costs",
+        "Costs by day, type, user and queue, from the history",
+        handlers.costs,
+        parameters=[Parameter("days", "query", "how many days, up to now", {"type": "number"})],
+    ),
     Endpoint(
         "GET",
         "/explain/job/{name}",
         "Why a job waits",
         handlers.explain_job,
         Access.must_see_jobs,
-        [Parameter("name", "path", "a job's id, in any of Flux's forms", {"type": "string"}), _AT],
+        [Parameter("name", "path", "a job's id, in any of Flux's forms", {"type": "string"}), _AT, _HISTORY],
         (200, 400, 401, 404, 503),
     ),
     Endpoint(
@@ -74,14 +83,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
         "/explain/node/{name}",
         "Why a node is kept or terminated",
         handlers.explain_node,
-        parameters=[_NAME, _AT],
+        parameters=[_NAME, _AT, _HISTORY],
     ),
     Endpoint(
         "GET",
         "/explain/type/{name}",
         "Why a node type is bought or not",
         handlers.explain_type,
-        parameters=[Parameter("name", "path", "a node type", {"type": "string"}), _AT],
+        parameters=[Parameter("name", "path", "a node type", {"type": "string"}), _AT, _HISTORY],
     ),
     Endpoint(
         "GET",

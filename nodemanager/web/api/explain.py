@@ -253,28 +253,41 @@ def _type_document(found: NodeType) -> dict[str, Any]:
     }
 
 
-def ensemble(published: Publication, claims: Mapping[str, NodeClaim], name: str) -> Document:
-    """Explain how many nodes are kept for an ensemble, and whom it waits for. Raises ``UnknownSubject``."""
+def ensemble(published: Publication, claims: Mapping[str, NodeClaim], name: str, reader: HistoryReader) -> Document:
+    """Explain how many nodes are kept for an ensemble, whom it waits for, and what it did.
+
+    Raises ``UnknownSubject``. The history has the runs of the service's own ensembles only.
+    """
     claim = claims.get(name)
-    if claim is None:
-        known = f"there are {', '.join(claims)}" if claims else "none has asked"
-        raise UnknownSubject(f"no ensemble called {name} has asked for nodes; {known}")
+    try:
+        history = [_history_line(it) for it in reader.events(subject=f"ensemble {name}", limit=HISTORY_SHOWN)]
+    except HistoryUnreadable:
+        history = []
+    if claim is None and not history:
+        known = f"known are {', '.join(claims)}" if claims else "no ensemble has asked for nodes"
+        raise UnknownSubject(f"no ensemble called {name} has run in the service or asked for nodes; {known}")
     clock = clock_of(published)
-    terms = claim.terms
+    reason = because(Code.ENSEMBLE_ASKS_FOR_NOTHING) if claim is None else claim.reason
     return {
         "subject": name,
         "at": clock.wall_at,
-        "ensemble": {
-            "wanted": claim.wanted,
-            "asked": claim.asked,
-            "kept": claim.kept,
-            "weight": terms.weight,
-            "nodes_min": terms.nodes_min,
-            "nodes_max": terms.nodes_max,
-            "per_day": None if terms.per_day is None else float(terms.per_day),
-            "cost_today": float(claim.cost_today),
-        },
-        "reason": reason_document(claim.reason, clock),
+        "ensemble": None if claim is None else _claim_document(claim),
+        "reason": reason_document(reason, clock),
+        "history": history,
+    }
+
+
+def _claim_document(claim: NodeClaim) -> Document:
+    terms = claim.terms
+    return {
+        "wanted": claim.wanted,
+        "asked": claim.asked,
+        "kept": claim.kept,
+        "weight": terms.weight,
+        "nodes_min": terms.nodes_min,
+        "nodes_max": terms.nodes_max,
+        "per_day": None if terms.per_day is None else float(terms.per_day),
+        "cost_today": float(claim.cost_today),
     }
 
 
@@ -304,6 +317,15 @@ def explain_past(reader: HistoryReader, kind: str, name: str, at: float) -> Docu
     }
 
 
+def recent_history(reader: HistoryReader, kind: str, name: str) -> list[Document]:
+    """What the history has on a job, a launch or a node type, oldest first; nothing if it cannot be read."""
+    try:
+        events = reader.events(subject=_history_subject(kind, name), limit=HISTORY_SHOWN)
+    except HistoryUnreadable:
+        return []
+    return [_history_line(event) for event in events]
+
+
 def _where_history_begins(reader: HistoryReader) -> str:
     begins_at, set_aside = reader.begins_at(), reader.set_aside_files()
     begins = f"; it begins at {format_wall_time(begins_at)}" if begins_at is not None else ""
@@ -325,6 +347,7 @@ def _history_line(event: Document) -> Document:
         "kind": event["kind"],
         "what": event["what"],
         "reason": reason_fields(event["code"], event["figures"]) if event["code"] else None,
+        "detail": event["figures"].get("detail", "") if not event["code"] else "",
     }
 
 

@@ -14,12 +14,12 @@ from nodemanager.actors.manager import Publication
 from nodemanager.actors.user_names import user_name
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.history.events import HistoryEvent
-from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
+from nodemanager.history.store.reader import DAY_S, HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
 from nodemanager.planner.plan import plan as make_plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.upkeep.schedules import scheduled_policy
-from nodemanager.web.api import documents, explain, health, kubernetes_metrics
+from nodemanager.web.api import documents, explain, health, kubernetes_metrics, panels
 from nodemanager.web.api import peers as peer_documents
 from nodemanager.web.api.control import Control
 from nodemanager.web.api.documents import Document
@@ -170,8 +170,8 @@ def explain_ensemble(context: WebContext, request: Request, body: bytes) -> Resp
     del body
     if "at" in request.query_params:
         raise RequestRefused(400, "the history has no nodes of ensembles: leave out --at")
-    name = request.path_params["name"]
-    return json_response(explain.ensemble(_latest_publication(context), context.board.node_claims, name))
+    name, published = request.path_params["name"], _latest_publication(context)
+    return json_response(explain.ensemble(published, context.board.node_claims, name, context.reader))
 
 
 def _explain(
@@ -182,7 +182,10 @@ def _explain(
     if "at" in request.query_params:
         at = _query_number(request, "at", 0.0, 0.0, 1e11)
         return json_response(explain.explain_past(context.reader, kind, name, at))
-    return json_response(now(_latest_publication(context), name))
+    document = now(_latest_publication(context), name)
+    if request.query_params.get("history") == "yes":
+        document = {**document, "history": explain.recent_history(context.reader, kind, document["subject"])}
+    return json_response(document)
 
 
 def plan(context: WebContext, request: Request, body: bytes) -> Response:
@@ -248,6 +251,21 @@ def report(context: WebContext, request: Request, body: bytes) -> Response:
     for row in document["by_user"]:
         row["user"] = user_name(row["userid"])
     return json_response(document)
+
+
+def costs(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the costs of each of the last days, by users and queues too if the client may see jobs."""
+    del body
+    days = _query_number(request, "days", 14, 1, SPEND_KEPT_S / DAY_S)
+    since_at = _latest_publication(context).snapshot.wall_at - (days - 1) * DAY_S
+    rows = context.reader.cost_by_day(since_at)
+    return json_response(panels.costs(rows, with_users=context.access.may_see_jobs(request)))
+
+
+def ensembles(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the ensembles that the service runs, if the client may see jobs."""
+    del body
+    return json_response(panels.ensembles(context.board, shown=context.access.may_see_jobs(request)))
 
 
 def healthz(context: WebContext, request: Request, body: bytes) -> Response:

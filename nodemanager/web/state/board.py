@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -108,6 +108,8 @@ class Board:
             spent=self.spent,
         )
         with self._changed:
+            while self._samples and self._samples[-1].at > sample.at:
+                self._samples.pop()  # a simulated site begins again, or the clock was set back
             self._samples.append(sample)
             if len(self._samples) >= SAMPLES_MAX:
                 self._samples = deque(islice(self._samples, 0, None, 2))
@@ -117,6 +119,14 @@ class Board:
         """Take the state of an ensemble that the service runs. Called by the ensemble's thread."""
         with self._changed:
             self._ensembles = {**self._ensembles, name: summary}
+
+    def resume(self, samples: Sequence[Sample]) -> None:
+        """Go on with the samples of an earlier process, oldest first. Called before the first publication."""
+        with self._changed:
+            self._samples = deque(samples)
+            if len(samples) > 1:
+                # Samples of the same distance fill the charts evenly.
+                self._sample_every_s = max(SAMPLE_EVERY_S, (samples[-1].at - samples[0].at) / (len(samples) - 1))
 
     # --- read ---
 

@@ -1,71 +1,16 @@
 // The dashboard: one page that polls the service's HTTP API every two seconds and follows the stream of events.
 import { Chart, Grid, clockTime, showTip } from "/static/draw.js";
+import { ask, legend, link, made, money, span, the } from "/static/page.js";
+import { showCosts, showEnsembles, showPeers } from "/static/panels.js";
+import { showSubject } from "/static/subject.js";
+import { openStudies } from "/static/whatif.js";
 
 const STATES = ["busy", "idle", "booting", "requested", "draining", "stopping", "lost", "gone"];
 const STRIPS_MAX = 120;
 const EVENTS_SHOWN = 150;
 const EVERY_MS = 2000;
 
-const the = (id) => document.getElementById(id);
 const tip = the("tip");
-
-function made(name, className, text) {
-  const element = document.createElement(name);
-  if (className) element.className = className;
-  if (text !== undefined && text !== null) element.textContent = text;
-  return element;
-}
-
-// --- requests -------------------------------------------------------------------------------------------
-
-const keptToken = () => sessionStorage.getItem("token");
-if (location.hash.startsWith("#token=")) {
-  sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(7)));
-  history.replaceState(null, "", location.pathname);
-}
-
-async function ask(path) {
-  const headers = keptToken() ? { Authorization: `Bearer ${keptToken()}` } : {};
-  const response = await fetch(path, { headers });
-  const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error ?? `status ${response.status}`);
-  return answer;
-}
-
-// --- formats --------------------------------------------------------------------------------------------
-
-function money(amount) {
-  if (amount === null || amount === undefined) return "–";
-  if (Math.abs(amount) >= 1000) return amount.toLocaleString("en", { maximumFractionDigits: 0 });
-  // Four digits, as on the command line: a small machine costs 0.0116 an hour.
-  const digits = amount ? Math.max(2, Math.min(6, 3 - Math.floor(Math.log10(Math.abs(amount))))) : 2;
-  return amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: digits });
-}
-
-function span(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  const whole = Math.round(Math.abs(seconds));
-  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
-  if (hours) return `${hours}h${String(minutes).padStart(2, "0")}m`;
-  return minutes ? `${minutes}m${String(rest).padStart(2, "0")}s` : `${rest}s`;
-}
-
-function figure(name, value) {
-  if (Array.isArray(value)) return value.join(", ");
-  if (typeof value === "number" && name.endsWith("_at")) return new Date(value * 1000).toLocaleString();
-  if (typeof value === "number" && name.endsWith("_s")) return span(value);
-  return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(2) : String(value);
-}
-
-function legend(holder, entries) {
-  holder.replaceChildren(...entries.map(([name, shade, count]) => {
-    const entry = made("span");
-    const mark = made("i");
-    mark.style.background = `var(--${shade})`;
-    entry.append(mark, count === undefined ? name : `${name} ${count.toLocaleString("en")}`);
-    return entry;
-  }));
-}
 
 // --- the head and the tiles -----------------------------------------------------------------------------
 
@@ -150,7 +95,7 @@ function showHistory({ samples }) {
 
 // --- the fleet ------------------------------------------------------------------------------------------
 
-const grid = new Grid(the("grid"), tip, (node) => explain("node", node));
+const grid = new Grid(the("grid"), tip, (node) => { location.hash = `#/node/${encodeURIComponent(node)}`; });
 
 async function showFleet() {
   const fleet = await ask("/fleet");
@@ -167,8 +112,9 @@ async function showFleet() {
 
 function showStrips(nodes) {
   the("strips").replaceChildren(...nodes.map((node) => {
-    const strip = made("button", "strip");
-    strip.type = "button";
+    const strip = link("node", node.node);
+    strip.className = "strip";
+    strip.textContent = "";
     const dot = made("span", "dot");
     dot.style.background = `var(--${node.state})`;
     const paid = made("span", "window");
@@ -181,7 +127,6 @@ function showStrips(nodes) {
     }
     const why = node.jobs.length ? `${node.jobs.length === 1 ? "job" : "jobs"} ${node.jobs.join(", ")}` : node.reason?.text ?? "";
     strip.append(dot, made("span", "slot", node.slot), made("span", "state", node.held ? "held" : node.state), paid, made("span", "why", why));
-    strip.addEventListener("click", () => explain("node", node.node));
     return strip;
   }));
 }
@@ -194,13 +139,20 @@ function showJobs(jobs) {
   the("jobs-note").textContent = jobs.shown ? (waiting.length < total ? `the first ${waiting.length} of ${total.toLocaleString("en")}` : "") : "shown only with the token";
   const rows = waiting.slice(0, 100).map((job) => {
     const row = made("tr");
-    row.append(made("td", "id", job.job), made("td", "", job.user), made("td", "", job.reason?.text ?? job.state), made("td", "number", span(job.waits_s)));
-    row.addEventListener("click", () => explain("job", job.job));
+    const id = made("td", "id");
+    id.append(link("job", job.job));
+    row.append(id, made("td", "", job.user), made("td", "", job.reason?.text ?? job.state), made("td", "number", span(job.waits_s)));
     return row;
   });
-  if (!rows.length) rows.push(made("tr"));
-  if (!waiting.length && jobs.shown) rows[0].append(made("td", "empty", "None."));
+  the("jobs-empty").hidden = waiting.length > 0 || !jobs.shown;
+  the("jobs").hidden = !rows.length;
   the("jobs").tBodies[0].replaceChildren(...rows);
+}
+
+// Jobs that run in other instances are shown beside the peers.
+async function showQueue(jobs) {
+  showJobs(jobs);
+  showPeers(await ask("/peers"), jobs);
 }
 
 // --- events ---------------------------------------------------------------------------------------------
@@ -210,10 +162,7 @@ function showEvent(event) {
   const what = made("div", "what");
   what.append(made("b", "", event.what.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase()), " ");
   if (event.subject && event.node_type) {
-    const link = made("button", "", event.subject);
-    link.type = "button";
-    link.addEventListener("click", () => explain("node", event.subject, event.at));
-    what.append(link);
+    what.append(link("node", event.subject, event.at));
   } else what.append(event.subject);
   const because = event.reason?.text ?? event.figures.detail ?? "";
   if (because) what.append(made("span", "", `  ${because}`));
@@ -229,60 +178,27 @@ function follow(after) {
   }
 }
 
-// --- explain --------------------------------------------------------------------------------------------
+// --- views ----------------------------------------------------------------------------------------------
 
-function list(pairs) {
-  const holder = made("dl");
-  for (const [name, value] of pairs) holder.append(made("dt", "", name.replace(/_(s|at)$/, "").replaceAll("_", " ")), made("dd", "", value));
-  return holder;
+// The part of the address after # names the view: #/costs, #/node/NAME, #/job/ID?at=TIME.
+function showView() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, subject] = path.split("/");
+  const isSubject = ["node", "job", "type"].includes(name) && subject;
+  const view = isSubject ? "subject" : ["costs", "whatif"].includes(name) ? name : "overview";
+  for (const shown of document.querySelectorAll("main > [data-view]")) shown.hidden = shown.dataset.view !== view;
+  for (const entry of document.querySelectorAll("nav a")) {
+    if (entry.dataset.view === view) entry.setAttribute("aria-current", "page");
+    else entry.removeAttribute("aria-current");
+  }
+  document.body.dataset.view = view;
+  if (isSubject) showSubject(name, decodeURIComponent(subject), new URLSearchParams(query).get("at"), STATES);
+  if (view === "costs") showCosts();
+  if (view === "overview") redraw();
+  else scrollTo(0, 0);
 }
-
-// Explains the present, or if the subject is gone, the time `at` from the history. at: undefined if unknown.
-async function explain(kind, name, at) {
-  const body = the("drawer-body");
-  const path = `/explain/${kind}/${encodeURIComponent(name)}`;
-  the("drawer").hidden = false;
-  try {
-    const answer = await ask(path).catch((error) => { if (at === undefined) throw error; return ask(`${path}?at=${at}`); });
-    body.replaceChildren(...explanation(kind, answer));
-  } catch (error) {
-    body.replaceChildren(made("h3", "", name), made("p", "because", error.message));
-  }
-}
-
-function explanation(kind, answer) {
-  const parts = [made("p", "note", kind), made("h3", "", answer.subject)];
-  const because = made("p", "because", answer.reason?.text ?? answer.ended?.text ?? "No reason is known.");
-  if (answer.reason) because.append(made("code", "", answer.reason.code));
-  parts.push(because);
-  const figures = Object.entries(answer.reason?.figures ?? {}).map(([key, value]) => [key, figure(key, value)]);
-  if (figures.length) parts.push(list(figures));
-  for (const it of answer.ended?.exceptions ?? []) parts.push(list([["exception", `${it.type} (severity ${it.severity}): ${it.note}`]]));
-  const subject = answer.node ?? answer.job;
-  const shown = answer.node
-    ? ["state", "slot", "node_type", "market", "zone", "provider_id", "cores", "cores_free", "jobs", "cost", "price_per_hour", "requested_at", "since_at"]
-    : ["state", "user", "queue", "nodes", "slots", "cores_per_slot", "gpus_per_slot", "submitted_at", "waits_s", "on"];
-  if (subject) {
-    parts.push(made("h4", "", answer.node ? "The node" : "The job"));
-    const rows = shown.filter((key) => subject[key] !== null && subject[key] !== "" && !(Array.isArray(subject[key]) && !subject[key].length)).map((key) => [key, figure(key, subject[key])]);
-    if (answer.node?.window) rows.push(["paid window", `${span(answer.node.window.left_s)} left of ${span(answer.node.window.length_s)}`]);
-    parts.push(list(rows));
-  }
-  if (answer.story?.length) {
-    const story = made("ul");
-    story.append(...[...answer.story].reverse().map((line) => made("li", "", line)));
-    parts.push(made("h4", "", "Its states, latest first"), story);
-  }
-  if (answer.history?.length) {
-    const lines = made("ul");
-    lines.append(...answer.history.toReversed().map((it) => made("li", "", `${clockTime(it.at)}  ${it.kind} ${it.what}  ${it.reason?.text ?? ""}`)));
-    parts.push(made("h4", "", "History, latest first"), lines);
-  }
-  return parts;
-}
-
-the("drawer-close").addEventListener("click", () => { the("drawer").hidden = true; });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") the("drawer").hidden = true; });
+addEventListener("hashchange", () => { showView(); the("main").focus({ preventScroll: true }); });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && document.body.dataset.view === "subject") location.hash = "#/"; });
 
 // --- themes, and polling --------------------------------------------------------------------------------
 
@@ -293,6 +209,7 @@ function useTheme() {
   redraw();
 }
 function redraw() {
+  if (document.body.dataset.view !== "overview") return;
   Object.values(charts).forEach((chart) => chart.draw());
   grid.draw();
 }
@@ -306,7 +223,7 @@ addEventListener("resize", redraw);
 async function turn() {
   try {
     showStatus(await ask("/status"));
-    await Promise.all([ask("/history").then(showHistory), showFleet(), ask("/jobs?limit=100").then(showJobs)]);
+    await Promise.all([ask("/history").then(showHistory), showFleet(), ask("/jobs?limit=100").then(showQueue), ask("/ensembles").then(showEnsembles)]);
   } catch (error) {
     pill("decides", "unreachable", "bad");
     the("troubles").hidden = false;
@@ -317,6 +234,8 @@ async function turn() {
 }
 
 useTheme();
+openStudies();
+showView();
 ask("/events/recent?limit=300").then(({ events }) => {
   events.forEach(showEvent);
   follow(events.at(-1)?.number ?? 0);

@@ -47,6 +47,9 @@ export class Chart {
   show(at, series) {
     this.at = at;
     this.series = series;
+    this.named ??= this.canvas.getAttribute("aria-label");
+    const now = series.map((it) => `${it.name} ${shownNumber(it.values.at(-1) ?? 0, this.whole)}`).join(", ");
+    this.canvas.setAttribute("aria-label", `${this.named}. Now: ${now || "nothing"}`);
     this.draw();
   }
 
@@ -184,6 +187,23 @@ export class Grid {
     });
     canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
     canvas.addEventListener("click", (event) => { const index = this.at(event); if (index !== null) picked(this.fleet.node[index]); });
+    canvas.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  // Arrow keys move a frame from node to node, in the order in which they are drawn; Enter picks one.
+  press(event) {
+    const order = this.rows?.flatMap((row) => row.nodes) ?? [];
+    const columns = Math.max(1, ...(this.rows ?? []).map((row) => row.nodes.length));
+    const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns };
+    if (!order.length || !(event.key in steps || event.key === "Enter")) return;
+    event.preventDefault();
+    if (event.key === "Enter") { if (this.chosen) this.picked(this.chosen); return; }
+    const now = order.findIndex((index) => this.fleet.node[index] === this.chosen);
+    const next = order[now < 0 ? 0 : Math.min(order.length - 1, Math.max(0, now + steps[event.key]))];
+    const { node, slot, states, state, types, type } = this.fleet;
+    this.chosen = node[next];
+    this.canvas.nextElementSibling.textContent = `${slot[next]}, ${types[type[next]]}, ${states[state[next]]}`;
+    this.draw();
   }
 
   at(event) {
@@ -236,6 +256,11 @@ export class Grid {
         const left = fleet.left[index] ?? 1;
         const height = Math.max(2, Math.round(size * left));
         pen.fillRect(x, row.top + size - height, size, height);
+        if (fleet.node[index] === this.chosen) {
+          pen.strokeStyle = colour("accent");
+          pen.lineWidth = 3;
+          pen.strokeRect(x + 0.5, row.top + 0.5, size - 1, size - 1);
+        }
         if (held.has(index)) {
           pen.strokeStyle = colour("ink");
           pen.lineWidth = 1.5;

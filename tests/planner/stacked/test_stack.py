@@ -13,12 +13,12 @@ from nodemanager.core.nodes import CallKind, CloudNode, CloudState, NodeState
 from nodemanager.core.orders import ListCloud
 from nodemanager.core.reason_codes import Code
 from nodemanager.planner.asks import asks_now
-from nodemanager.planner.node_steps import UNLIMITED
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.plan import Plan, plan
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.steps.context import UNLIMITED
 from tests.builders import (
     NOW_S,
     a_call,

@@ -473,5 +473,5 @@ def test_an_ensemble_is_explained_with_whom_it_waits_for(stand: Stand, client: T
     assert explained["reason"]["text"].endswith("its share of nodes_max = 6 is 3: a keeps 3 of 5 (weight 1)")
     assert (explained["ensemble"]["wanted"], explained["ensemble"]["kept"]) == (4, 2)
     assert (explained["ensemble"]["cost_today"], explained["ensemble"]["per_day"]) == (1.5, 9.0)
-    assert "there are b" in client.get("/explain/ensemble/c").json()["error"]
+    assert "known are b" in client.get("/explain/ensemble/c").json()["error"]
     assert client.get("/explain/ensemble/b", params={"at": 5}).status_code == 400

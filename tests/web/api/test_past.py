@@ -17,6 +17,8 @@ from nodemanager.cli.tables import clock
 from nodemanager.core.jobs import JobEnd, JobException, JobState
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_text import format_wall_time
+from nodemanager.history.events import HistoryEvent
+from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.store.writer import HistoryWriter
 from tests.builders import WALL_AT, a_job, a_node, whole_nodes
 from tests.history.publications import a_moment, told
@@ -186,3 +188,25 @@ def test_a_question_before_the_history_names_its_beginning_and_files_moved_aside
 def test_before_its_beginning_the_history_has_nothing(client: TestClient, path: str) -> None:
     response = client.get(f"{path}?at={WALL_AT - 1}")
     assert (response.status_code, "has nothing on" in response.json()["error"]) == (404, True)
+
+
+def test_the_runs_of_an_ensemble_are_in_the_history(journal: HistoryWriter, tmp_path: Path) -> None:
+    again = HistoryWriter(journal.path)
+    again.start()
+    events = [
+        HistoryEvent(WALL_AT + at, "ensemble", "ensemble work", what, figures={"detail": detail})
+        for at, what, detail in (
+            (1, "begun", "run 1"),
+            (2, "rule", "rule 1: start -> submit a"),
+            (3, "ended", "done"),
+        )
+    ]
+    again.take_in(HistoryUpdate(a_moment(240), (), (), tuple(events), (), {}))
+    again.stop(STOP_S)
+    with a_client(journal, jobs_for_everybody=True) as client:
+        explained = client.get("/explain/ensemble/work").json()
+    assert [line["detail"] for line in explained["history"]] == ["run 1", "rule 1: start -> submit a", "done"]
+    assert explained["ensemble"] is None
+    assert "rule 1: start -> submit a" in as_text(tables.explanation(explained))
+    with a_client(journal, jobs_for_everybody=False) as client:
+        assert client.get("/explain/ensemble/work").status_code == 401

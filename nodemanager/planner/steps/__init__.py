@@ -1,0 +1,1 @@
+"""The next step of each node. Read ``next_step`` first."""

@@ -1,0 +1,113 @@
+"""What a node's step depends on, and what a step is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import LaunchId
+from nodemanager.core.orders import (
+    CordonNode,
+    CreateNode,
+    DestroyNode,
+    DrainNode,
+    EndLease,
+    KillHousekeeping,
+    RecordLaunches,
+    StopBroker,
+    UndrainNode,
+)
+from nodemanager.core.reasons import Reason
+from nodemanager.core.slots import Rank, SlotName, TypeName
+from nodemanager.planner.cost import timings
+from nodemanager.planner.observe.backoff import Allowance
+from nodemanager.planner.stacked.stack import Stack
+from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import EVERYTHING, Snapshot
+from nodemanager.planner.steps.retirement import StopTimes
+from nodemanager.planner.upkeep.consolidation import Emptying
+from nodemanager.planner.upkeep.turns import UpkeepPlan
+
+NodeAction = (
+    RecordLaunches
+    | CreateNode
+    | DrainNode
+    | CordonNode
+    | UndrainNode
+    | StopBroker
+    | KillHousekeeping
+    | DestroyNode
+    | EndLease
+)
+
+
+UNLIMITED = 1_000_000  # calls, if one call does for all nodes
+
+
+class LeaseReview(NamedTuple):
+    """Why a lease's create is not sent now. ``ends``: True if the lease ends, False if it only waits."""
+
+    reason: Reason
+    ends: bool = True
+
+
+@dataclass(slots=True)
+class StepContext:
+    """What a node's step depends on besides the node. The counts change as nodes take their steps."""
+
+    snapshot: Snapshot
+    policy: Policy
+    needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are placed
+    makes_room: tuple[JobId, frozenset[LaunchId]] | None  # a job stopped by a limit, and the nodes that go for it
+    unsent: Mapping[LaunchId, LeaseReview]  # leases for which no create is sent now
+    count_live: int  # billed nodes, without those that are leaving
+    count_usable: int  # nodes that take jobs, without those about to be retired
+    count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
+    overspent: Reason | None  # the budget is spent
+    allowance: Allowance  # by quotas and breakers
+    jobs_want_more: bool  # jobs wait for nodes that do not exist yet
+    create_credit: float  # in the rate limiter's bucket
+    cloud_calls_left: int  # creates and destroys that may still be sent
+    upkeep: UpkeepPlan  # which nodes are replaced
+    emptying: Emptying  # which nodes take no new job so that they empty
+    gap: Rank | None = None  # the lowest slot without a node, if nodes come in the order of the slots
+    stack: Stack | None = None  # the order in which nodes leave; None if any may leave
+    known_stop_times: dict[TypeName, StopTimes] = field(default_factory=dict)
+    now_s: float = field(init=False)  # and above the cache of ``stop_times``
+
+    def __post_init__(self) -> None:
+        self.now_s = self.snapshot.now_s
+
+    @property
+    def all_blocked(self) -> bool:
+        """Whether all types are blocked now."""
+        block = self.snapshot.learned.blocks.get(EVERYTHING)
+        return block is not None and block.until_s > self.now_s
+
+    def why_kept(self, node: Node) -> Reason | None:
+        """Why the provider keeps the node now, whatever is decided; None if it can leave."""
+        return self.stack.why_kept(node) if self.stack is not None else None
+
+    def stop_times(self, name: TypeName) -> StopTimes:
+        """How long stops of a node type take."""
+        if name not in self.known_stop_times:
+            lead_s = timings.stop_lead_s(self.snapshot, name, self.policy)
+            self.known_stop_times[name] = StopTimes(lead_s, timings.quickest_stop_s(self.snapshot, name))
+        return self.known_stop_times[name]
+
+
+class Step(NamedTuple):
+    """What is done with a node, if anything, and why.
+
+    ``again_at_s``: when the passing of time alone may change this; infinity if only news can. ``held``: a call for
+    the node waits until another node's call has been answered.
+    """
+
+    reason: Reason
+    action: NodeAction | None = None
+    again_at_s: float = inf
+    held: bool = False

@@ -1,0 +1,143 @@
+"""Steps of idle nodes: keep, mend or retire."""
+
+from __future__ import annotations
+
+from nodemanager.core.drains import drain_text, emptying_text, hold_text, is_our_drain
+from nodemanager.core.orders import CordonNode, DrainNode, UndrainNode
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import ForeignDrain
+from nodemanager.planner.observe.node_health import why_give_up, why_unfit
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.steps.context import Step, StepContext
+from nodemanager.planner.steps.orders import is_drained, job_names, retire
+from nodemanager.planner.steps.retirement import should_retire
+from nodemanager.planner.steps.takes_jobs import takes_jobs
+from nodemanager.planner.upkeep.consolidation import is_emptying
+
+
+def step_idle(node: Node, context: StepContext) -> Step:
+    """Keep, mend or retire an idle node."""
+    policy = context.policy
+    if is_emptying(node):
+        return _step_emptied(node, context)
+    # Most idle nodes are sound and not drained: nothing to mend.
+    if (is_drained(node) or not node.is_sound) and (mended := _mend_idle(node, context)) is not None:
+        return mended
+    if (kept_up := _step_upkeep(node, context)) is not None:
+        return kept_up
+    counts = takes_jobs(node, context.snapshot, policy)
+    # A node that takes no jobs does not count towards nodes_min.
+    surplus = context.count_usable - policy.limits.nodes_min if counts else 1
+    if context.overspent is not None and not is_drained(node):  # at once, so that no job starts there
+        return retire(node, context.overspent, context)
+    if context.count_live > policy.limits.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
+        return _retire_surplus(
+            node,
+            because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.limits.nodes_max),
+            context,
+        )
+    job, retiring = context.makes_room if context.makes_room is not None else (None, ())
+    if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
+        return _retire_surplus(node, because(Code.MAKES_ROOM, job=str(job)), context)
+    name = node.launch.type_name
+    node_type = policy.types.get(name)
+    spares = node_type.spares if node_type is not None and counts else 0
+    spare = spares > 0 and context.count_ready.get(name, 0) <= spares
+    verdict = should_retire(node, node_type, policy, context.now_s, surplus, spare, context.stop_times(name))
+    if not verdict.retires:
+        return Step(verdict.reason, again_at_s=verdict.again_at_s)
+    if counts and context.why_kept(node) is None:
+        context.count_ready[name] = context.count_ready.get(name, 0) - 1
+    return _retire_surplus(node, verdict.reason, context)
+
+
+def _step_upkeep(node: Node, context: StepContext) -> Step | None:
+    """The step of an idle node that is replaced, that jobs need, or that empties. None if none of that holds."""
+    confirmed = _is_confirmed_idle(node, context.policy)
+    if (why := context.upkeep.leaving.get(node.id)) is not None and confirmed:
+        return retire(node, why, context)
+    wanted = context.needed.get(node.launch.slot)
+    if wanted is not None:
+        return Step(because(Code.WANTED, jobs=job_names(wanted)))
+    if (why := context.emptying.nodes.get(node.id)) is not None and confirmed:
+        return Step(why, CordonNode(node.id, node.launch.rank, emptying_text(node.id), why))
+    return None
+
+
+def _step_emptied(node: Node, context: StepContext) -> Step:
+    """Decide about an idle node that takes no jobs because it was emptied."""
+    policy, node_type = context.policy, context.policy.types.get(node.launch.type_name)
+    given_up = why_give_up(node, policy, context.now_s)
+    unfit = given_up.reason if given_up is not None else why_unfit(node, policy, context.now_s)
+    why = unfit or context.upkeep.leaving.get(node.id) or context.overspent
+    if why is None and node.id not in context.emptying.nodes:
+        reason = because(Code.EMPTIES_NO_MORE)
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
+    looks, needs = node.seen.idle_looks, policy.rules.idle_confirmations
+    if looks < needs:
+        return Step(because(Code.IDLE_UNCONFIRMED, looks=looks, needs=needs))
+    if why is None:
+        undrained = replace(node, rank=replace(node.rank, drain_reason=None)) if node.rank is not None else node
+        times = context.stop_times(node.launch.type_name)
+        verdict = should_retire(undrained, node_type, policy, context.now_s, 1, stop_times=times)
+        if not verdict.retires:
+            return Step(verdict.reason, again_at_s=verdict.again_at_s)
+        why = verdict.reason
+    step = retire(node, why, context)
+    return Step(step.reason, DrainNode(node.id, node.launch.rank, why, replaces=emptying_text(node.id)))
+
+
+def _retire_surplus(node: Node, reason: Reason, context: StepContext) -> Step:
+    """Retire a node that is sound but not needed, unless the provider keeps it all the same."""
+    kept = context.why_kept(node)
+    return Step(kept) if kept is not None else retire(node, reason, context)
+
+
+def _mend_idle(node: Node, context: StepContext) -> Step | None:
+    """Decide what to do with an idle node that is drained or unhealthy; None if it counts as idle all the same."""
+    if _has_drain_of_previous_node(node):
+        reason = because(Code.DRAINED_FOR_ANOTHER)
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
+    if is_drained(node):
+        return _replace_drain_by_flux(node, context)
+    given_up = why_give_up(node, context.policy, context.now_s)
+    why = given_up.reason if given_up is not None else why_unfit(node, context.policy, context.now_s)
+    return retire(node, why, context) if why is not None else None
+
+
+def _replace_drain_by_flux(node: Node, context: StepContext) -> Step | None:
+    """Retire an idle node that Flux itself drained, after a while; None if a person drained it or it is held."""
+    since_s, policy = node.health.drained_by_flux_s, context.policy
+    drain_reason = node.rank.drain_reason if node.rank is not None else None
+    if since_s is None or drain_reason is None or policy.rules.foreign_drain is ForeignDrain.HOLD:
+        return None
+    lasts_s = context.now_s - since_s
+    reason = because(
+        Code.DRAINED_BY_FLUX,
+        drain_reason=drain_reason,
+        lasts_s=lasts_s,
+        foreign_drain_after_s=policy.rules.foreign_drain_after_s,
+    )
+    if lasts_s < policy.rules.foreign_drain_after_s:
+        return Step(reason, again_at_s=since_s + policy.rules.foreign_drain_after_s)
+    if node.seen.idle_looks < policy.rules.idle_confirmations:
+        return Step(reason)
+    step = retire(node, reason, context)
+    drain = DrainNode(node.id, node.launch.rank, reason, note=drain_reason, replaces=drain_reason)
+    return Step(step.reason, drain)
+
+
+def _has_drain_of_previous_node(node: Node) -> bool:
+    """Whether its rank still carries our drain of an earlier node. This happens if Flux assigns the ranks."""
+    reason = node.rank.drain_reason if node.rank is not None else None
+    if reason is None or not is_our_drain(reason):
+        return False
+    # A note about the cause may follow the launch.
+    return reason.split()[0] not in (drain_text(node.id), hold_text(node.id))
+
+
+def _is_confirmed_idle(node: Node, policy: Policy) -> bool:
+    return node.seen.idle_looks >= policy.rules.idle_confirmations and not is_drained(node)

@@ -1,0 +1,148 @@
+"""Why nodes at rest stay, computed only for the nodes that somebody asks for."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from itertools import takewhile
+
+from nodemanager.core.nodes import LaunchId, NodeState
+from nodemanager.core.reasons import Reason
+from nodemanager.core.slots import TypeName
+from nodemanager.planner.cost import billing
+from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.resting import EARLY_S
+from nodemanager.planner.steps.context import Step, StepContext
+from nodemanager.planner.steps.due_times import retirement_times
+from nodemanager.planner.steps.next_step import next_step
+
+# Undrain before anything is bought, and end costs before new ones begin.
+STATE_ORDER = (
+    NodeState.DRAINING,
+    NodeState.BUSY,
+    NodeState.GONE,
+    NodeState.STOPPING,
+    NodeState.LOST,
+    NodeState.IDLE,
+    NodeState.BOOTING,
+    NodeState.REQUESTED,
+)
+
+
+STATE_RANKING: Mapping[NodeState, int] = {state: turn for turn, state in enumerate(STATE_ORDER)}
+
+
+def step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
+    """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept.
+
+    If only the highest node can leave, the highest comes first.
+    """
+    if policy.stacked:
+        return STATE_RANKING[node.state], Decimal(-node.launch.rank), node.launch.id
+    tariff = billing.tariff_of(node.launch, policy) if node.state is NodeState.IDLE else None
+    price = tariff.price_per_hour if tariff is not None else Decimal(0)
+    return STATE_RANKING[node.state], -price, node.launch.id
+
+
+FIRST_OF_ALL = (-1, Decimal(0), LaunchId(""))
+
+
+class RestingReasons:
+    """Why each node at rest stays. A reason is computed on access, because there may be very many nodes.
+
+    Make it when the turn of the idle nodes comes. ``note`` each step that changes the counts in the context: a
+    node's reason depends on the steps before its own turn.
+    """
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        self._at_rest = node_index_of(context.snapshot).at_rest
+        self._resting = node_index_of(context.snapshot).resting
+        self._turns = [FIRST_OF_ALL]
+        self._counts = [self._counts_now()]
+        self._reasons: dict[LaunchId, Reason] = {}
+
+    def note(self, turn: tuple[int, Decimal, LaunchId]) -> None:
+        """Note that the step of this turn may have changed the counts."""
+        self._turns.append(turn)
+        self._counts.append(self._counts_now())
+
+    def get(self, id_: LaunchId) -> Reason | None:
+        """Why the node stays; None if it is not at rest."""
+        if id_ not in self._reasons:
+            node = self._at_rest.get(id_)
+            if node is None:
+                return None
+            self._reasons[id_] = self._step(node).reason
+        return self._reasons[id_]
+
+    def changed_since(self, before: RestingReasons) -> Iterable[LaunchId]:
+        """The nodes at rest, now or before, whose reason may have another code than before."""
+        if self._kinds() != before._kinds():
+            return {**self._at_rest, **before._at_rest}
+        changed = self._wanted() ^ before._wanted()
+        if self._at_rest is not before._at_rest:
+            changed |= self._at_rest.keys() ^ before._at_rest.keys()
+        return changed
+
+    def due(self) -> Iterator[Node]:
+        """The nodes that may be retired now. The others certainly take no step."""
+        context, policy = self._context, self._context.policy
+        if context.overspent is not None:
+            return  # each node takes a step in any case
+        if context.stack is not None:
+            yield from (it for it in context.stack.candidates() if it.id in self._at_rest)
+        elif context.count_live > policy.limits.nodes_max:
+            yield from self._at_rest.values()
+        elif context.count_usable > policy.limits.nodes_min:
+            found: dict[LaunchId, None] = {}
+            if context.makes_room is not None:
+                found |= dict.fromkeys(id_ for id_ in context.makes_room[1] if id_ in self._at_rest)
+            for times in retirement_times(self._context):
+                found |= dict.fromkeys(id_ for _, id_ in takewhile(lambda it: it[0] <= context.now_s, times))
+            yield from map(self._at_rest.__getitem__, found)
+
+    def again_at_s(self, decided: Container[LaunchId], latest_s: float) -> float:
+        """When time alone may change the step of a node that is not in ``decided``; at most ``latest_s``."""
+        context = self._context
+        if context.count_usable <= context.policy.limits.nodes_min:
+            return latest_s
+        if context.stack is not None:
+            top = [it for it in context.stack.candidates() if it.id in self._at_rest and it.id not in decided]
+            return min((self._step(it).again_at_s for it in top[:1]), default=latest_s)
+        for times in retirement_times(self._context):
+            for at_s, id_ in times:
+                if at_s + EARLY_S >= latest_s:
+                    break
+                node = self._at_rest[id_]
+                if id_ not in decided and node.launch.slot not in context.needed:
+                    latest_s = min(latest_s, self._step(node).again_at_s)
+        return latest_s
+
+    def _step(self, node: Node) -> Step:
+        turn = bisect_left(self._turns, step_order(node, self._context.policy))
+        live, usable, ready = self._counts[turn - 1]
+        stack = self._context.stack.copy() if self._context.stack is not None else None
+        then = replace(self._context, count_live=live, count_usable=usable, count_ready=dict(ready), stack=stack)
+        return next_step(node, then)
+
+    def _counts_now(self) -> tuple[int, int, Mapping[TypeName, int]]:
+        context = self._context
+        return context.count_live, context.count_usable, dict(context.count_ready)
+
+    def _kinds(self) -> object:
+        """What the reasons of all nodes depend on, before the first and after the last step."""
+        policy = self._context.policy
+        kinds = []
+        for _, usable, ready in (self._counts[0], self._counts[-1]):
+            spares = [it.name for it in policy.node_types if 0 < it.spares >= ready.get(it.name, 0)]
+            kinds.append((usable > policy.limits.nodes_min, spares))
+        return kinds, policy.observed, policy.node_types, self._context.snapshot.operator.steering
+
+    def _wanted(self) -> set[LaunchId]:
+        of_slot = node_index_of(self._context.snapshot).launch_of_slot
+        return {id_ for slot in self._context.needed if (id_ := of_slot.get(slot)) in self._at_rest and id_}

@@ -1,0 +1,119 @@
+// Panels beside the fleet: instances that take our jobs, ensembles, and what the days cost.
+import { ask, legend, link, made, madeSvg, money, span, table, the } from "/static/page.js";
+
+// --- peers ----------------------------------------------------------------------------------------------
+
+export function showPeers({ delegates, fault, peers }, { jobs, shown }) {
+  the("peers").hidden = !delegates;
+  if (!delegates) return;
+  const rows = peers.map((peer) => [
+    peer.name,
+    peer.reachable ? "up" : `away: ${peer.why}`,
+    peer.load ? `${peer.load.nodes_free} of ${peer.load.nodes}` : null,
+    peer.load ? `${peer.load.cores_free} of ${peer.load.cores}` : null,
+    peer.load ? String(peer.load.waiting) : null,
+    peer.load ? span(peer.load.wait_s) : null,
+    money(peer.price_per_core_hour),
+    `${peer.jobs} of ${peer.jobs_max}`,
+  ]);
+  const parts = fault ? [made("p", "because", `No job is delegated now: ${fault}`)] : [];
+  parts.push(table("Instances that take our jobs", ["peer", "state", ">free nodes", ">free cores", ">waiting", ">wait", ">price per core", ">our jobs"], rows));
+  for (const peer of peers.filter((it) => it.orphans.length)) parts.push(made("p", "because", `${peer.orphans.join(", ")} may run in ${peer.name}, and no job here knows of it.`));
+  const there = jobs.filter((job) => job.delegated);
+  if (there.length) parts.push(table("Jobs in other instances", ["job", "user", "state", "peer", "because"], there.map((job) => [link("job", job.job), job.user, job.state, job.delegated.peer ?? "none yet", job.reason?.text])));
+  else parts.push(made("p", "note", shown ? "None of the jobs shown runs in another instance." : "Single jobs are shown only with the token."));
+  the("peers-body").replaceChildren(...parts);
+}
+
+// --- ensembles ------------------------------------------------------------------------------------------
+
+const COUNTS = ["submitting", "pending", "running", "success", "failed", "retried", "cancelled", "refused"];
+const SHADES = { submitting: "requested", pending: "waiting", running: "running", success: "idle", failed: "lost", retried: "draining", cancelled: "gone", refused: "gone" };
+
+export function showEnsembles({ ensembles, nodes_kept: kept }) {
+  const names = [...new Set([...ensembles.map((it) => it.name), ...Object.keys(kept)])];
+  the("ensembles").hidden = !names.length;
+  the("ensembles-body").replaceChildren(...names.flatMap((name) => {
+    const found = ensembles.find((it) => it.name === name);
+    const head = made("h3", "", name);
+    head.append(made("span", "note", `  nodes kept for it: ${kept[name] ?? found?.nodes_floor ?? 0}${found ? "" : "; it runs beside the service"}`));
+    if (!found) return [head];
+    const groups = Object.entries(found.groups);
+    const used = COUNTS.filter((count) => groups.some(([, counts]) => counts[count]));
+    const rows = groups.map(([group, counts]) => [group, share(counts, used), ...used.map((count) => String(counts[count] ?? 0))]);
+    const rules = found.rules.map((it) => [it.rule, String(it.matches), String(it.runs), String(it.left)]);
+    return [head, table(`Groups of ${name}`, ["group", "jobs", ...used.map((it) => `>${it}`)], rows), table(`Rules of ${name}`, ["rule", ">matched", ">fired", ">left"], rules)];
+  }));
+}
+
+// A bar of a group's jobs by their state.
+function share(counts, used) {
+  const total = used.reduce((sum, it) => sum + (counts[it] ?? 0), 0);
+  const bar = madeSvg("svg", { viewBox: "0 0 100 8", class: "share", role: "img", preserveAspectRatio: "none", "aria-label": `${total} jobs` });
+  let from = 0;
+  for (const it of used) {
+    const width = total ? (100 * (counts[it] ?? 0)) / total : 0;
+    bar.append(madeSvg("rect", { x: from, y: 0, width, height: 8, class: `fill-${SHADES[it]}` }));
+    from += width;
+  }
+  return bar;
+}
+
+// --- costs ----------------------------------------------------------------------------------------------
+
+const SHARES = ["accent", "busy", "booting", "draining", "lost", "idle"];
+const DAYS = 14;
+
+export async function showCosts() {
+  const by = the("costs-by").value;
+  const body = the("costs-body");
+  try {
+    const { days, shown } = await ask(`/costs?days=${DAYS}`);
+    const hidden = !shown && by !== "type" && by !== "use";
+    body.replaceChildren(...(hidden ? [made("p", "note", "Users and queues are shown only with the token.")] : costs(days, by)));
+  } catch (error) {
+    body.replaceChildren(made("p", "because", error.message));
+  }
+}
+the("costs-by").addEventListener("change", showCosts);
+
+function costs(days, by) {
+  if (!days.length) return [made("p", "empty", "The history has no costs yet.")];
+  const sums = new Map();
+  for (const day of days) for (const [name, cost] of Object.entries(day[`by_${by}`])) sums.set(name, (sums.get(name) ?? 0) + cost);
+  const ordered = [...sums].sort((one, other) => other[1] - one[1]).map(([name]) => name);
+  // The picture has as many shares as colours; the table has all.
+  const named = ordered.length > SHARES.length ? ordered.slice(0, SHARES.length - 1) : ordered;
+  const shade = (name) => (named.includes(name) ? SHARES[named.indexOf(name)] : SHARES.at(-1));
+  const key = made("p", "legend");
+  const dearest = Math.max(...days.map((day) => Object.values(day[`by_${by}`]).reduce((sum, it) => sum + it, 0)));
+  legend(key, [...named, ...(named.length < ordered.length ? ["others"] : [])].map((name) => [name || "(the only queue)", shade(name)]));
+  const date = (day) => new Date(day.day_at * 1000).toISOString().slice(0, 10);
+  const rows = days.toReversed().map((day) => [date(day), money(Object.values(day[`by_${by}`]).reduce((sum, it) => sum + it, 0)), ...ordered.map((name) => money(day[`by_${by}`][name] ?? 0))]);
+  const holder = made("div", "scroll-x");
+  holder.tabIndex = 0;
+  holder.setAttribute("role", "region");
+  holder.setAttribute("aria-label", "Costs as a table");
+  holder.append(table("Costs by day", ["day (UTC)", ">all", ...ordered.map((name) => `>${name || "(the only queue)"}`)], rows));
+  return [key, made("p", "note", `The dearest day cost ${money(dearest)}.`), bars(days, by, dearest, ordered, shade, date), holder];
+}
+
+function bars(days, by, dearest, ordered, shade, date) {
+  const most = Math.max(dearest, 1e-9);
+  const picture = madeSvg("svg", { viewBox: `0 0 ${DAYS * 40} 160`, class: "days", role: "img", preserveAspectRatio: "none" });
+  picture.setAttribute("aria-label", `Costs of ${days.length} days, at most ${money(most)} a day`);
+  const today = days.at(-1).day_at;
+  days.forEach((day) => {
+    const place = DAYS - 1 - Math.round((today - day.day_at) / 86400);
+    let top = 158;
+    for (const name of ordered) {
+      const height = (150 * (day[`by_${by}`][name] ?? 0)) / most;
+      top -= height;
+      const part = madeSvg("rect", { x: place * 40 + 4, y: top, width: 32, height, class: `fill-${shade(name)}` });
+      part.append(madeSvg("title", {}));
+      part.firstChild.textContent = `${date(day)} ${name || "(the only queue)"}: ${money(day[`by_${by}`][name] ?? 0)}`;
+      picture.append(part);
+    }
+  });
+  return picture;
+}

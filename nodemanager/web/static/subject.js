@@ -1,0 +1,110 @@
+// The page of one node, job or node type: why it is as it is, what it did before, and a picture of it.
+import { clockTime } from "/static/draw.js";
+import { ask, figure, link, list, made, madeSvg, span, table, the } from "/static/page.js";
+
+const NODE_KEYS = ["state", "slot", "node_type", "market", "zone", "provider_id", "cores", "cores_free", "cost", "price_per_hour", "requested_at", "since_at"];
+const JOB_KEYS = ["state", "user", "queue", "nodes", "slots", "cores_per_slot", "gpus_per_slot", "submitted_at", "waits_s"];
+const JOB_STATES = { began: "running", ended: "gone" };
+let shown = 0;
+
+// at: a time in seconds since the epoch, from the link; null if the link has none. A subject that is gone is shown as of then.
+export async function showSubject(kind, name, at, states) {
+  const number = (shown += 1);
+  const body = the("subject");
+  body.replaceChildren(made("p", "note", "Asking the service."));
+  const path = `/explain/${kind}/${encodeURIComponent(name)}`;
+  let parts;
+  try {
+    const now = await ask(`${path}?history=yes`).catch((error) => { if (at === null) throw error; return ask(`${path}?at=${at}`); });
+    parts = subject(kind, now, now.history, states);
+  } catch (error) {
+    parts = [made("h2", "title", name), made("p", "because", error.message)];
+  }
+  if (number === shown) body.replaceChildren(...parts);
+}
+
+function subject(kind, answer, history, states) {
+  const parts = [made("p", "note", kind), made("h2", "title", answer.subject)];
+  const because = made("p", "because", answer.reason?.text ?? answer.ended?.text ?? "No reason is known.");
+  if (answer.reason) because.append(made("code", "", answer.reason.code));
+  parts.push(because);
+  const figures = Object.entries(answer.reason?.figures ?? {}).map(([key, value]) => [key, figure(key, value)]);
+  if (figures.length) parts.push(list(figures));
+  for (const it of answer.ended?.exceptions ?? []) parts.push(made("p", "because", `${it.type} (severity ${it.severity}): ${it.note}`));
+  parts.push(...pictures(history, answer.at, states));
+  if (answer.node) parts.push(made("h3", "", "The node"), facts(answer.node, NODE_KEYS), ...related("Jobs on it", "job", answer.node.jobs));
+  if (answer.job) parts.push(made("h3", "", "The job"), facts(answer.job, JOB_KEYS), ...delegated(answer.job.delegated), ...related("Runs on", "node", answer.job.on));
+  if (kind === "job") parts.push(...related("Nodes that its reason names", "node", (answer.nodes ?? []).map((node) => node.slot)));
+  if (answer.story?.length) {
+    const story = made("ul");
+    story.append(...answer.story.toReversed().map((line) => made("li", "", line)));
+    parts.push(made("h3", "", "Its states, latest first"), story);
+  }
+  if (history.length) {
+    const rows = history.toReversed().map((it) => [new Date(it.at * 1000).toLocaleString(), `${it.kind} ${it.what}`, it.reason?.text ?? ""]);
+    parts.push(made("h3", "", "History, latest first"), table("History", ["at", "what", "because"], rows));
+  }
+  return parts;
+}
+
+function facts(of, keys) {
+  const known = keys.filter((key) => of[key] !== null && of[key] !== "" && of[key] !== undefined);
+  const rows = known.map((key) => [key, figure(key, of[key])]);
+  if (of.window) rows.push(["paid window", `${span(of.window.left_s)} left of ${span(of.window.length_s)}`]);
+  if (of.held) rows.push(["held by", of.held.by]);
+  return list(rows);
+}
+
+function related(title, kind, names) {
+  if (!names?.length) return [];
+  const holder = made("p", "related", "");
+  for (const name of names) holder.append(link(kind, name), " ");
+  return [made("h3", "", title), holder];
+}
+
+function delegated(where) {
+  if (!where) return [];
+  const rows = [["target", where.target], ["peer", where.peer ?? "none yet"], ["id there", where.remote ?? "none yet"]];
+  if (where.chosen) rows.push(["chosen because", where.chosen.text]);
+  return [made("h3", "", "Runs in another instance"), list(rows)];
+}
+
+// --- the picture ----------------------------------------------------------------------------------------
+
+// One bar from the first event to now: a node's states, or whether a job waited or ran. Below, a mark for each decision.
+function pictures(history, now, states) {
+  const changes = history.filter((it) => it.kind === "node" || it.kind === "job" || it.kind === "because");
+  if (!changes.length) return [];
+  const first = changes[0].at;
+  const ended = changes.findIndex((it) => it.what === "ended");
+  const last = Math.max(ended >= 0 ? changes[ended].at : now, first + 1);
+  const width = 1000;
+  const x = (at) => ((at - first) / (last - first)) * width;
+  const picture = madeSvg("svg", { viewBox: `0 0 ${width} 46`, class: "timeline", role: "img", preserveAspectRatio: "none" });
+  const isNode = changes.some((it) => it.kind === "node");
+  const spans = changes.filter((it) => it.kind === (isNode ? "node" : it.kind) && it.what !== "ended");
+  const used = new Map();
+  spans.forEach((it, index) => {
+    const shade = states.includes(it.what) ? it.what : JOB_STATES[it.what] ?? (isNode ? "gone" : "waiting");
+    const until = spans[index + 1]?.at ?? last;
+    const part = madeSvg("rect", { x: x(it.at), y: 0, width: Math.max(1, x(until) - x(it.at)), height: 26, class: `fill-${shade}` });
+    part.append(madeSvg("title", {}));
+    part.firstChild.textContent = `${it.what.replaceAll("_", " ")}: ${span(until - it.at)}${it.reason ? `, ${it.reason.text}` : ""}`;
+    picture.append(part);
+    used.set(shade, (used.get(shade) ?? 0) + until - it.at);
+  });
+  for (const it of history.filter((line) => line.kind === "decided" || line.kind === "would" || line.kind === "failed")) {
+    picture.append(madeSvg("rect", { x: Math.min(width - 3, x(it.at)), y: 30, width: 3, height: 14, class: it.kind === "failed" ? "fill-lost" : "fill-accent" }));
+  }
+  const told = [...used].map(([shade, length]) => `${shade} for ${span(length)}`);
+  picture.setAttribute("aria-label", `From ${clockTime(first)} to ${clockTime(last)}: ${told.join(", ")}`);
+  const key = made("p", "legend");
+  for (const [shade, length] of used) {
+    const entry = made("span");
+    entry.append(made("i", `back-${shade}`), `${shade} ${span(length)}`);
+    key.append(entry);
+  }
+  const ends = made("p", "ends");
+  ends.append(made("span", "", new Date(first * 1000).toLocaleString()), made("span", "", ended >= 0 ? new Date(last * 1000).toLocaleString() : "now"));
+  return [made("h3", "", "Over time"), key, picture, ends];
+}
