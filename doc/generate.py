@@ -219,7 +219,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
         "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
-        "`--dependency=delegate:TARGET`. `never`: none.",
+        "`--dependency=delegate:TARGET`. `peers`: also other jobs of the instance's owner, if a peer is better "
+        "than own nodes by cost and wait. `never`: none.",
         "delegate_to": "The targets that users may name. `peers`: the site's `[Peer NAME]` sections, and `any` of "
         "them. `any`: also any URI of an instance; `ssh` then uses the manager's keys.",
     },

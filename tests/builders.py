@@ -44,6 +44,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -517,5 +518,7 @@ def _in_short(action: Action) -> str:  # noqa: C901, PLR0912 - one arm an order
             return " ".join(["hold", *map(str, jobs)])
         case ReleaseJobs(jobs=jobs):
             return " ".join(["release", *map(str, jobs)])
+        case DelegateJob(job=job, peer=peer):
+            return f"delegate {job} {peer}"
         case _:
             assert_never(action)

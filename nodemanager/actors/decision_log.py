@@ -24,6 +24,7 @@ from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -168,6 +169,8 @@ def _order_line(action: Action) -> str:
             subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
         case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
             subject = ",".join(map(format_job_id, jobs))
+        case DelegateJob(job=job):
+            subject = format_job_id(job)
         case _:
             subject = action.launch
     return f"{type(action).__name__} {subject}"

@@ -35,6 +35,7 @@ from nodemanager.core.orders import (
     ClaimInstance,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -176,7 +177,7 @@ class Manager(CrashOnlyActor):
         if addresses.join is not None and snapshot.sources.claimed and self._acts:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._brain.policy)))
 
-    def _send_orders(self, decision: Decision, addresses: Begin) -> None:
+    def _send_orders(self, decision: Decision, addresses: Begin) -> None:  # noqa: C901 - one arm an order
         start_before_s = decision.snapshot.now_s + decision.policy.fixed.order_good_s
         leases: list[Launch] = []
         together: list[CreateNode | DestroyNode] = []
@@ -191,6 +192,9 @@ class Manager(CrashOnlyActor):
                     together.append(order)
                 case CreateNode() | DestroyNode():
                     self._workers.dispatch(_subject_of(order), WithDeadline(order, start_before_s))
+                case DelegateJob():
+                    if addresses.delegator is not None:
+                        addresses.delegator.tell(order)
                 case (
                     DrainNode()
                     | CordonNode()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from nodemanager.core.facts import Fact, Tick
-from nodemanager.core.orders import CloudOrder, FluxOrder, ListCloud, PostRoster, SweepCloud
+from nodemanager.core.orders import CloudOrder, DelegateJob, FluxOrder, ListCloud, PostRoster, SweepCloud
 from nodemanager.planner.state.policy import Policy
 
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -31,6 +31,7 @@ class Begin:
     lister: Mailbox[ListCloud | SweepCloud]
     cloud: Sequence[Mailbox[CloudOrder]]
     join: Mailbox[PostRoster] | None = None  # None if nodes join without a join service
+    delegator: Mailbox[DelegateJob] | None = None  # None if the site delegates no jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -127,6 +128,8 @@ def _describe_order(action: Action) -> str:
             whose = wish.id
         case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
             whose = ",".join(map(str, jobs))
+        case DelegateJob(job=job):
+            whose = str(job)
         case _:
             whose = action.launch
     return f"{type(action).__name__} {whose} {getattr(action, 'reason', '')}".rstrip()

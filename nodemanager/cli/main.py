@@ -25,10 +25,12 @@ from nodemanager.cli.parsing.options import NAMES_VERB, PROGRAM, add_verbs
 from nodemanager.cli.parsing.parser import Parser, WrongUse
 from nodemanager.cli.service_client import Client, ServiceUnreachable, make_client
 from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, load_site, site_warnings
+from nodemanager.core.notation import escape_unprintable
 
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison
     from nodemanager.config.price_list import PriceTable
+    from nodemanager.core.ports import CloudPort
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
     from nodemanager.service.service import Companion
@@ -160,7 +162,6 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.flux.setup.existing import delegation_faults
     from nodemanager.join.checks import POWEROFF_EFFECTS
 
-    del chosen
     _print_warnings(site)
     try:
         warning = gpu_warning(site)
@@ -182,7 +183,29 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
         print(*faults, sep="\n", file=sys.stderr)
         return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
-    return EXIT_OK
+    return _check_online(site) if chosen.online else EXIT_OK
+
+
+def _check_online(site: Site) -> int:
+    from nodemanager.cli.cloud_test import make_test_site, user_data
+    from nodemanager.cli.online.checks import Verdict, check_online
+    from nodemanager.cloud.providers import cloud_factory
+    from nodemanager.service import service
+
+    try:
+        site = service.with_cluster_uuid(site)
+    except service.NotInitialised:
+        site = make_test_site(site)  # nothing of the cluster exists yet
+    prices = _compare_prices(site, _bundled_prices(site))
+    is_good = True
+
+    def make_port() -> CloudPort:
+        return cloud_factory(site, lambda _launch, _node_type: user_data(site), service.SystemClock())()
+
+    for finding in check_online(site, make_port, prices):
+        print(escape_unprintable(str(finding)), flush=True)
+        is_good = is_good and finding.verdict is not Verdict.FAULT
+    return EXIT_OK if is_good else EXIT_FAILED
 
 
 def _ensemble_faults(site: Site) -> list[str]:
@@ -318,28 +341,31 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
 
 def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Compare the site's prices with a price list."""
-    from nodemanager.cli.prices import compare_prices
-    from nodemanager.config.price_list import PriceTableError, read_bundled_table, read_table
-    from nodemanager.config.sizes import regions_of
+    from nodemanager.config.price_list import PriceTableError, read_table
 
     try:
-        table = (
-            read_table(Path(chosen.table))
-            if chosen.table
-            else read_bundled_table(
-                str(site.cloud.provider),
-                {size.size: size.memory_bytes for it in site.node_types for size in it.by_size()},
-            )
-        )
+        table = read_table(Path(chosen.table)) if chosen.table else _bundled_prices(site)
     except PriceTableError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
-    named = (chosen.region,) if chosen.region else ()
-    compared = compare_prices(
-        site.node_types, table, lambda node_type: named or regions_of(site.cloud, node_type.zones)
-    )
+    compared = _compare_prices(site, table, (chosen.region,) if chosen.region else ())
     _print_prices(compared, table)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
+
+
+def _bundled_prices(site: Site) -> PriceTable:
+    from nodemanager.config.price_list import read_bundled_table
+
+    sizes = {size.size: size.memory_bytes for it in site.node_types for size in it.by_size()}
+    return read_bundled_table(str(site.cloud.provider), sizes)
+
+
+def _compare_prices(site: Site, table: PriceTable, named: Sequence[str] = ()) -> Sequence[PriceComparison]:
+    """``named``: the regions to look in; if there are none, those of each node type."""
+    from nodemanager.cli.prices import compare_prices
+    from nodemanager.config.sizes import regions_of
+
+    return compare_prices(site.node_types, table, lambda it: named or regions_of(site.cloud, it.zones))
 
 
 def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> None:

@@ -64,6 +64,7 @@ from nodemanager.config.text.settings import (
 from nodemanager.core.slots import Misfit, NodeType, Size, SlotName, TypeName
 
 __all__ = [
+    "Burst",
     "ConfigError",
     "DelegateTo",
     "Fault",

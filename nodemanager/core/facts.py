@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from nodemanager.core.elsewhere.peers import PeerOffer
 from nodemanager.core.jobs import Job, JobId, UnreadableJob
 from nodemanager.core.nodes import (
     CloudNode,
@@ -420,10 +421,26 @@ FluxFact = (
     | FluxCallFailed
     | OrderLapsed
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSeen:
+    """The peers to which jobs may be sent, and the jobs that were.
+
+    ``userid``: only this user's jobs can go. ``taken``: jobs at a peer, or on their way, whose users did not ask
+    for it. ``refused``: the peers that refused a job.
+    """
+
+    peers: tuple[PeerOffer, ...]
+    userid: int
+    taken: frozenset[JobId] = frozenset()
+    refused: Mapping[JobId, frozenset[str]] = field(default_factory=dict)
+
+
 OperatorFact = (
     HoldPlaced | RetirementRequested | ReplacementsRequested | NodeReleased | DecisionsPaused | DecisionsResumed
 )
 CloudFact = (
     CloudListed | CloudChanged | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
 )
-Fact = FluxFact | CloudFact | OperatorFact | JoinFact
+Fact = FluxFact | CloudFact | OperatorFact | JoinFact | PeersSeen

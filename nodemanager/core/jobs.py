@@ -149,6 +149,7 @@ class Job:
     requeued_from: JobId | None = None  # the job that it replaces
     # We hold it in Flux by urgency 0. ``urgency`` and ``priority`` are those that it has again once it is released.
     held_by_us: bool = False
+    patience_s: float = 0.0  # how long it may wait for a cheaper way to run
     delegated_to: str = ""  # it runs in another instance: what its user asked for (``delegate:TARGET``)
 
 

@@ -126,6 +126,16 @@ class ReleaseJobs:
 
 
 @dataclass(frozen=True, slots=True)
+class DelegateJob:
+    """Run a waiting job at a peer, although its user did not ask for that. ``urgency``: the one that it has."""
+
+    job: JobId
+    peer: str
+    urgency: int
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class KeepSteering:
     """Record the operators' settings."""
 

@@ -204,6 +204,8 @@ class Code(StrEnum):
     DELEGATED_RUNNING = "delegated_running", "peer remote"
     DELEGATED_ENDING = "delegated_ending"
     DELEGATION_CALL_FAILED = "delegation_call_failed", "detail"
+    SENT_TO_A_PEER = "sent_to_a_peer"
+    GIVEN_BACK = "given_back"
     PEER_UNREACHABLE = "peer_unreachable", "peer detail"
     # the nodes that are kept for an ensemble
     ENSEMBLE_KEEPS = "ensemble_keeps", "node_count"

@@ -327,6 +327,8 @@ SENTENCES: Mapping[str, str] = {
     Code.DELEGATED_RUNNING: "runs at {peer} as {remote}",
     Code.DELEGATED_ENDING: "is ending",
     Code.DELEGATION_CALL_FAILED: "a call failed and is tried again: {detail}",
+    Code.SENT_TO_A_PEER: "on its way to a peer",
+    Code.GIVEN_BACK: "no peer takes it, so it runs here",
     Code.PEER_UNREACHABLE: "{peer} cannot be reached: {detail}",
     Code.ENSEMBLE_KEEPS: "{node_count} nodes are kept for it",
     Code.ENSEMBLE_ASKS_FOR_NOTHING: "it asks for no nodes",

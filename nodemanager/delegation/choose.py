@@ -7,16 +7,15 @@ patience. If none does, the one with the shortest wait wins. An unknown wait cou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
+from nodemanager.core.elsewhere import peers
+from nodemanager.core.elsewhere.peers import UNKNOWN_WAIT_S, cheapest_in_time, format_wait
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.jobs import PeerName
-
-UNKNOWN_WAIT_S = math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ class Option:
     def __str__(self) -> str:
         if self.against:
             return f"{self.name}: {self.against}"
-        return f"{self.name}: wait {_format_wait(self.wait_s)}, {self.price_per_hour.normalize():f} an hour"
+        return f"{self.name}: wait {format_wait(self.wait_s)}, {self.price_per_hour.normalize():f} an hour"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +106,11 @@ def choose(needs: Needs, candidates: Sequence[Candidate], now_at: float) -> Choi
         final = all(option.never for option in options)
         code = Code.DELEGATION_REFUSED if final else Code.NO_PEER_READY
         return Choice(None, Reason(code, {"detail": _others(options, None)}), options, final)
-    in_time = [option for option in suitable if option.wait_s <= needs.patience_s]
-    best = min(in_time, key=_by_price) if in_time else min(suitable, key=_by_wait)
+    best = cheapest_in_time(suitable, needs.patience_s)
     reason = because(
         Code.PEER_CHOSEN,
         peer=best.name,
-        wait=_format_wait(best.wait_s),
+        wait=format_wait(best.wait_s),
         price_per_hour=best.price_per_hour,
         others=_others(options, best),
     )
@@ -126,11 +124,8 @@ def expected_wait_s(needs: Needs, load: PeerLoad, pending: int, pending_cores: i
     the last of them is expected to.
     """
     fits = needs.cores <= load.cores_free - pending_cores and needs.nodes <= load.nodes_free
-    if fits and not load.waiting:
-        return 0.0
-    if pending or load.last_start_at is None:
-        return UNKNOWN_WAIT_S
-    return max(0.0, load.last_start_at - now_at)
+    starts_at = None if pending else load.last_start_at
+    return peers.expected_wait_s(fits_now=fits, waiting=load.waiting, starts_at=starts_at, now_at=now_at)
 
 
 def _option(needs: Needs, candidate: Candidate, now_at: float) -> Option:
@@ -152,18 +147,6 @@ def _option(needs: Needs, candidate: Candidate, now_at: float) -> Option:
         return Option(name, f"has {candidate.jobs} of our jobs, and jobs_max is {candidate.jobs_max}")
     wait_s = expected_wait_s(needs, load, candidate.pending, candidate.pending_cores, now_at)
     return Option(name, "", wait_s=wait_s, price_per_hour=price)
-
-
-def _by_price(option: Option) -> tuple[Decimal, float]:
-    return option.price_per_hour, option.wait_s
-
-
-def _by_wait(option: Option) -> tuple[float, Decimal]:
-    return option.wait_s, option.price_per_hour
-
-
-def _format_wait(wait_s: float) -> str:
-    return "unknown" if math.isinf(wait_s) else f"{wait_s:.0f} s"
 
 
 def _others(options: Sequence[Option], best: Option | None) -> str:

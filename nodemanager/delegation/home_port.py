@@ -96,6 +96,33 @@ class AppendOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeJob:
+    """Record that a waiting job without the dependency is to run at a peer. From then on the job is reported."""
+
+    job: JobId
+    target: str
+    urgency: int
+
+
+@dataclass(frozen=True, slots=True)
+class HoldJob:
+    """Set a waiting job's urgency to 0. Once it is done, every ``alloc`` that came before has been reported.
+
+    It is refused if the job has its resources already.
+    """
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseJob:
+    """Set a waiting job's urgency again."""
+
+    job: JobId
+    urgency: int
+
+
+@dataclass(frozen=True, slots=True)
 class FindJob:
     """Ask whether our instance knows a job that is not active. Answered by ``JobFound``."""
 
@@ -113,6 +140,9 @@ HomeRequest = (
     | ShowMemo
     | CountOutput
     | AppendOutput
+    | TakeJob
+    | HoldJob
+    | ReleaseJob
     | FindJob
 )
 
@@ -192,6 +222,8 @@ class HomePort(Protocol):
 
     def start(self, listener: Callable[[HomeFact], None]) -> None:
         """Connect, report every active delegated job of the instance's owner, then ``HomeSynced``, then changes.
+
+        A job without the dependency is reported once an event of its says that it was taken.
 
         After a lost connection it sends ``HomeLost``, connects again, and reports everything again.
         """

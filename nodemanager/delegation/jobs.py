@@ -23,6 +23,9 @@ HOLD = f"begin-time={HOLD_UNTIL_AT:.3f}"
 SUBMITTED = "delegate::submit"
 STARTED = "delegate::start"
 REFUSED = "delegate::refused"
+TAKEN = "delegate::take"
+RETURNED = "delegate::return"
+EXEC = "attributes.system.exec"
 DURATION = "attributes.system.duration"
 PROXY_R = "attributes.system.alloc-bypass.R"
 _SECONDS_MAX = 1e15
@@ -89,6 +92,21 @@ class Proxy:
     nodelist_at: float = 0.0  # when the job manager got them
     bypass_at: float = 0.0  # when the plugin alloc-bypass last took note of the job
     failure: Failure | None = None
+    # Of a job without the dependency (``[Policy] burst = peers``): whether we took it to run it at a peer, or gave
+    # it back, so that it runs here; and the urgency that its user wants, because ours is 0 meanwhile.
+    taken: bool = False
+    returned: bool = False
+    urgency_wanted: int = 16
+    inert: bool = False  # job-exec would start nothing for it
+    runs_here: bool = False  # it got nodes of our instance before it was made inert
+    stranded: bool = (
+        False  # it got nodes after that, so job-exec holds them and starts nothing: only a peer can run it
+    )
+
+    @property
+    def copy_urgency(self) -> int:
+        """The urgency that its copy must have."""
+        return self.urgency_wanted if self.taken else self.urgency
 
     @property
     def held(self) -> bool:
@@ -188,6 +206,20 @@ def _proxy_after(job: Proxy, event: EventlogEntry) -> Proxy:  # noqa: C901, PLR0
             )
         case "urgency":
             job = replace(job, urgency=_whole(context, "urgency", job.urgency))
+            if job.taken and job.urgency:  # a change by its user: ours is always to 0
+                job = replace(job, urgency_wanted=job.urgency)
+        case _ if event.name == TAKEN:
+            wanted, target = _whole(context, "urgency", 16), str(context.get("target", ""))
+            too_late = Phase.ALLOCATED.value <= job.phase.value
+            job = replace(job, taken=True, returned=False, target=target, urgency_wanted=wanted, runs_here=too_late)
+        case _ if event.name == RETURNED and not job.stranded:
+            refused = {PeerName(job.target): str(context.get("why", ""))} if context.get("for_good") else {}
+            refusals = {**job.refusals, **refused}
+            job = replace(job, taken=False, returned=True, placed=None, refusals=refusals)
+        case "alloc" if job.taken and not job.inert and context.get("bypass") is not True:
+            job = replace(job, runs_here=True)
+        case "alloc" if job.inert and context.get("bypass") is not True:
+            job = replace(job, stranded=True, taken=True, returned=False)
         case "dependency-add":
             job = replace(job, waits_for=job.waits_for | {str(context.get("description", ""))})
         case "dependency-remove":
@@ -196,7 +228,7 @@ def _proxy_after(job: Proxy, event: EventlogEntry) -> Proxy:  # noqa: C901, PLR0
             job = replace(job, bypass_at=max(job.bypass_at, event.at))
         case "jobspec-update":
             job = _updated(job, event)
-        case _ if event.name == SUBMITTED and job.placed is None:
+        case _ if event.name == SUBMITTED and job.placed is None and not job.returned:
             placed = Placed(PeerName(str(context.get("peer", ""))), JobId(_whole(context, "jobid", 0)))
             if placed.peer not in job.refusals:
                 job = replace(job, placed=placed)
@@ -224,6 +256,8 @@ def _updated(job: Proxy, event: EventlogEntry) -> Proxy:
     duration_s = read_number(event.context.get(DURATION))
     if duration_s is not None and (job.duration_wanted_s is not None or duration_s != job.duration_s):
         job = replace(job, duration_wanted_s=duration_s)
+    if isinstance(exec_ := event.context.get(EXEC), Mapping):
+        job = replace(job, inert="test" in exec_)
     r = event.context.get(PROXY_R)
     if isinstance(r, Mapping) and event.at >= job.nodelist_at:
         job = replace(job, nodelist=nodelist_of(r), nodelist_at=event.at)

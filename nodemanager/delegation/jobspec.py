@@ -100,12 +100,15 @@ def fit_question(copy: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def read_patience_s(system: object) -> float:
+    """Read from ``attributes.system`` how long a job may wait for a cheaper way to run."""
+    return read_number(_at(system, OUR_ATTRIBUTES, PATIENCE)) or 0.0
+
+
 def read_needs(original: Mapping[str, Any]) -> Needs:
     """Read what a job needs. Raises ``ValueError`` if the jobspec cannot be read."""
     system = _at(original, "attributes", "system")
     queue = system.get("queue") if isinstance(system, Mapping) else None
-    ours = system.get(OUR_ATTRIBUTES) if isinstance(system, Mapping) else None
-    patience = ours.get(PATIENCE) if isinstance(ours, Mapping) else None
     resources = original.get("resources")
     if not isinstance(resources, list):
         raise ValueError("resources: a list is needed")  # noqa: TRY004 - as other faults of a jobspec
@@ -119,7 +122,7 @@ def read_needs(original: Mapping[str, Any]) -> Needs:
         gpus=gpus,
         duration_s=read_duration_s(original),
         queue=queue if isinstance(queue, str) else "",
-        patience_s=read_number(patience) or 0.0,
+        patience_s=read_patience_s(system),
     )
 
 

@@ -20,7 +20,10 @@ from nodemanager.delegation.steps import (
     Choose,
     Done,
     FinishProxy,
+    GiveBack,
+    HoldHere,
     LookUpCopy,
+    MakeInert,
     NameNodes,
     PeerView,
     RaiseFailure,
@@ -29,6 +32,7 @@ from nodemanager.delegation.steps import (
     RecordStart,
     Relay,
     RelayOutput,
+    ReleaseHere,
     RemoveHold,
     Revalidate,
     SetDuration,
@@ -52,6 +56,10 @@ def next_step(sides: Sides) -> Step:
         return Wait(because(Code.DELEGATED_ENDING))
     if proxy.phase is Phase.NEW or proxy.waits_for - {HOLD}:
         return Wait(because(Code.DELEGATED_DEPENDENCY))
+    if proxy.returned:
+        return _let_run_here(proxy)
+    if proxy.taken and (waits := _keep_from_running_here(sides)) is not None:
+        return waits
     if proxy.placed is None:
         return _place(sides)
     view = sides.peers.get(proxy.placed.peer)
@@ -62,6 +70,32 @@ def next_step(sides: Sides) -> Step:
     if copy is None:
         return _look_up_or_give_up(view, remote)
     return _follow(sides, view, copy)
+
+
+def _keep_from_running_here(sides: Sides) -> Step | None:
+    """Make sure that a job that we took never runs here too; only then may a copy be submitted.
+
+    What its eventlog says first, counts: an ``alloc`` by our scheduler, or the update that makes it inert.
+    """
+    proxy = sides.proxy
+    if proxy.runs_here:
+        return GiveBack("it got nodes here first")
+    if proxy.urgency and proxy.phase is Phase.QUEUED:
+        return HoldHere()
+    if not proxy.inert:
+        return MakeInert()
+    if proxy.placed is None and sides.no_peer and not proxy.stranded:
+        return GiveBack(sides.no_peer, for_good=sides.never)
+    return None
+
+
+def _let_run_here(proxy: Proxy) -> Step:
+    """Undo what kept a job from running here."""
+    if proxy.inert:
+        return MakeInert(undo=True)
+    if proxy.phase is Phase.QUEUED and not proxy.urgency and proxy.urgency_wanted:
+        return ReleaseHere(proxy.urgency_wanted)
+    return Wait(because(Code.GIVEN_BACK))
 
 
 def _unreachable(peer: PeerName, view: PeerView | None) -> Wait:
@@ -82,6 +116,8 @@ def _stray_copy(sides: Sides) -> Step | None:
                 return CancelCopy(view.name, copy.remote, note)
             if not on_record and (over or placed is not None):
                 return CancelCopy(view.name, copy.remote, "another copy of this job is on record at home")
+            if sides.proxy.returned or sides.proxy.runs_here:
+                return CancelCopy(view.name, copy.remote, "the job runs at home")
     return None
 
 
@@ -163,8 +199,8 @@ def _not_started(sides: Sides, view: PeerView, copy: Copy) -> Step:
 
 
 def _mirror(proxy: Proxy, view: PeerView, copy: Copy) -> Step | None:
-    if copy.started_at is None and copy.urgency != proxy.urgency:
-        return SetUrgency(view.name, copy.remote, proxy.urgency)
+    if copy.started_at is None and copy.urgency != proxy.copy_urgency:
+        return SetUrgency(view.name, copy.remote, proxy.copy_urgency)
     if proxy.duration_wanted_s is not None and proxy.duration_wanted_s != copy.duration_s:
         return SetDuration(view.name, copy.remote, proxy.duration_wanted_s)
     return None
@@ -175,7 +211,8 @@ def _catch_up(sides: Sides, view: PeerView) -> Step | None:
     proxy = sides.proxy
     # alloc-bypass keeps its notes in memory, so it forgets them when our instance restarts.
     forgotten = proxy.bypass_at <= max(sides.home_started_at, proxy.nodelist_at)
-    if proxy.phase is Phase.WAITING and proxy.nodelist != view.name:
+    waits = Phase.QUEUED if proxy.taken else Phase.WAITING
+    if proxy.phase is waits and proxy.nodelist != view.name:
         return NameNodes(view.name)
     if proxy.phase.value <= Phase.QUEUED.value and forgotten:
         return Revalidate(proxy.duration_s if proxy.duration_wanted_s is None else proxy.duration_wanted_s)

@@ -147,6 +147,36 @@ class StartProxy:
 
 
 @dataclass(frozen=True, slots=True)
+class HoldHere:
+    """Keep our scheduler from starting a job that we took: set its urgency to 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class MakeInert:
+    """Have job-exec start nothing for a job that we took, whatever its scheduler does. ``undo``: not any more."""
+
+    undo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Write into the eventlog of a job that we took that it runs here after all.
+
+    ``for_good``: the peer will never take it.
+    """
+
+    why: str
+    for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseHere:
+    """Give a job that we gave back the urgency that its user wants."""
+
+    urgency: int
+
+
+@dataclass(frozen=True, slots=True)
 class RelayOutput:
     """Begin to pass on the copy's output."""
 
@@ -190,6 +220,10 @@ Step = (
     | Revalidate
     | RemoveHold
     | StartProxy
+    | HoldHere
+    | MakeInert
+    | GiveBack
+    | ReleaseHere
     | RelayOutput
     | FinishProxy
     | RaiseFailure
@@ -210,3 +244,5 @@ class Sides:
     chosen: PeerName | None = None
     home_started_at: float = 0.0
     relay: Relay = Relay.IDLE
+    no_peer: str = ""  # why no peer takes a job that we took
+    never: bool = False  # nor ever will

@@ -40,6 +40,7 @@ class PeerStatus:
     jobs_max: int
     price_per_core_hour: Decimal
     orphans: tuple[JobId, ...] = ()
+    configured: bool = True  # False: a URI that a user gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,6 @@ class DelegationView:
     fault: str = ""
     ended: int = 0  # delegated jobs that ended since the service started
     events: tuple[DelegationEvent, ...] = ()  # since the view before
+    # With ``burst = peers``: the jobs sent to a peer without being asked for, and the peers that refused a job.
+    taken: frozenset[JobId] = frozenset()
+    refused: Mapping[JobId, frozenset[str]] = field(default_factory=dict)

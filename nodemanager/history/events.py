@@ -28,6 +28,7 @@ from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -78,7 +79,7 @@ def launches_of(action: Action) -> tuple[LaunchId, ...]:
             return (launch.id,)
         case RecordLaunches(launches=launches):
             return tuple(launch.id for launch in launches)
-        case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
+        case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return ()
         case _:
             return (action.launch,) if action.launch is not None else ()

@@ -17,6 +17,7 @@ from nodemanager.core.orders import (
     ClaimInstance,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -34,9 +35,9 @@ from nodemanager.core.orders import (
     SweepCloud,
     UndrainNode,
 )
+from nodemanager.planner.cost.fleet import create_credit
 from nodemanager.planner.observe.backoff import count_failed_boot
 from nodemanager.planner.observe.rank_facts import delay_stop
-from nodemanager.planner.placement.supply import create_credit
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, move
@@ -154,6 +155,9 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                     snapshot,
                     queues=replace(snapshot.queues, hold_write=_await_answer(snapshot.queues.hold_write, due_s)),
                 )
+            case DelegateJob(job=job):
+                ordered = {**snapshot.peers.ordered, job: snapshot.now_s + policy.fixed.order_good_s}
+                snapshot = replace(snapshot, peers=replace(snapshot.peers, ordered=ordered))
             case ChangeSlots() | RefuseSlots():
                 snapshot = replace(
                     snapshot, slots=replace(snapshot.slots, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)

@@ -17,11 +17,11 @@ from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.supply import SlotAndRank, is_slot_specific
 from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.queue_index import BatchKey, key_of
+from nodemanager.planner.supply.offers import SlotAndRank, is_slot_specific
 
 NAMES_MAX = 10
 

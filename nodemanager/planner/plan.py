@@ -26,6 +26,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
@@ -39,7 +40,9 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
+from nodemanager.planner.cost.prepaid import prepaid_left
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
@@ -47,7 +50,7 @@ from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
-from nodemanager.planner.placement import supply
+from nodemanager.planner.peers.burst import bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
@@ -61,12 +64,12 @@ from nodemanager.planner.steps.busy import BUSY
 from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
 from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
+from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
-from nodemanager.planner.upkeep.prepaid import prepaid_left
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
-Action = BootNode | NodeAction | RequeueJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
+Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
         case DestroyNode(launch=None, provider_id=provider_id):
             stray = snapshot.account.strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
-        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
+        case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
@@ -205,7 +208,7 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
 def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     """The plan for the types that act under this policy."""
     asks = asks_now(snapshot, policy)
-    price = supply.price_per_hour(snapshot, policy)
+    price = fleet.price_per_hour(snapshot, policy)
     stands_still = _why_standstill(snapshot, policy)
     if stands_still is not None:
         ends_s = safe_mode_ends_s(snapshot, policy)
@@ -219,8 +222,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             return Plan(asks, actions=(answer,), price_per_hour=price)
         if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
             return Plan(asks, actions=(redeclared,), price_per_hour=price)
-    basis = Basis(snapshot, policy, price)
     quiet = is_settled(snapshot, policy)
+    basis, bursting = _basis(snapshot, policy, price, quiet=quiet)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
     boots = _boot_orders(basis) if quiet else ()
@@ -233,6 +236,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
+            *bursting,
             *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
             *boots,
         ),
@@ -251,6 +255,21 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         due=basis.upkeep[0].due,
         basis=basis,
     )
+
+
+def _basis(
+    snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool
+) -> tuple[Basis, tuple[DelegateJob, ...]]:
+    """What the plan is made from, and the jobs to send to peers, which then ask for no nodes here."""
+    away = jobs_away(snapshot) if policy.bursts or snapshot.peers.ordered else {}
+    basis = Basis(without_jobs(snapshot, away), policy, price)
+    if not (policy.bursts and quiet and basis.queue.batches):
+        return basis, ()
+    orders = bursts(basis.snapshot, policy, basis.placement)
+    if not orders:
+        return basis, ()
+    leaving = {order.job: order.reason for order in orders}
+    return Basis(without_jobs(basis.snapshot, leaving), policy, price), orders
 
 
 # --- standing still ---------------------------------------------------------------------------------------
@@ -341,7 +360,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
         jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
-        create_credit=supply.create_credit(snapshot, policy),
+        create_credit=fleet.create_credit(snapshot, policy),
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
@@ -424,7 +443,7 @@ def _purchases_change_s(basis: Basis) -> float:
     """When time alone may change what is bought, or what is drained because the budget is spent."""
     snapshot, policy = basis.snapshot, basis.policy
     jobs_wait = bool(basis.queue.batches)
-    room_s = supply.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
+    room_s = free_room.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
     return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
 
 
@@ -446,7 +465,7 @@ def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonN
 
     If a job could start on such a node, it is drained first and looked at once more.
     """
-    ownerless = sorted(supply.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
+    ownerless = sorted(fleet.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | CordonNode | DestroyNode] = []
     for stray in ownerless:
@@ -469,7 +488,7 @@ def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
     """When time alone may change what is done with a node that no launch owns."""
     waits_s = (
         max(stray.since_s + policy.timing.orphan_grace_s, stray.destroy_after_s)
-        for stray in supply.ownerless_strays(snapshot)
+        for stray in fleet.ownerless_strays(snapshot)
     )
     return min((at_s for at_s in waits_s if at_s > snapshot.now_s), default=inf)
 

@@ -16,8 +16,8 @@ from nodemanager.core.orders import ChangeSlots, RefuseSlots
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
+from nodemanager.planner.cost.fleet import ownerless_strays
 from nodemanager.planner.observe.hardware import WISH_PREFIX
-from nodemanager.planner.placement.supply import ownerless_strays
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 

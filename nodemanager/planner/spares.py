@@ -14,11 +14,12 @@ from nodemanager.planner.observe.zones import open_zones
 from nodemanager.planner.outcome import FleetNeeds, Purchase
 from nodemanager.planner.placement.infeasibility import by_price
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.supply import SlotAndRank, Supply
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.takes_jobs import takes_jobs
+from nodemanager.planner.supply.offers import SlotAndRank
+from nodemanager.planner.supply.supply import Supply
 
 
 def spare_purchases(

@@ -14,10 +14,9 @@ from nodemanager.core.nodes import COMING, CallKind, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.cost import billing
+from nodemanager.planner.cost import billing, fleet
 from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.outcome import FleetNeeds
-from nodemanager.planner.placement import supply
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.spares import count_beyond_nodes_min, count_ready
 from nodemanager.planner.state.node import Node
@@ -113,7 +112,7 @@ def _above_limits(
     """End as many leases as the fleet is above a limit, because it was lowered or because strays count too."""
     node_index = node_index_of(snapshot)
     ending = [*ending_leases(snapshot), *(snapshot.nodes[id_] for id_ in ended)]
-    nodes = sum(node_index.count_by_type.values()) + len(supply.ownerless_strays(snapshot)) - len(ending)
+    nodes = sum(node_index.count_by_type.values()) + len(fleet.ownerless_strays(snapshot)) - len(ending)
     price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in ending), Decimal(0))
     reviewed: dict[LaunchId, LeaseReview] = {}
     if nodes <= policy.limits.nodes_max and price <= policy.limits.price_per_hour_max:

@@ -32,6 +32,7 @@ from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import (
+    Burst,
     ConfigError,
     DelegateTo,
     JoinMethod,
@@ -42,14 +43,16 @@ from nodemanager.config.site import (
     uuid_file,
 )
 from nodemanager.config.text.settings import SectionSettings
-from nodemanager.core.facts import FluxUnreachable, OperatorFact, Tick
+from nodemanager.core.facts import FluxUnreachable, OperatorFact, PeersSeen, Tick
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
+from nodemanager.core.orders import DelegateJob
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
@@ -135,6 +138,7 @@ def wire(
     publish: Callable[[Publication], None],
     fate: Fate,
     spawn: Spawn = spawn_in_thread,
+    delegator: Mailbox[DelegateJob] | None = None,
 ) -> Mailbox[ManagerMessage]:
     """Start the actors and connect them. They wait for the first tick. Returns the manager's mailbox."""
     manager: Mailbox[ManagerMessage] = spawn(Manager, policy, acts, publish, fate)
@@ -147,6 +151,7 @@ def wire(
                 for _ in range(policy.calls.calls_in_flight_max)
             ],
             join=spawn(JoinClerk, ports.join(), manager, fate) if ports.join is not None else None,
+            delegator=delegator,
         )
     )
     return manager
@@ -165,6 +170,7 @@ def policy_of(site: Site) -> Policy:
         upkeep=_upkeep(site),
         budgets=site.budget.limits,
         observed=site.observed_types if site.acts else frozenset(),
+        bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
         stacked=site.cloud.provider is Provider.MINICLUSTER,
     )
@@ -397,14 +403,27 @@ class Service:
         self._floor = 0
         self._ports = ports
         self._news = threading.Event()
-        self._manager = wire(ports, policy_of(site), site.acts, publish, self.fate, self._spawn)
-        ticked: Mailbox[Tick] = self._manager
+        self._publish_delegation = publish_delegation
+        self._peers_told: PeersSeen | None = None
+        delegator: Mailbox[DelegatorMessage] | None = None
         if ports.delegation is not None:
             delegator = wire_delegation(
-                ports.delegation, site.cluster_uuid, ports.clock, publish_delegation, self.fate
+                ports.delegation, site.cluster_uuid, ports.clock, self._take_delegation, self.fate
             )
+        self._manager = wire(ports, policy_of(site), site.acts, publish, self.fate, self._spawn, delegator)
+        ticked: Mailbox[Tick] = self._manager
+        if delegator is not None:
             ticked = TickedMailboxes(self._manager, delegator)
         self._ticker = Ticker(ports.clock, ticked, self._news)
+
+    def _take_delegation(self, view: DelegationView) -> None:
+        """Show the view, and tell the manager what the peers offer if it may send jobs to them."""
+        self._publish_delegation(view)
+        if self._site.policy.burst is Burst.PEERS:
+            seen = peers_seen(view, os.getuid())
+            if seen != self._peers_told:
+                self._peers_told = seen
+                self._manager.tell(seen)
 
     def _spawn(self, actor: type[A], /, *arguments: Any) -> Mailbox[Any]:
         address = spawn_in_thread(actor, *arguments)

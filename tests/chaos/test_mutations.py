@@ -20,13 +20,14 @@ from nodemanager.core.reasons import Reason
 from nodemanager.planner import brain, plan
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
-from nodemanager.planner.placement import placement, supply
-from nodemanager.planner.placement.supply import Supply
+from nodemanager.planner.placement import on_offer, placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps import leaving
+from nodemanager.planner.supply import supply
+from nodemanager.planner.supply.supply import Supply
 from tests.builders import changed, with_settings
 
 SEEDS_MAX = 200
@@ -141,7 +142,7 @@ def leaving_orphans_alone(patch: Patch) -> None:
 
 
 def buying_again_what_is_on_its_way(patch: Patch) -> None:
-    patch.setattr(placement, "coming_offers", lambda *_: [])
+    patch.setattr(on_offer, "coming_offers", lambda *_: [])
 
 
 def recording_no_spending(patch: Patch) -> None:

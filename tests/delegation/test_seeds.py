@@ -6,6 +6,7 @@ A seed determines the jobs, the faults and how long each message travels.
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -15,6 +16,9 @@ from nodemanager.actors.base import Fate
 from nodemanager.actors.delegation.delegator import Delegator, StartDelegation
 from nodemanager.actors.delegation.targets import Targets
 from nodemanager.core.jobs import JobId
+from nodemanager.core.orders import DelegateJob
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import because
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
@@ -35,12 +39,13 @@ class Scene:
     def __init__(self, seed: int) -> None:
         self.world = World(seed)
         self.draws = self.world.draws_for("scene")
-        self.home = SimulatedInstance(self.world, "home")
+        self.home = SimulatedInstance(self.world, "home", takes=1)
         self.peers = {PeerName(name): SimulatedInstance(self.world, name) for name in "bc"}
         self.links: list[Any] = []
         self.pumps: list[Pump] = []
         self.fates: list[Fate] = []
         self.submitted: list[JobId] = []
+        self.plain: list[JobId] = []
         self.views: list[DelegationView] = []
         self.start_manager()
 
@@ -61,6 +66,7 @@ class Scene:
         clock = self.world.clock()
         inbox = pump.spawn(Delegator, home, make_peer, targets, CLUSTER, clock, self.views.append, fate)
         inbox.tell(StartDelegation(inbox))
+        self.inbox = inbox
         pump.start_ticks(inbox, clock)
         self.pumps.append(pump)
         self.links, self.fates = links, [*self.fates, fate]
@@ -78,6 +84,30 @@ class Scene:
             "attributes": {"system": {"delegate": target, "duration": self.draws.choice([0, 5, 30])}},
         }
         self.submitted.append(self.home.submit(jobspec))
+
+    def submit_plain(self) -> None:
+        """A job whose user did not ask for a peer. The planner may send it to one, also too late."""
+        cores, duration = self.draws.choice([1, 1, 1, 99]), self.draws.choice([0, 5, 30])
+        system = {"duration": duration}
+        job = self.home.submit({"resources": [{"type": "core", "count": cores}], "attributes": {"system": system}})
+        self.submitted.append(job)
+        self.plain.append(job)
+
+    def send_to_a_peer(self) -> None:
+        waiting = [job for job in self.plain if self.home.jobs[job].urgency and not self.home.jobs[job].ended]
+        if waiting:
+            reason = because(Code.PEER_CHOSEN, peer="b", wait="0 s", price_per_hour=Decimal(0), others="none")
+            peer = self.draws.choice([*self.peers])
+            job = self.draws.choice(waiting)
+            self.inbox.tell(DelegateJob(job, peer, self.home.jobs[job].urgency, reason))
+
+    def unhold(self) -> None:
+        """A user gives a job its urgency again, whatever the manager does with it."""
+        waiting = [
+            job for job in self.plain if not self.home.jobs[job].has("alloc") and not self.home.jobs[job].ended
+        ]
+        if waiting:
+            self.home.set_urgency(self.draws.choice(waiting), 16)
 
     # --- faults ---
 
@@ -125,6 +155,13 @@ class Scene:
         peer.queue_disabled = not peer.queue_disabled
 
 
+USERS: tuple[Callable[[Scene], None], ...] = (
+    Scene.submit,
+    Scene.submit_plain,
+    Scene.send_to_a_peer,
+    Scene.send_to_a_peer,
+    Scene.unhold,
+)
 FAULTS: tuple[Callable[[Scene], None], ...] = (
     Scene.lose_a_connection,
     Scene.restart_manager,
@@ -145,7 +182,7 @@ def run(seed: int) -> Scene:
     while scene.world.now_s < FAULTS_S:
         scene.world.advance_by(draws.expovariate(1.0))
         if draws.random() < 0.5:
-            scene.submit()
+            draws.choice(USERS)(scene)
         else:
             draws.choice(FAULTS)(scene)
         ever |= {(name, job.id): job for name, peer in scene.peers.items() for job in peer.jobs.values()}
@@ -165,7 +202,8 @@ def started_of(scene: Scene, job: JobId) -> int:
     markers = [
         (copy, copy.jobspec["attributes"]["system"]["node-manager"]["delegated-from"]) for copy in copies.values()
     ]
-    return sum(copy.runs for copy, text in markers if text.startswith(marker))
+    here = scene.home.jobs[job].runs
+    return here + sum(copy.runs for copy, text in markers if text.startswith(marker))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -184,7 +222,7 @@ def test_nothing_is_lost_and_nothing_runs_twice(seed: int) -> None:
 
 def agree(scene: Scene, job: SimulatedJob) -> None:
     """A job that ended well here has a copy that ended well, with the same status; and its output, once."""
-    if job.failed:
+    if job.failed or job.runs:
         return
     status = next(event.context["status"] for event in job.events if event.name == "finish")
     placed = next(event.context for event in job.events if event.name == "delegate::submit")

@@ -10,11 +10,14 @@ import pytest
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation import steps
 from nodemanager.delegation.jobs import (
+    EXEC,
     HOLD,
     PROXY_R,
     REFUSED,
+    RETURNED,
     STARTED,
     SUBMITTED,
+    TAKEN,
     Copy,
     EventlogEntry,
     PeerName,
@@ -295,3 +298,61 @@ def test_a_log_that_is_read_twice_changes_nothing() -> None:
     assert once.after(events[4:]) == once
     copy = a_copy(*COPY_RUNS, FINISHED)
     assert copy.after([*COPY_STARTED, FINISHED]) == copy
+
+
+# --- a job whose user did not ask for a peer: [Policy] burst = peers ---
+
+WAITS_HERE = (SUBMIT, VALIDATE, an_event("depend", 3.0), an_event("priority", 3.0, priority=16))
+TAKE = an_event(TAKEN, 4.0, target="b", urgency=16)
+UNHELD = an_event("urgency", 4.5, urgency=0)
+IS_INERT = an_event("jobspec-update", 4.6, **{EXEC: {"test": {"override": 1}}})
+NOT_INERT = an_event("jobspec-update", 6.0, **{EXEC: {}})
+GIVEN_BACK = an_event(RETURNED, 5.0, why="it cannot be reached now")
+SAFE = (*WAITS_HERE, TAKE, UNHELD, IS_INERT)
+SCHEDULED = an_event("alloc", 4.7)  # by our own scheduler
+
+BURST_TABLE = [
+    ("our scheduler must not start it", (*WAITS_HERE, TAKE), None, steps.HoldHere()),
+    ("nor job-exec", (*WAITS_HERE, TAKE, UNHELD), None, steps.MakeInert()),
+    ("only then a peer gets it", SAFE, None, steps.Choose()),
+    ("a copy from before a crash is adopted", SAFE, COPY_HELD, steps.RecordCopy(B, REMOTE)),
+    ("the copy gets the urgency of before", (*SAFE, ON_RECORD), COPY_HELD, steps.SetUrgency(B, REMOTE, 16)),
+    ("its user raises it: held again", (*SAFE, an_event("urgency", 5.0, urgency=31)), None, steps.HoldHere()),
+    ("it started there", (*SAFE, ON_RECORD), COPY_RUNS, steps.RecordStart(5.0)),
+    ("the node's name", (*SAFE, ON_RECORD, B_STARTED), COPY_RUNS, steps.NameNodes("b")),
+    ("it got nodes here before", (*WAITS_HERE, SCHEDULED, TAKE), None, steps.GiveBack("it got nodes here first")),
+    ("or meanwhile", (*WAITS_HERE, TAKE, UNHELD, SCHEDULED), None, steps.GiveBack("it got nodes here first")),
+    (
+        "a copy of a job that runs here is cancelled",
+        (*WAITS_HERE, TAKE, UNHELD, SCHEDULED),
+        COPY_HELD,
+        steps.CancelCopy(B, REMOTE, "the job runs at home"),
+    ),
+    ("given back: it may run here", (*SAFE, GIVEN_BACK), None, steps.MakeInert(undo=True)),
+    ("and has its urgency again", (*SAFE, GIVEN_BACK, NOT_INERT), None, steps.ReleaseHere(16)),
+    ("inert with nodes of ours: only a peer can run it", (*SAFE, SCHEDULED), None, steps.Choose()),
+    ("which cannot be given back", (*SAFE, SCHEDULED, GIVEN_BACK), None, steps.Choose()),
+    ("taken again", (*SAFE, GIVEN_BACK, NOT_INERT, TAKE, UNHELD), None, steps.MakeInert()),
+]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"), [row[1:] for row in BURST_TABLE], ids=[row[0] for row in BURST_TABLE]
+)
+def test_a_job_that_was_taken(
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, expected: Step
+) -> None:
+    view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
+    assert the_step(a_proxy(*ours, nodelist=""), view) == expected
+
+
+def test_a_job_that_no_peer_takes_is_given_back_unless_it_can_no_longer_run_here() -> None:
+    def step_of(*ours: EventlogEntry) -> Step:
+        return next_step(Sides(a_proxy(*ours), {B: a_view()}, no_peer="full"))
+
+    assert step_of(*SAFE) == steps.GiveBack("full")
+    for_good = an_event(RETURNED, 5.0, why="too large", for_good=True)
+    assert a_proxy(*SAFE, for_good).refusals == {B: "too large"}
+    assert not a_proxy(*SAFE, GIVEN_BACK).refusals
+    assert step_of(*SAFE, SCHEDULED) == steps.Choose()
+    assert waits(step_of(*SAFE, GIVEN_BACK, NOT_INERT, an_event("urgency", 7.0, urgency=16)), "given_back")

@@ -28,9 +28,16 @@ class Delegating:
     """Home with one manager, and peers b, c..., all running."""
 
     def __init__(
-        self, folder: Path, peers: tuple[str, ...], policy: str = "", peer_lines: str = "", scheme: str = "local://"
+        self,
+        folder: Path,
+        peers: tuple[str, ...],
+        policy: str = "",
+        peer_lines: str = "",
+        scheme: str = "local://",
+        ssh: str = over_ssh.SCRIPT,
     ) -> None:
         self.folder = folder
+        self._ssh = ssh
         self._over_ssh = scheme.startswith("ssh")
         self.peers = {name: SoloInstance(folder, name) for name in peers}
         sections = "".join(
@@ -52,7 +59,7 @@ class Delegating:
     def start_manager(self, *options: str, module: str = "nodemanager") -> ManagerProcess:
         if self._over_ssh:
             script = self.folder / "ssh"
-            script.write_text(over_ssh.SCRIPT)
+            script.write_text(self._ssh)
             script.chmod(0o700)
             options, module = (f"--ssh={script}", *options), over_ssh.__name__
         self.manager = self.elastic.start_manager(*options, module=module)
@@ -144,13 +151,17 @@ def _checkpointed_at(answer: Any) -> float:
 
 @contextmanager
 def delegating(
-    peers: tuple[str, ...] = ("b",), policy: str = "", peer_lines: str = "", scheme: str = "local://"
+    peers: tuple[str, ...] = ("b",),
+    policy: str = "",
+    peer_lines: str = "",
+    scheme: str = "local://",
+    ssh: str = over_ssh.SCRIPT,
 ) -> Iterator[Delegating]:
     """A running site; skips the test where there is no Flux."""
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        site = Delegating(Path(folder), peers, policy, peer_lines, scheme)
+        site = Delegating(Path(folder), peers, policy, peer_lines, scheme, ssh)
         try:
             site.start()
             yield site

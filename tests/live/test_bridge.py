@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
+import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -17,6 +20,13 @@ from tests.live.six_jobs import OFFERS, SLOTS_WANTED, run_to_the_end, submit_six
 from tests.live.witness import slot_of
 
 CALLS = 500
+WITHIN_S = 20.0
+SSH = """#!/bin/sh
+# ssh -o BatchMode=yes -p PORT -- HOST COMMAND, as the login shell of HOST runs it
+echo "$1 $2 $3 $4 $5 $6" >"$0.host"
+shift 6
+PATH=PATH_THERE exec /bin/sh -c "$*"
+"""
 ENOUGH = 4  # a port, the watch, and both services
 
 
@@ -58,6 +68,23 @@ def test_no_far_side_outlives_a_manager_that_is_killed(bridged: Elastic) -> None
     assert bridged.owner() is None  # the name is free
 
 
+def test_without_a_flux_here_the_calls_are_made_on_the_instances_host(
+    instance: LiveInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = os.environ["PATH"]
+    ssh = tmp_path / "ssh"
+    ssh.write_text(SSH.replace("PATH_THERE", there))
+    ssh.chmod(0o755)
+    monkeypatch.setenv("FLUX_SSH", str(ssh))
+    monkeypatch.setattr(bindings, "_bridge", Bridge.ALWAYS)
+    without = [folder for folder in there.split(":") if not (Path(folder) / "flux").exists()]
+    monkeypatch.setenv("PATH", ":".join(without))
+    with bindings.connection(f"ssh://head:2222{instance.uri.removeprefix('local://')}") as handle:
+        version = bindings.ask(handle, "attr.get", {"name": "version"}, timeout_s=WITHIN_S)["value"]
+    assert version in subprocess.check_output(["flux", "--version"], text=True, env={"PATH": there})
+    assert ssh.with_suffix(".host").read_text() == "-o BatchMode=yes -p 2222 -- head\n"
+
+
 def test_what_a_call_costs(instance: LiveInstance) -> None:
     figures = {}
     for bridge in (Bridge.NEVER, Bridge.ALWAYS):
@@ -75,5 +102,5 @@ def test_what_a_call_costs(instance: LiveInstance) -> None:
 
 def _call_s(handle: bindings.Handle) -> float:
     start_s = time.perf_counter()
-    bindings.ask(handle, "attr.get", {"name": "rank"}, timeout_s=5.0)
+    bindings.ask(handle, "attr.get", {"name": "rank"}, timeout_s=WITHIN_S)
     return time.perf_counter() - start_s

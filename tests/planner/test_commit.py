@@ -23,7 +23,7 @@ from nodemanager.core.orders import (
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.placement.supply import create_credit
+from nodemanager.planner.cost.fleet import create_credit
 from nodemanager.planner.plan import Action, Plan
 from tests.builders import (
     CLOUD,

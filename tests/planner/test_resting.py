@@ -15,13 +15,13 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import Billing
 from nodemanager.planner.cost import billing
 from nodemanager.planner.outcome import NodeReasons
-from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Plan, plan
 from nodemanager.planner.state import node_index
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.resting import Resting
 from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
+from nodemanager.planner.supply import free_room
 from tests.builders import NOW_S, a_type, a_world, nodes, tasks, whole_nodes
 
 CONSTRAINTS = st.sampled_from([ANYWHERE, HasProperty("fast"), Not(HasProperty("fast"))])
@@ -85,9 +85,9 @@ def test_the_nodes_at_rest_that_a_plan_leaves_out_would_take_no_step(case: tuple
 @given(fleets())
 def test_the_nodes_that_no_job_can_get_are_rightly_left_out(case: tuple[Snapshot, Policy]) -> None:
     snapshot, policy = case
-    with patch.object(supply, "REACHABLE_PART", inf):
+    with patch.object(free_room, "REACHABLE_PART", inf):
         some = plan(snapshot, policy)
-    with patch.object(supply, "REACHABLE_PART", -1.0):
+    with patch.object(free_room, "REACHABLE_PART", -1.0):
         every = plan(snapshot, policy)
     assert some == every
     assert dict(some.jobs) == dict(every.jobs)

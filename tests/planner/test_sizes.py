@@ -12,8 +12,7 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode, CreateNode, DestroyNode, EndLease, RecordLaunches
 from nodemanager.core.slots import Market, NodeType, Size, Tariff, TypeName
-from nodemanager.planner.cost import billing
-from nodemanager.planner.placement import supply
+from nodemanager.planner.cost import billing, fleet
 from nodemanager.planner.state.snapshot import EVERYTHING, Block, Quota, Scope, Stray
 from tests.builders import (
     NOW_S,
@@ -158,7 +157,7 @@ def test_a_node_costs_what_its_size_costs(size: str, tariff: Decimal | None, pri
     )
     world = a_world(big()).node("big1", NodeState.BUSY, launch=launch)
     assert billing.price_per_hour(launch, policy) == price
-    assert supply.price_per_hour(world.snapshot, policy) == price
+    assert fleet.price_per_hour(world.snapshot, policy) == price
     assert world.plan().price_per_hour == price
 
 

@@ -31,8 +31,8 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
     "planner": (
-        *("state", "cost", "observe", "upkeep", "scheduler", "packing", "placement", "limits", "stacked"),
-        *("steps", ""),
+        *("state", "cost", "observe", "upkeep", "scheduler", "supply", "packing", "placement", "limits", "stacked"),
+        *("peers", "steps", ""),
     ),
     "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", ""),

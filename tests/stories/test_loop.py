@@ -44,6 +44,7 @@ from nodemanager.core.orders import (
     BootNode,
     ChangeSlots,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -203,7 +204,7 @@ class Loop(RuleBasedStateMachine):
                 lapsed = OrderLapsed(type(action).__name__, (launch.id,), None, "late")
             case DestroyNode(launch=owner, provider_id=provider_id):
                 lapsed = OrderLapsed("DestroyNode", (owner,) if owner is not None else (), provider_id, "late")
-            case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs():
+            case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
                 lapsed = OrderLapsed(type(action).__name__, (), None, "late")
             case _:
                 lapsed = OrderLapsed(type(action).__name__, (action.launch,), None, "late")
@@ -389,6 +390,8 @@ def _subjects(action: Action) -> list[str]:
             return [wish.id]
         case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
             return [str(job) for job in jobs]
+        case DelegateJob(job=job):
+            return [str(job)]
         case _:
             return [str(action.launch)]
 

@@ -15,7 +15,7 @@ from nodemanager.core.reasons import because
 from nodemanager.delegation.choose import choose
 from nodemanager.delegation.home_port import RaiseOnJob, ReadJobspec
 from nodemanager.delegation.jobs import Failure
-from nodemanager.delegation.jobspec import Marker, copy_jobspec, fit_question, read_needs, without_queue
+from nodemanager.delegation.jobspec import ANY, Marker, copy_jobspec, fit_question, read_needs, without_queue
 from nodemanager.delegation.peer_port import CheckFit, FitChecked, Peer, PlaceCopy
 from nodemanager.delegation.steps import LOST
 
@@ -41,9 +41,15 @@ class PeerChooser:
 
     def choose(self, tracked: TrackedJob) -> None:
         """Choose a peer and submit to it; or ask first what is not known; or try again later."""
-        peers, fault = self._targets.candidates(tracked.proxy.target)
+        # A stranded job can run nowhere but at a peer, whichever that is.
+        may_stay = tracked.proxy.taken and not tracked.proxy.stranded
+        target = ANY if tracked.proxy.stranded else tracked.proxy.target
+        peers, fault = self._targets.candidates(target)
         if fault:
-            self._give_up(tracked, fault)
+            self._give_up(tracked, fault, never=True)
+            return
+        if may_stay and not all(state.synced for state in map(self._open_peer, peers)):
+            self._give_up(tracked, "it cannot be reached now")
             return
         if tracked.jobspec is None or tracked.needs is None:
             self._state.ask_home(tracked, ReadJobspec(tracked.proxy.id))
@@ -61,8 +67,8 @@ class PeerChooser:
         if choice.peer is not None:
             tracked.chosen, tracked.choice = choice.peer, choice
             self.submit(tracked, self._state.peers[choice.peer])
-        elif choice.final:
-            self._give_up(tracked, str(choice.reason.figures["detail"]))
+        elif choice.final or may_stay:
+            self._give_up(tracked, str(choice.reason.figures["detail"]), never=choice.final)
         else:
             tracked.retry_s = now_s + CHOOSE_AGAIN_S
 
@@ -83,7 +89,7 @@ class PeerChooser:
         try:
             tracked.needs = read_needs(jobspec)
         except ValueError as fault:
-            self._give_up(tracked, f"its jobspec cannot be read: {fault}")
+            self._give_up(tracked, f"its jobspec cannot be read: {fault}", never=True)
             return
         tracked.jobspec = jobspec
         tracked.fit_key = json.dumps(fit_question(self._copy_jobspec(tracked)), sort_keys=True)
@@ -97,7 +103,12 @@ class PeerChooser:
             if tracked.fit_key == fact.key and tracked.proxy.placed is None:
                 self._step(job)
 
-    def _give_up(self, tracked: TrackedJob, why: str) -> None:
+    def _give_up(self, tracked: TrackedJob, why: str, *, never: bool = False) -> None:
+        """No peer takes the job: it fails, or it runs here if its user did not ask for a peer."""
+        if tracked.proxy.taken and not tracked.proxy.stranded:
+            tracked.no_peer, tracked.never = why, never
+            self._step(tracked.proxy.id)
+            return
         self._state.ask_home(tracked, RaiseOnJob(tracked.proxy.id, Failure(LOST, why)))
 
     def _ask_fits(self, tracked: TrackedJob, states: Sequence[PeerState], now_s: float) -> None:

@@ -14,7 +14,10 @@ from nodemanager.actors.delegation.targets import Targets
 from nodemanager.actors.delegation.tracked import PeerState, TrackedJob
 from nodemanager.actors.messages import Mailbox
 from nodemanager.core.facts import Tick
+from nodemanager.core.notation import format_job_id
+from nodemanager.core.orders import DelegateJob
 from nodemanager.core.ports import Clock
+from nodemanager.core.reason_text import to_sentence
 from nodemanager.delegation.home_port import (
     FindJob,
     HomeDone,
@@ -27,6 +30,7 @@ from nodemanager.delegation.home_port import (
     JobFound,
     JobspecRead,
     OutputCounted,
+    TakeJob,
 )
 from nodemanager.delegation.jobs import (
     Proxy,
@@ -61,7 +65,7 @@ class StartDelegation:
     mailbox: Mailbox[DelegatorMessage]
 
 
-DelegatorMessage = StartDelegation | HomeFact | PeerFact | Tick
+DelegatorMessage = StartDelegation | DelegateJob | HomeFact | PeerFact | Tick
 
 
 class Delegator(CrashOnlyActor):
@@ -99,6 +103,8 @@ class Delegator(CrashOnlyActor):
             case Tick():
                 self._tick(message.now_s)
                 return
+            case DelegateJob():
+                self._take_job(message)
             case HomeEvents():
                 self._take_home_events(message)
             case HomeSynced(started_at=started_at):
@@ -181,6 +187,16 @@ class Delegator(CrashOnlyActor):
             self._changed = False
             self._publish_by_s = now_s + PUBLISH_EVERY_S
             self._publish(self._state.view())
+
+    def _take_job(self, order: DelegateJob) -> None:
+        """Take a waiting job to run it at a peer. From its first event on it is a delegated job."""
+        tracked = self._jobs.get(order.job)
+        if self._state.home_fault or (tracked is not None and not tracked.proxy.returned):
+            return
+        detail = f"{order.peer}: {to_sentence(order.reason.code, order.reason.figures)}"
+        self._log.info("taken", job=format_job_id(order.job), peer=order.peer, why=detail)
+        self._state.note(str(int(order.job)), "taken", detail)
+        self._home.send(TakeJob(order.job, order.peer, order.urgency))
 
     # --- our instance ---
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from nodemanager.delegation.home_port import (
+    HoldJob,
     HomeRequest,
     PostEvent,
     RaiseOnJob,
+    ReleaseJob,
     RemoveDependency,
     ShowFinished,
     ShowRunning,
@@ -24,6 +26,10 @@ def caused_at_home(request: HomeRequest, at: float) -> list[EventlogEntry]:
             return [EventlogEntry("dependency-remove", at, {"description": description})]
         case Validate():
             return [EventlogEntry("set-flags", at, {"flags": ["alloc-bypass"]})]
+        case HoldJob():
+            return [EventlogEntry("urgency", at, {"urgency": 0})]
+        case ReleaseJob(urgency=urgency):
+            return [EventlogEntry("urgency", at, {"urgency": urgency})]
         case ShowRunning():
             return [EventlogEntry("start", at)]
         case ShowFinished(status=status):

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation import steps
 from nodemanager.delegation.home_port import (
+    HoldJob,
     HomeRequest,
     PostEvent,
     RaiseOnJob,
+    ReleaseJob,
     RemoveDependency,
     ShowFinished,
     ShowRunning,
     Validate,
 )
 from nodemanager.delegation.jobs import (
+    EXEC,
     HOLD,
     HOLD_UNTIL_AT,
     PROXY_R,
     REFUSED,
+    RETURNED,
     STARTED,
     SUBMITTED,
     EventlogEntry,
@@ -28,8 +33,11 @@ from nodemanager.delegation.jobs import (
 )
 from nodemanager.delegation.peer_port import ChangeDuration, ChangeUrgency, EndCopy, PeerRequest, ReadCopy
 
+# As the frobnicator plugin does for a job with the dependency: job-exec waits for our word, and starts nothing.
+INERT: Mapping[str, Any] = {"test": {"override": 1, "run_duration": "3650d"}}
 
-def to_home(step: steps.Step, job: JobId, now_at: float, uri: str) -> HomeRequest | None:
+
+def to_home(step: steps.Step, job: JobId, now_at: float, uri: str) -> HomeRequest | None:  # noqa: C901, PLR0912 - one arm a step
     """Return the request to our instance, if the step is one for it. ``uri``: of the step's peer."""
     match step:
         case steps.RecordCopy(peer=peer, remote=remote):
@@ -48,6 +56,14 @@ def to_home(step: steps.Step, job: JobId, now_at: float, uri: str) -> HomeReques
             return RemoveDependency(job, HOLD)
         case steps.StartProxy():
             return ShowRunning(job)
+        case steps.HoldHere():
+            return HoldJob(job)
+        case steps.ReleaseHere(urgency=urgency):
+            return ReleaseJob(job, urgency)
+        case steps.MakeInert(undo=undo):
+            return PostEvent(job, EventlogEntry("jobspec-update", now_at, {EXEC: {} if undo else INERT}))
+        case steps.GiveBack(why=why, for_good=for_good):
+            return PostEvent(job, EventlogEntry(RETURNED, now_at, {"why": why, "for_good": for_good}))
         case steps.FinishProxy(status=status):
             return ShowFinished(job, status)
         case steps.RaiseFailure(type=type_, note=note, status=status):

@@ -83,12 +83,19 @@ class DelegationState:
                 state.peer.jobs_max,
                 state.peer.price_per_core_hour,
                 tuple(state.orphans),
+                state.peer.configured,
             )
             for name, state in self.peers.items()
         )
         events, self._events = tuple(self._events), []
-        jobs = {job: self._shown(tracked) for job, tracked in self.jobs.items()}
-        return DelegationView(jobs, peers, self.home_fault, self._ended, events)
+        jobs = {job: self._shown(it) for job, it in self.jobs.items() if not it.proxy.returned}
+        taken = frozenset(job for job, it in self.jobs.items() if it.proxy.taken)
+        refused = {
+            job: frozenset(it.proxy.refusals)
+            for job, it in self.jobs.items()
+            if it.proxy.returned or it.proxy.taken
+        }
+        return DelegationView(jobs, peers, self.home_fault, self._ended, events, taken, refused)
 
     def _shown(self, tracked: TrackedJob) -> DelegatedJob:
         proxy, placed = tracked.proxy, tracked.proxy.placed

@@ -62,7 +62,8 @@ class Stepper:
         for name in (tracked.chosen, tracked.proxy.placed and tracked.proxy.placed.peer):
             if name is not None and name in peers:
                 views.setdefault(name, peers[name].view(job))
-        step = next_step(Sides(tracked.proxy, views, tracked.chosen, self.home_started_at, tracked.relay))
+        relay, no_peer = tracked.relay, (tracked.no_peer, tracked.never)
+        step = next_step(Sides(tracked.proxy, views, tracked.chosen, self.home_started_at, relay, *no_peer))
         self._carry_out(tracked, step)
 
     def _carry_out(self, tracked: TrackedJob, step: steps.Step) -> None:
@@ -83,6 +84,10 @@ class Stepper:
             case steps.Done():
                 self._state.forget(job)
                 return
+            case steps.GiveBack(why=why):
+                self._state.log.info("given_back", job=format_job_id(job), why=why)
+                self._state.note(str(int(job)), "given_back", why)
+                tracked.chosen, tracked.choice, tracked.no_peer = None, None, ""
             case steps.RecordRefusal(peer=peer, why=why):
                 self._state.log.info("delegation_refused", job=format_job_id(job), peer=peer, why=why)
                 self._state.note(str(int(job)), "delegation_refused", f"{peer}: {why}")

@@ -31,6 +31,8 @@ class TrackedJob:
     needs: Needs | None = None
     fit_key: str = ""
     chosen: PeerName | None = None
+    no_peer: str = ""  # why no peer takes a job that we took
+    never: bool = False  # nor ever will
     choice: Choice | None = None
     # The request that must be answered before the next step, and the peer it was sent to (None: our instance).
     in_flight: HomeRequest | PeerRequest | None = None

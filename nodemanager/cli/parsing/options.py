@@ -35,6 +35,14 @@ class VerbOptions:
 # --- the options of single verbs --------------------------------------------------------------------------
 
 
+def _check(parser: Parser) -> None:
+    parser.add_argument(
+        "--online",
+        action="store_true",
+        help="also ask the account, the instance and the join service; nothing is created or changed",
+    )
+
+
 def _init(parser: Parser) -> None:
     parser.add_argument("--output", metavar="DIR", help="write the bootstrap of a new instance to this folder")
     parser.add_argument(
@@ -187,7 +195,7 @@ def _one_ensemble(parser: Parser) -> None:
 
 OPTIONS: Mapping[str, VerbOptions] = {
     "run": VerbOptions(),
-    "check": VerbOptions(prints_json=True),
+    "check": VerbOptions("--online", _check, prints_json=True),
     "init": VerbOptions("--output /etc/flux-cloud", _init),
     "start-command": VerbOptions("", _nested),
     "cloud-test": VerbOptions("", _cloud_test),

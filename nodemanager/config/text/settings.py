@@ -94,6 +94,7 @@ class Burst(StrEnum):
     """Which jobs may run in a peer."""
 
     ASK = "ask"  # those submitted with --dependency=delegate:TARGET
+    PEERS = "peers"  # also others, if a peer is better than own nodes
     NEVER = "never"
 
 

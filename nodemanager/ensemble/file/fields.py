@@ -6,7 +6,7 @@ import math
 import shlex
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from nodemanager.core.notation import NotationError, parse_fsd
 from nodemanager.ensemble.file.conditions import read_condition
@@ -19,6 +19,11 @@ SECONDS_MAX = 100 * 365 * 86400.0
 def _whole(value: Any) -> Any:
     """Accept 2.0 for 2, as YAML does not tell them apart."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _one_if_zero(value: Any) -> Any:
+    """Read 0 as 1, as ensemble-python does."""
+    return 1 if value == 0 and not isinstance(value, bool) else value
 
 
 def _seconds(value: Any) -> Any:
@@ -64,6 +69,7 @@ def _name(value: str) -> str:
 Whole = Annotated[int, BeforeValidator(_whole)]
 Number = Annotated[Whole, Field(ge=0, le=COUNT_MAX)]
 AtLeastOne = Annotated[Whole, Field(ge=1, le=COUNT_MAX)]
+OneIfZero = Annotated[AtLeastOne, BeforeValidator(_one_if_zero)]
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Name = Annotated[str, AfterValidator(_name)]
 
@@ -84,8 +90,8 @@ class JobKeys(Keys):
     command: Annotated[Any, AfterValidator(_command)]
     workdir: str | None = None
     count: Number = 1
-    nodes: AtLeastOne = 1
-    tasks: AtLeastOne = 1
+    nodes: OneIfZero = 1
+    tasks: OneIfZero = 1
     duration: Seconds = 0.0
     cores: AtLeastOne = 1
     gpus: Number = 0
@@ -101,10 +107,22 @@ class JobKeys(Keys):
 class ActionKeys(Keys):
     name: Annotated[ActionKind, Field(strict=False)]
     label: str = ""
-    value: AtLeastOne = 1
+    value: OneIfZero = 1
     repetitions: Number = 1
     backoff: Whole | str | None = None
     message: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_as_ensemble_python(cls, keys: Any) -> Any:
+        """Leave out keys without a value, and the sign of shrink, which does not count there."""
+        if not isinstance(keys, dict):
+            return keys
+        given = {key: value for key, value in keys.items() if value is not None}
+        value = given.get("value")
+        if given.get("name") == ActionKind.SHRINK and isinstance(value, int | float) and value < 0:
+            given["value"] = -value
+        return given
 
     def action(self) -> Action:
         """Return the action. Raises ``ValueError`` for a backoff that is no number of matches and no duration."""

@@ -108,7 +108,7 @@ class _Reading:
         self._check_after(sets, groups)
         functions = self._functions(keys.custom)
         rules = [self._rule(index, rule, groups, functions) for index, rule in enumerate(keys.rules)]
-        if not any(rule and rule.trigger == Trigger.START for rule in rules):
+        if not any(rule.trigger == Trigger.START for rule in keys.rules):
             self._at(
                 ("rules",), Severity.WARNING, "no rule has the trigger start, so nothing will ever be submitted"
             )

@@ -19,6 +19,7 @@ from nodemanager.delegation.home_port import (
     AppendOutput,
     CountOutput,
     FindJob,
+    HoldJob,
     HomeDone,
     HomeEvents,
     HomeFact,
@@ -32,18 +33,27 @@ from nodemanager.delegation.home_port import (
     PostEvent,
     RaiseOnJob,
     ReadJobspec,
+    ReleaseJob,
     RemoveDependency,
     ShowFinished,
     ShowMemo,
     ShowRunning,
+    TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import DURATION, nodelist_of
+from nodemanager.delegation.jobs import DURATION, TAKEN, nodelist_of
 from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
-from nodemanager.flux.delegate.events import CAUGHT_UP, is_submitted_by, read_eventlog, read_events, read_journal
+from nodemanager.flux.delegate.events import (
+    CAUGHT_UP,
+    is_submitted_by,
+    read_eventlog,
+    read_events,
+    read_journal,
+    read_json,
+)
 from nodemanager.flux.delegate.link import Link, LinkSession
 from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
 from nodemanager.flux.kvs import append_later, read_later
@@ -95,6 +105,7 @@ class _HomeSession(LinkSession[HomeRequest]):
         self._jobs: set[int] = set()
         self._appending: dict[tuple[JobId, str], list[AppendOutput]] = {}
         self._started_at = 0.0
+        self._taking: dict[int, list[Mapping[str, Any]]] = {}  # the events of jobs whose eventlog is being read
         self._tries: dict[ShowRunning, int] = {}
 
     def begin(self) -> None:
@@ -123,16 +134,36 @@ class _HomeSession(LinkSession[HomeRequest]):
             return
         if (jobspec := object_at(response, "journal").get("jobspec")) is not None:
             target = read_target(jobspec)
-            if not target or not is_submitted_by(os.getuid(), entries):
+            if not (target or _is_taken(entries)) or not is_submitted_by(os.getuid(), entries):
                 return
             self._jobs.add(job)
             nodelist = nodelist_of(read_pretended_resources(jobspec))
             events, duration_s = read_events(entries), read_duration_s(jobspec)
             self._tell(HomeEvents(JobId(job), events, target, duration_s, nodelist))
+        elif job in self._taking:
+            self._taking[job].extend(entries)
         elif job in self._jobs:
             self._tell(HomeEvents(JobId(job), read_events(entries)))
             if entries and entries[-1]["name"] == "clean":
                 self._jobs.discard(job)
+
+        elif _is_taken(entries):
+            self._begin_taken(job, entries)
+
+    def _begin_taken(self, job: int, entries: list[Mapping[str, Any]]) -> None:
+        """Report the whole eventlog of a job that was just taken, with the events that arrive meanwhile."""
+        self._taking[job] = list(entries)
+
+        def take(answer: object) -> None:
+            found = object_at(answer, "job-info.lookup")
+            log, jobspec = read_eventlog(found.get("eventlog")), read_json(found.get("jobspec"))
+            later = self._taking.pop(job)
+            if not is_submitted_by(os.getuid(), log):
+                return
+            self._jobs.add(job)
+            self._tell(HomeEvents(JobId(job), read_events([*log, *later]), "", read_duration_s(jobspec), ""))
+
+        self.ask("job-info.lookup", {"id": job, "keys": ["eventlog", "jobspec"], "flags": 0}, take)
 
     # --- requests ---
 
@@ -176,6 +207,13 @@ class _HomeSession(LinkSession[HomeRequest]):
                 self._count_output(request)
             case AppendOutput():
                 self._append(request)
+            case TakeJob(job=job, target=target, urgency=urgency):
+                take = {"id": job, "name": TAKEN, "context": {"target": target, "urgency": urgency}}
+                self._request("job-manager.post-event.post", take, request)
+            case HoldJob():
+                self._hold(request)
+            case ReleaseJob(job=job, urgency=urgency):
+                self._request("job-manager.urgency", {"id": job, "urgency": urgency}, request)
             case FindJob(job=job):
                 self._find(job)
             case _:
@@ -238,6 +276,25 @@ class _HomeSession(LinkSession[HomeRequest]):
         for request in list(self._tries):
             self._show_running(request)
 
+    def _hold(self, request: HoldJob) -> None:
+        """Set the urgency to 0, and let everything arrive that the scheduler had answered before.
+
+        The scheduler answers in order. So once it has answered a question that was sent after the hold, it has
+        answered every request to allocate; and once the job manager has answered the next question, it has
+        published every ``alloc`` that followed.
+        """
+
+        def refuse(failure: CallFailed) -> None:
+            self._tell(HomeRefused(request, str(failure)))
+
+        def ask_manager(_: object) -> None:
+            self.ask("job-manager.queue-list", {}, lambda _: self._tell(HomeDone(request)), refuse)
+
+        def ask_scheduler(_: object) -> None:
+            self.ask("sched.resource-status", None, ask_manager, ask_manager)
+
+        self.ask("job-manager.urgency", {"id": request.job, "urgency": 0}, ask_scheduler, refuse)
+
     def _find(self, job: JobId) -> None:
         def take_refusal(failure: CallFailed) -> None:
             if failure.errno == errno.ENOENT:
@@ -298,6 +355,10 @@ class _HomeSession(LinkSession[HomeRequest]):
 
         lines = "".join(request.lines for request in requests)
         append_later(self._reactor, _namespace(job), key, lines, take, refuse, timeout_s=self._timeout_s)
+
+
+def _is_taken(entries: list[Mapping[str, Any]]) -> bool:
+    return any(entry["name"] == TAKEN for entry in entries)
 
 
 def _namespace(job: JobId) -> str:

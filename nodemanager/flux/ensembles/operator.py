@@ -21,7 +21,7 @@ from nodemanager.config.text.settings import ENSEMBLE_NAME
 from nodemanager.core.ports import FluxError
 from nodemanager.ensemble.operator import ChangeDenied, ChangeFailed, SizeChange
 from nodemanager.flux import kvs
-from nodemanager.flux.bindings import CallFailed, Handle, ask, ask_all, connection
+from nodemanager.flux.bindings import BindingsMissing, CallFailed, Handle, ask, ask_all, connection
 from nodemanager.flux.claim import SERVICE
 from nodemanager.flux.ensembles.nodes import NO_MANAGER
 from nodemanager.flux.ensembles.runner import service_name
@@ -113,7 +113,7 @@ class InstanceMembers:
         try:
             with connection(self._uri) as handle:
                 yield handle
-        except FluxError as error:
+        except (BindingsMissing, FluxError) as error:
             raise ChangeFailed(str(error)) from error
 
 

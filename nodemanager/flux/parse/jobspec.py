@@ -20,7 +20,7 @@ from typing import Any
 
 from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
-from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE
+from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE, read_patience_s
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
 
@@ -86,6 +86,7 @@ class JobRequest:
     requeue: bool
     requeued_from: JobId | None
     delegated_to: str = ""
+    patience_s: float = 0.0
 
     def job(
         self,
@@ -113,6 +114,7 @@ class JobRequest:
             *run,
             self.requeue,
             self.requeued_from,
+            patience_s=self.patience_s,
             delegated_to=self.delegated_to,
         )
 
@@ -138,6 +140,7 @@ def read_request(jobspec: object) -> JobRequest:
         unheeded=tuple(sorted(resources.others | wish.unheeded)),
         requeue=wish.requeue,
         requeued_from=wish.requeued_from,
+        patience_s=read_patience_s(system),
         delegated_to=str(system.get(DELEGATE, "")),
     )
 

@@ -21,12 +21,12 @@ from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
 from nodemanager.planner.cost.budget import Cut, Cuts, Period, accounts_of, job_cost_within, periods
 from nodemanager.planner.placement.infeasibility import pieces_per_node
-from nodemanager.planner.placement.supply import is_slot_specific
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.supply.offers import is_slot_specific
 
 Batches = Mapping[BatchKey, Sequence[JobId]]
 KINDS = ("user", "queue")

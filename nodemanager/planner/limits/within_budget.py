@@ -17,13 +17,13 @@ from nodemanager.planner.cost.budget import WHOLE_SITE, BudgetLimits, closed_siz
 from nodemanager.planner.limits.account_budgets import account_budgets_of, piece_price_per_hour
 from nodemanager.planner.placement.placement import Placement, place_jobs
 from nodemanager.planner.placement.positions import QUEUE_END
-from nodemanager.planner.placement.supply import current_supply
 from nodemanager.planner.scheduler.seating import Bin
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.supply.supply import current_supply
 
 ROUNDS_MAX = 4  # if so many rounds find no fixed point, nothing is bought
 

@@ -39,6 +39,7 @@ from nodemanager.core.facts import (
     NodeReported,
     NodeUndrained,
     OrderLapsed,
+    PeersSeen,
     QueueProbed,
     QueueSeen,
     RanksChanged,
@@ -66,7 +67,7 @@ from nodemanager.planner.state.node import Create, Listing, Node
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import queue_index_of, updated_queue_index
-from nodemanager.planner.state.snapshot import Snapshot, Source
+from nodemanager.planner.state.snapshot import Peers, Snapshot, Source
 
 
 def observe(snapshot: Snapshot, fact: Fact, policy: Policy) -> Snapshot:
@@ -556,7 +557,18 @@ _written = whatever_the_policy(operator.apply_steering_written)
 _spend_written = whatever_the_policy(budget.apply_spend_written)
 _told_by_operator = whatever_the_policy(operator.apply_operator_fact)
 
+
 # What each type of fact does to the snapshot.
+def _apply_peers(snapshot: Snapshot, fact: PeersSeen, policy: Policy) -> Snapshot:
+    del policy
+    ordered = {
+        id_: until_s
+        for id_, until_s in snapshot.peers.ordered.items()
+        if until_s > snapshot.now_s and id_ not in fact.taken and id_ in snapshot.jobs
+    }
+    return replace(snapshot, peers=Peers(fact, ordered))
+
+
 HANDLERS: Mapping[type[Fact], Handler] = {
     # the queue and the ranks
     QueueSeen: whatever_the_policy(_apply_queue),
@@ -594,6 +606,8 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     # what nodes report about themselves
     NodeReported: one_by_one(_apply_report),
     NodeMeasured: one_by_one(hardware.apply_measurement),
+    # other Flux instances
+    PeersSeen: one_by_one(_apply_peers),
     # operators, and what is written to the record
     HoldPlaced: _told_by_operator,
     RetirementRequested: _told_by_operator,

@@ -7,14 +7,12 @@ no two of them share a node.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, islice
+from itertools import groupby
 from math import inf
-from typing import NamedTuple
 
-from nodemanager.core.jobs import ANYWHERE, JobId, NodeLoad, Shape
+from nodemanager.core.jobs import ANYWHERE, Shape
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.packing.dominated import find_dominated, nodes_used
 from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
@@ -28,63 +26,13 @@ from nodemanager.planner.packing.types import (
     pieces_on_empty,
     pieces_that_fit,
 )
-from nodemanager.planner.placement.supply import Offer, SlotAndRank
-from nodemanager.planner.scheduler.sched_simple import (
-    cores_of_piece,
-    on_different_nodes,
-    pieces_of,
-    slots_per_piece,
-)
+from nodemanager.planner.placement.work import UNBOUNDED, Work
+from nodemanager.planner.scheduler.sched_simple import on_different_nodes, slots_per_piece
 from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.queue_index import BatchKey
+from nodemanager.planner.supply.offers import Offer
 
-UNBOUNDED = 2**62
 ENDLESS = PackingLimits(UNBOUNDED, UNBOUNDED)
 PRICE_LIST_MIN = 32  # from so many node types on it pays to know how many nodes of each are wanted
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Equal jobs, each with ``pieces_each`` pieces to place. ``runs``: (batch, its ids, begin, end), in order."""
-
-    shape: Shape
-    span_s: float
-    pieces_each: int
-    runs: tuple[tuple[BatchKey, Sequence[JobId], int, int], ...]
-
-    @property
-    def jobs(self) -> int:
-        """How many jobs there are."""
-        return sum(end - begin for _, _, begin, end in self.runs)
-
-    def job(self, number: int) -> JobId:
-        """The id of the job with this number. Raises ``IndexError`` if there is none."""
-        for _, ids, begin, end in self.runs:
-            if number < end - begin:
-                return ids[begin + number]
-            number -= end - begin
-        raise IndexError(number)
-
-    def number(self, key: BatchKey, index: int) -> int | None:
-        """The number, within this work, of the job at an index of a batch; None if it is not part of it."""
-        before = 0
-        for batch, _, begin, end in self.runs:
-            if batch == key and begin <= index < end:
-                return before + index - begin
-            before += end - begin
-        return None
-
-    def item(self, memory_bytes: int) -> Item:
-        """The work as an item of the packing. ``memory_bytes``: the memory of each piece."""
-        shape, jobs = self.shape, self.jobs
-        return Item(
-            pieces=jobs * self.pieces_each,
-            cores=cores_of_piece(shape),
-            gpus=shape.gpus_per_slot * (1 if shape.exclusive else slots_per_piece(shape)),
-            memory_bytes=memory_bytes,
-            per_node_max=jobs if on_different_nodes(shape) else UNBOUNDED,
-            exclusive=shape.exclusive,
-        )
 
 
 @dataclass(frozen=True)  # without slots, so that ``frozen.replace`` is fast
@@ -496,111 +444,3 @@ class Allocation:
             gpus -= slots * work.shape.gpus_per_slot
             memory_bytes -= min(memory_bytes, slots * work.shape.memory_bytes_per_slot)
         return replace(group, pieces=(*group.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
-
-
-class AssignedNode(NamedTuple):
-    """One node and its load. ``pieces``: (number of the work, first piece, end of the range)."""
-
-    place: SlotAndRank
-    offer: Offer
-    zone: str
-    pieces: tuple[tuple[int, int, int], ...]
-    load: NodeLoad
-
-
-class Assignment:
-    """Which job gets which node."""
-
-    def __init__(self, allocation: Allocation) -> None:
-        self._works = allocation.works
-        self._offers = allocation.offers
-        self._groups = allocation.groups
-        free: dict[Hashable, Iterator[SlotAndRank]] = {}
-        self._places: list[list[SlotAndRank]] = []
-        for group in allocation.groups:
-            offer = allocation.offers[group.offer]
-            places = free.setdefault(group.offer if offer.pool is None else offer.pool, offer.places())
-            self._places.append(list(islice(places, group.nodes)))
-        self._begins: list[list[int]] = [[] for _ in allocation.works]  # by work: the first piece on each group
-        self._on: list[list[tuple[int, int]]] = [
-            [] for _ in allocation.works
-        ]  # by work: the group, and how many pieces on each of its nodes
-        begins = [0] * len(allocation.works)
-        for number, group in enumerate(allocation.groups):
-            for work, count in group.pieces:
-                self._begins[work].append(begins[work])
-                self._on[work].append((number, count))
-                begins[work] += group.nodes * count
-        self._numbers: dict[BatchKey, list[int]] = {}
-        for number, those in enumerate(allocation.works):
-            for key in dict.fromkeys(run[0] for run in those.runs):
-                self._numbers.setdefault(key, []).append(number)
-
-    def nodes(self) -> Iterator[AssignedNode]:
-        """All nodes, group by group."""
-        begins = [0] * len(self._works)
-        works = self._works
-        for group, places in zip(self._groups, self._places, strict=True):
-            planned: dict[tuple[Shape, float], int] = {}  # one entry for each kind, also if two works are of it
-            for work, count in group.pieces:
-                kind = (works[work].shape, works[work].span_s)
-                planned[kind] = planned.get(kind, 0) + count
-            load = tuple((shape, span_s, count) for (shape, span_s), count in planned.items())
-            for index, place in enumerate(places):
-                pieces = tuple(
-                    (work, begins[work] + index * count, begins[work] + (index + 1) * count)
-                    for work, count in group.pieces
-                )
-                yield AssignedNode(place, self._offers[group.offer], group.zone, pieces, load)
-            for work, count in group.pieces:
-                begins[work] += group.nodes * count
-
-    def jobs_on(self, node: AssignedNode, most: int) -> tuple[tuple[JobId, ...], int]:
-        """The first few jobs on a node, and how many there are in all."""
-        names: list[JobId] = []
-        count = 0
-        for number, begin, end in node.pieces:
-            work = self._works[number]
-            if on_different_nodes(work.shape):
-                jobs = sorted(piece % work.jobs for piece in range(begin, end))
-                count += len(jobs)
-                names += [work.job(job) for job in jobs[:most]]
-            else:
-                first, last = begin // work.pieces_each, (end - 1) // work.pieces_each
-                count += last - first + 1
-                names += [work.job(job) for job in range(first, min(last + 1, first + most))]
-        return tuple(sorted(names)[:most]), count
-
-    def pieces_on(self, node: AssignedNode) -> Iterator[tuple[JobId, Shape]]:
-        """The job of each piece on a node."""
-        for number, begin, end in node.pieces:
-            work = self._works[number]
-            gang = on_different_nodes(work.shape)
-            for piece in range(begin, end):
-                yield work.job(piece % work.jobs if gang else piece // work.pieces_each), work.shape
-
-    def nodes_of(self, key: BatchKey, index: int) -> list[tuple[SlotAndRank, Offer]]:
-        """The nodes of the job at an index of its batch; empty if it gets no booting or new node."""
-        for number in self._numbers.get(key, ()):
-            work = self._works[number]
-            job = work.number(key, index)
-            if job is not None:
-                return list(dict.fromkeys(self._node(number, piece) for piece in _pieces_of_job(work, job)))
-        return []
-
-    def _node(self, work: int, piece: int) -> tuple[SlotAndRank, Offer]:
-        at = bisect_right(self._begins[work], piece) - 1
-        group, count = self._on[work][at]
-        place = self._places[group][(piece - self._begins[work][at]) // count]
-        return place, self._offers[self._groups[group].offer]
-
-
-def _pieces_of_job(work: Work, job: int) -> range:
-    if on_different_nodes(work.shape):
-        return range(job, work.jobs * work.pieces_each, work.jobs)
-    return range(job * work.pieces_each, (job + 1) * work.pieces_each)
-
-
-def unplaced_work(shape: Shape, span_s: float, runs: Sequence[tuple[BatchKey, Sequence[JobId], int, int]]) -> Work:
-    """The work of jobs without any placed piece."""
-    return Work(shape, span_s, pieces_of(shape), tuple(runs))

@@ -10,10 +10,10 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
-from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.scheduler.sched_simple import pieces_of, slots_per_piece
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.supply.supply import Supply
 
 SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 

@@ -13,10 +13,12 @@ from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.planner.packing.types import Effort
 from nodemanager.planner.placement import infeasibility
-from nodemanager.planner.placement.allocation import Allocation, Work
-from nodemanager.planner.placement.supply import Offer, Supply, coming_offers
+from nodemanager.planner.placement.allocation import Allocation
+from nodemanager.planner.placement.work import Work
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.supply.offers import Offer, coming_offers
+from nodemanager.planner.supply.supply import Supply
 
 PACKING_STEPS_MAX = 250_000  # for all packings of a plan that are better than greedy
 

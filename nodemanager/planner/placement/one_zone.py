@@ -16,10 +16,11 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.observe.zones import zones_of
 from nodemanager.planner.placement.infeasibility import by_preference, memory_per_piece, pieces_per_node
-from nodemanager.planner.placement.supply import Offer, Supply
 from nodemanager.planner.scheduler.sched_simple import pieces_of
 from nodemanager.planner.scheduler.seating import Bin
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
+from nodemanager.planner.supply.offers import Offer
+from nodemanager.planner.supply.supply import Supply
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,8 @@ from nodemanager.core.jobs import ANYWHERE, JobId, QueuePolicy, Shape
 from nodemanager.core.reasons import Reason
 from nodemanager.planner.cost.budget import BudgetLimits, Cuts
 from nodemanager.planner.placement import infeasibility
-from nodemanager.planner.placement.allocation import Allocation, Assignment
+from nodemanager.planner.placement.allocation import Allocation
+from nodemanager.planner.placement.assignment import Assignment
 from nodemanager.planner.placement.demand import Demand, read_demand
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import choose_zones
@@ -28,7 +29,6 @@ from nodemanager.planner.placement.positions import (
     kind_of,
 )
 from nodemanager.planner.placement.serving import RESEATS_MAX, Serving
-from nodemanager.planner.placement.supply import Supply, bins_free_soon, current_supply, free_bins
 from nodemanager.planner.placement.waiting import WaitingJobs
 from nodemanager.planner.placement.work_budget import batches_beyond
 from nodemanager.planner.scheduler.seating import Bin, Seater, Seating
@@ -37,6 +37,8 @@ from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.supply.free_room import bins_free_soon, free_bins
+from nodemanager.planner.supply.supply import Supply, current_supply
 
 
 class StuckJob(NamedTuple):

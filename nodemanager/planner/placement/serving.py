@@ -12,7 +12,7 @@ from itertools import islice
 
 from nodemanager.core.jobs import JobId, PackingPolicy, Shape
 from nodemanager.planner.placement import infeasibility
-from nodemanager.planner.placement.allocation import Allocation, Work
+from nodemanager.planner.placement.allocation import Allocation
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import ZoneChoice
 from nodemanager.planner.placement.positions import (
@@ -24,6 +24,7 @@ from nodemanager.planner.placement.positions import (
     works_before,
 )
 from nodemanager.planner.placement.waiting import WaitingJobs
+from nodemanager.planner.placement.work import Work
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.scheduler.seating import Bin, Seater, Seating
 from nodemanager.planner.state.obstacle import Obstacle

@@ -17,8 +17,8 @@ from heapq import heapify, heappop, heappush
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, JobId, Not, OnHosts, OnRanks
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.planner.placement.supply import Supply
 from nodemanager.planner.state.queue_index import BatchKey
+from nodemanager.planner.supply.supply import Supply
 
 STEPS_MAX = 1_000_000
 STEPS_PER_BATCH = 350

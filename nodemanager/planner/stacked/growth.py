@@ -7,9 +7,11 @@ from decimal import Decimal
 
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.slots import NodeType, Rank, SlotName
-from nodemanager.planner.placement.supply import SlotAndRank, Supply, ownerless_strays
+from nodemanager.planner.cost.fleet import ownerless_strays
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.supply.offers import SlotAndRank
+from nodemanager.planner.supply.supply import Supply
 
 
 def lowest_gap(snapshot: Snapshot, policy: Policy) -> Rank | None:

@@ -130,6 +130,7 @@ class Policy:
     # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
+    bursts: bool = False  # jobs may be sent to peers without being asked for
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
     # The provider has only a number of nodes: a new node gets the lowest free slot, and only the highest can leave.
     stacked: bool = False

@@ -11,6 +11,7 @@ from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
+from nodemanager.core.facts import PeersSeen
 from nodemanager.core.jobs import Job, JobId, Shape, UnreadableJob
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
@@ -239,6 +240,14 @@ class Account:
 
 
 @dataclass(frozen=True)
+class Peers:
+    """Other Flux instances. ``ordered``: jobs sent to one, and until when that counts unless it is reported."""
+
+    seen: PeersSeen | None = None
+    ordered: Mapping[JobId, float] = field(default_factory=_empty)
+
+
+@dataclass(frozen=True)
 class Indexes:
     """Indexes of the jobs, ranks and nodes.
 
@@ -268,6 +277,7 @@ class Snapshot:
     account: Account = Account()
     learned: Learned = Learned()
     spending: Spending = Spending()
+    peers: Peers = Peers()
     indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
 
     def steered(self, node: Node) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation.jobs import DURATION, HOLD, EventlogEntry
+from nodemanager.delegation.jobs import DURATION, EXEC, HOLD, PROXY_R, EventlogEntry
 from nodemanager.delegation.jobspec import read_duration_s, read_target
 from nodemanager.simulation.time.world import World
 
@@ -31,6 +31,12 @@ class SimulatedJob:
     events: list[EventlogEntry] = field(default_factory=list)
     output: list[dict[str, Any]] = field(default_factory=list)
     runs: int = 0
+    inert: bool = False  # a job that was taken: nothing of it is started here
+    pretends: bool = False  # it has resources for alloc-bypass
+
+    @property
+    def is_proxy(self) -> bool:
+        return self.inert or bool(read_target(self.jobspec))
 
     def has(self, name: str) -> bool:
         return any(event.name == name for event in self.events)
@@ -80,6 +86,10 @@ class SimulatedInstance:
         """Post an event to a job's eventlog."""
         event = EventlogEntry(name, self.world.wall_at(), context)
         job.events.append(event)
+        if name == "jobspec-update":
+            if isinstance(changed := context.get(EXEC), Mapping):
+                job.inert = "test" in changed
+            job.pretends |= PROXY_R in context
         for watcher in list(self._watchers):
             watcher(job.id, [event])
 
@@ -98,6 +108,8 @@ class SimulatedInstance:
             self.post(job, "set-flags", flags=["alloc-bypass"])
             self.post(job, "dependency-add", description=HOLD)
         self.post(job, "validate")
+        if not read_target(jobspec):
+            self.post(job, "depend")
         self._schedule()
         return job.id
 
@@ -110,6 +122,8 @@ class SimulatedInstance:
 
     def set_urgency(self, job: JobId, urgency: int) -> None:
         found = self.active(job)
+        if found.has("alloc"):
+            raise InstanceRefused("urgency cannot be changed once resources are allocated")
         found.urgency = urgency
         self.post(found, "urgency", urgency=urgency)
         self._schedule()
@@ -149,8 +163,9 @@ class SimulatedInstance:
 
     def validate(self, job: JobId, duration_s: float) -> None:
         found = self.active(job)
-        self._noted.add(job)
-        self.post(found, "set-flags", flags=["alloc-bypass"])
+        if read_target(found.jobspec) or found.pretends:
+            self._noted.add(job)
+            self.post(found, "set-flags", flags=["alloc-bypass"])
         self.post(found, "jobspec-update", **{DURATION: duration_s})
         if found.has("depend"):
             self._allocate(found)
@@ -170,20 +185,20 @@ class SimulatedInstance:
 
     def _schedule(self) -> None:
         waiting = [
-            it for it in self.jobs.values() if not it.ended and not it.has("start") and not read_target(it.jobspec)
+            it for it in self.jobs.values() if not it.ended and not it.has("alloc") and not read_target(it.jobspec)
         ]
-        running = sum(
-            1 for it in self.jobs.values() if it.has("start") and not it.ended and not read_target(it.jobspec)
-        )
+        running = sum(1 for it in self.jobs.values() if it.has("alloc") and not it.ended and not it.is_proxy)
         for job in waiting[:]:
             if job.urgency and running < self._takes and self.up:
                 running += 1
                 self._start(job)
 
     def _start(self, job: SimulatedJob) -> None:
+        self.post(job, "alloc")
+        if job.inert:
+            return
         job.runs += 1
-        for name in ("depend", "alloc", "start"):
-            self.post(job, name)
+        self.post(job, "start")
         job.output.append({"timestamp": self.world.wall_at(), "name": "data", "context": {"data": "said\n"}})
         incarnation = self.incarnation
         runs_s = read_duration_s(job.jobspec) or RUNS_S
@@ -205,7 +220,7 @@ class SimulatedInstance:
         if not keeps_state:
             self.jobs.clear()
         for job in list(self.jobs.values()):
-            if job.has("start") and not job.ended and not read_target(job.jobspec):
+            if job.runs and not job.ended:
                 self.post(job, "exception", type="exec", severity=0, note="lost at a restart")
                 self.post(job, "finish", status=256)
                 self.post(job, "clean")

@@ -12,6 +12,7 @@ from nodemanager.delegation.home_port import (
     AppendOutput,
     CountOutput,
     FindJob,
+    HoldJob,
     HomeDone,
     HomeEvents,
     HomeFact,
@@ -25,13 +26,15 @@ from nodemanager.delegation.home_port import (
     PostEvent,
     RaiseOnJob,
     ReadJobspec,
+    ReleaseJob,
     RemoveDependency,
     ShowFinished,
     ShowMemo,
     ShowRunning,
+    TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import EventlogEntry, PeerName
+from nodemanager.delegation.jobs import TAKEN, EventlogEntry, PeerName
 from nodemanager.delegation.jobspec import read_duration_s, read_marker, read_needs, read_target
 from nodemanager.delegation.peer_port import (
     ChangeDuration,
@@ -283,8 +286,11 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
         self.tell(HomeSynced(self.instance.started_at))
 
     def report(self, job: SimulatedJob, events: Sequence[EventlogEntry]) -> None:
-        if not (target := read_target(job.jobspec)):
+        target = read_target(job.jobspec)
+        if not target and not job.has(TAKEN):
             return
+        if not target and any(event.name == TAKEN for event in events):
+            events = job.events
         if events[0].name == "submit":
             self.tell(HomeEvents(job.id, tuple(events), target, read_duration_s(job.jobspec), target))
         else:
@@ -325,6 +331,12 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
                 return OutputCounted(job, {OUTPUT: len(instance.active(job).output), EXEC: 0})
             case AppendOutput(lines=lines):
                 instance.active(job).output.extend({"line": line} for line in lines.splitlines())
+            case TakeJob(target=target, urgency=urgency):
+                instance.post(instance.active(job), TAKEN, target=target, urgency=urgency)
+            case HoldJob():
+                instance.set_urgency(job, 0)
+            case ReleaseJob(urgency=urgency):
+                instance.set_urgency(job, urgency)
             case FindJob():
                 return JobFound(job, job in instance.jobs)
             case _:

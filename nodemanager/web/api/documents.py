@@ -27,10 +27,10 @@ from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
 from nodemanager.planner.cost import billing
+from nodemanager.planner.cost.fleet import ownerless_strays
 from nodemanager.planner.observe.node_health import drained_nodes
 from nodemanager.planner.observe.safe_mode import why_safe_mode
 from nodemanager.planner.observe.zones import refusal_reason
-from nodemanager.planner.placement import supply
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.snapshot import Snapshot, Source
@@ -122,7 +122,7 @@ def status(published: Publication) -> Document:
             },
             "to_retire": len(snapshot.operator.steering.retirements),
             "to_replace": len(plan.due),
-            "orphans": len(supply.ownerless_strays(snapshot)),
+            "orphans": len(ownerless_strays(snapshot)),
             "intruders": len(snapshot.account.intruders),
             "strangers": snapshot.account.strangers,
         },

@@ -20,11 +20,10 @@ from nodemanager.core.slots import NodeType
 from nodemanager.delegation.view import DelegationView
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
-from nodemanager.planner.cost import budget
+from nodemanager.planner.cost import budget, fleet
 from nodemanager.planner.observe import backoff, node_health
 from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.zones import refusal_reason
-from nodemanager.planner.placement import supply
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
 
@@ -234,7 +233,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         "Users for whom nothing is bought, because their jobs made Flux drain node after node.",
         len(users_put_off(snapshot)),
     )
-    yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(supply.ownerless_strays(snapshot)))
+    yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(fleet.ownerless_strays(snapshot)))
     yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.account.intruders))
     yield _gauge("strangers", "Other machines in the account.", snapshot.account.strangers)
     standing: dict[tuple[str, ...], float] = {

@@ -83,21 +83,22 @@ class ServiceNodes:
         self._send_next()
 
     def close(self) -> None:
-        """End all requests. The last one is waited for shortly if it lets all nodes go."""
+        """End all requests. If the last one lets all nodes go, they are sent and waited for shortly."""
         last = self._waiting[-1] if self._waiting else self._now
         if last is not None and last.floor == 0:
-            self._release(last)
+            self._send_the_rest()
         self._channel.close()
         self._wake.close()
         self._done.close()
 
-    def _release(self, last: _Keep) -> None:
+    def _send_the_rest(self) -> None:
         end_s = time.monotonic() + RELEASE_S
         grpc = load_grpc()
         with suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
             self._call.result(RELEASE_S)
-            if last is not self._now:
-                self._ask_action(self._action(last), timeout=max(0.01, end_s - time.monotonic()))
+            for it in self._waiting:
+                if it.change:
+                    self._ask_action(self._action(it), timeout=max(0.01, end_s - time.monotonic()))
 
     # --- requests ---
 

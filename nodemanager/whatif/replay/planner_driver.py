@@ -39,6 +39,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -350,7 +351,7 @@ class PlannerDriver:
                     self._engine.scheduler.release(jobs)
                     self._answer(FLUX_CALL_S, _constant(JobsReleased(frozenset(jobs))))
                     self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._jobs_seen(ids))  # type: ignore[misc]
-                case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob():
+                case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob() | DelegateJob():
                     raise ValueError(f"a replay has no wishes for slots, no housekeeping and no requeues: {action}")
                 case _:
                     assert_never(action)

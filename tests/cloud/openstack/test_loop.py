@@ -28,6 +28,7 @@ from nodemanager.core.orders import (
     ChangeSlots,
     CordonNode,
     CreateNode,
+    DelegateJob,
     DestroyNode,
     DrainNode,
     EndLease,
@@ -162,7 +163,7 @@ class Loop:
                 self.tell(BrokerStopped(launch_id))
             case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping() | RequeueJob():
                 raise AssertionError(action)
-            case HoldJobs() | ReleaseJobs():
+            case HoldJobs() | ReleaseJobs() | DelegateJob():
                 raise AssertionError(action)
             case _:
                 assert_never(action)

@@ -186,3 +186,23 @@ def test_a_custom_function_returns_an_action_of_the_file() -> None:
     for value in ({"name": "submit", "label": "b"}, {"name": "custom", "label": "f"}, {"name": "x"}, {}, 5):
         with pytest.raises(ValueError, match=r"\w"):
             read_action(value, ["a"])
+
+
+def test_what_ensemble_python_reads_as_a_default_is_one_here_too() -> None:
+    jobs = read(jobs="{name: a, command: x, nodes: 0, tasks: 0}").sets[0]
+    assert (jobs.nodes, jobs.tasks) == (1, 1)
+    start = "{trigger: start, action: {name: submit, label: a}}"
+    rule = "{{trigger: job-run, action: {{name: {}, value: {}, label: null, backoff: null}}}}"
+    sizes = [("grow", "0", 1), ("grow", "null", 1), ("grow", "3", 3), ("shrink", "-2", 2), ("shrink", "0", 1)]
+    for name, value, nodes in sizes:
+        action = read(rules=f"{start}, {rule.format(name, value)}").rules[1].action
+        assert (action.kind, action.value, action.label) == (name, nodes, "")
+    for bad in ("-2", "1.5", "true", '"2"'):
+        assert "value" in " ".join(faults_of(f"jobs: []\nrules: [{rule.format('grow', bad)}]"))
+
+
+def test_a_faulty_start_rule_is_one_fault() -> None:
+    text = (
+        "jobs: [{name: a, command: x}]\nrules: [{trigger: start, action: {name: submit, label: a, backoff: x}}]\n"
+    )
+    assert len(faults_of(text)) == 1

@@ -22,10 +22,10 @@ from nodemanager.core.jobs import ANYWHERE, HasProperty, Job, JobId, JobState, O
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.commit import commit_actions, commit_asks
+from nodemanager.planner.cost.fleet import price_per_hour
 from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.supply import price_per_hour
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Limits, Policy, Rules
 from nodemanager.planner.state.snapshot import Snapshot

@@ -25,12 +25,12 @@ from nodemanager.core.jobs import (
 )
 from nodemanager.core.reasons import Reason
 from nodemanager.planner.placement import work_budget
-from nodemanager.planner.placement.supply import current_supply
 from nodemanager.planner.placement.work_budget import STEPS_MAX, batches_beyond
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.supply.supply import current_supply
 from tests.builders import a_job, a_policy, a_snapshot, a_type, tasks
 from tests.planner.strategies import a_rank_that_is
 

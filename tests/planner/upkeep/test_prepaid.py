@@ -9,7 +9,7 @@ from typing import Any
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode
 from nodemanager.planner.cost import billing
-from nodemanager.planner.placement.supply import price_per_hour
+from nodemanager.planner.cost.fleet import price_per_hour
 from tests.builders import WALL_AT, World, a_launch, a_policy, a_snapshot, a_type, whole_nodes
 
 CHEAP = a_type("cheap", price="0.10")

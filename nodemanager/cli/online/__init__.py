@@ -1,0 +1,1 @@
+"""The verb ``check --online``: what the site names is there and answers."""

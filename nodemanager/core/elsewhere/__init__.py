@@ -1,0 +1,1 @@
+"""Where jobs may run besides here, as values."""

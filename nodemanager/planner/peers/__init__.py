@@ -1,0 +1,1 @@
+"""Jobs that are better run in another Flux instance than on nodes of this one."""

@@ -1,0 +1,1 @@
+"""What jobs may get: room on existing nodes, booting nodes, and nodes on sale."""

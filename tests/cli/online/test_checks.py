@@ -1,0 +1,80 @@
+"""``check --online``: each line, and the exit status."""
+
+from __future__ import annotations
+
+import socket
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+
+from nodemanager.cli import main
+from nodemanager.cli.online import checks
+from nodemanager.cli.online.checks import Verdict
+from nodemanager.cli.prices import PriceComparison, PriceMatch
+from nodemanager.core.nodes import FailureKind
+from nodemanager.core.ports import CloudError
+from nodemanager.core.slots import Market, TypeName
+from tests.paths import CONFIG
+
+LOCAL = CONFIG / "local.ini"
+
+
+class Failing:
+    """A cloud that refuses to list."""
+
+    def __init__(self, kind: FailureKind) -> None:
+        self._kind = kind
+
+    def list_nodes(self) -> tuple[()]:
+        raise CloudError(self._kind, "the provider's words")
+
+
+@pytest.mark.parametrize("kind", FailureKind)
+def test_an_account_that_refuses_is_a_fault_with_a_remedy(kind: FailureKind) -> None:
+    found = checks.check_account(lambda: Failing(kind))  # type: ignore[arg-type, return-value]
+    assert found.verdict is Verdict.FAULT
+    assert found.text == "the provider's words"
+    assert found.remedy
+
+
+def test_wrong_credentials_are_told_apart_from_an_account_that_is_away() -> None:
+    texts = {kind: checks.CLOUD_REMEDIES.get(kind, checks.CLOUD_REMEDY) for kind in FailureKind}
+    assert texts[FailureKind.CREDENTIALS] != texts[FailureKind.TRANSIENT]
+
+
+def priced(match: PriceMatch) -> PriceComparison:
+    return PriceComparison(TypeName("a"), "big", "here", Market.ON_DEMAND, Decimal(2), Decimal(1), match)
+
+
+def test_a_price_that_differs_from_the_list_is_a_warning() -> None:
+    [found] = checks.check_prices([priced(PriceMatch.DEARER), priced(PriceMatch.SAME)])
+    assert (found.verdict, found.subject) == (Verdict.WARNING, "price of a")
+    [good] = checks.check_prices([priced(PriceMatch.SAME), priced(PriceMatch.MISSING)])
+    assert (good.verdict, good.text) == (Verdict.OK, "1 of 2 agree with the list; it lacks the others")
+
+
+def test_the_join_service_is_reached_or_its_address_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        assert checks.check_address(address).verdict is Verdict.OK
+    closed = checks.check_address(address)
+    assert closed.verdict is Verdict.FAULT
+    assert str(closed).startswith(f"fault    join service: {address}: ")
+    assert "join-service" in closed.remedy
+
+
+def test_an_instance_that_is_not_there_is_a_fault_and_the_exit_status_is_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text(encoding="utf-8").replace("../state", str(tmp_path)), encoding="utf-8")
+    assert main.main(["check", "--online", "--config", str(site)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "ok       account: it answers; 0 instances of this cluster listed" in lines
+    assert any(line.startswith("fault    instance: ") for line in lines)
+
+
+def test_a_simulated_site_has_nothing_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["check", "--online", "--config", str(CONFIG / "embedded.ini")]) == 0
+    assert capsys.readouterr().out.count("simulated, so there is none to ask") == 2
