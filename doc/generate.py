@@ -215,6 +215,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "spot_share_max": "Buy spot nodes only up to this share of all nodes.",
         "spot_reclaims_per_hour": "How often the provider takes a spot node back. The manager counts the work that "
         "would be lost as part of the price. What it measures replaces this estimate over time.",
+        "consolidate": "Whether to keep new jobs off nodes that the fleet can do without, so that they empty "
+        "([upkeep.md](upkeep.md#consolidation)).",
+        "consolidate_gain": "Consolidate only if that saves at least this share of what the fleet costs an hour.",
         "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
         "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",

@@ -55,6 +55,7 @@ class Figures(TypedDict, total=False):
     absences: int
     calls_in_flight_max: int
     considered: int
+    cores: int
     declared_cores: int
     declared_gpus: int
     declared_memory_bytes: int
@@ -104,6 +105,7 @@ class Figures(TypedDict, total=False):
     broker_stop_s: float
     creates_per_s: float
     deadline_s: float
+    empties_in_s: float
     ended_at: float
     expected_at: float
     foreign_drain_after_s: float
@@ -305,6 +307,9 @@ class Code(StrEnum):
     WAITS_FOR_JOBS_TO_START = "waits_for_jobs_to_start", "why jobs"
     WAITS_FOR_WINDOW = "waits_for_window", "why opens_at"
     WAITS_FOR_TURN = "waits_for_turn", "why under_way disruption_max"
+    # a node empties
+    EMPTIES = "empties", "cores price_per_hour", "empties_in_s"
+    EMPTIES_NO_MORE = "empties_no_more"
     # a node leaves
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
     MAKES_ROOM = "makes_room", "job"

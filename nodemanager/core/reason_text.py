@@ -280,6 +280,9 @@ SENTENCES: Mapping[str, str] = {
     Code.WAITS_FOR_JOBS_TO_START: "is replaced ({why}): {jobs} start there first",
     Code.WAITS_FOR_WINDOW: "is replaced ({why}) from {opens_at} on",
     Code.WAITS_FOR_TURN: "is replaced ({why}) in its turn: {under_way} of at most {disruption_max} are under way",
+    # a node empties
+    Code.EMPTIES: "takes no new job so that it empties: the other nodes have room for its {cores} cores in use",
+    Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
     # a node leaves
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
     Code.MAKES_ROOM: "makes room for job {job}",

@@ -66,6 +66,7 @@ from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
 from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
+from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
 Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
@@ -116,6 +117,13 @@ class Basis:
 
         made = plan_upkeep(self.snapshot, self.policy, lambda: self.needs.needed, can_buy)
         return made, tuple(zip(bought, (why for _, why in made.to_buy), strict=True))
+
+    @lazy_property
+    def emptying(self) -> Emptying:
+        """Which nodes take no new job so that they empty."""
+        if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
+            return Emptying()
+        return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving)
 
     @property
     def overspent(self) -> Reason | None:
@@ -241,6 +249,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             _strays_change_s(snapshot, policy),
             _purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
+            basis.emptying.again_at_s,
         ),
         calls_held=any(step.held for step in steps.steps.values()),
         due=basis.upkeep[0].due,
@@ -355,6 +364,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
+        emptying=basis.emptying,
     )
     if policy.stacked:
         order_nodes(context)

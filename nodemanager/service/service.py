@@ -199,7 +199,8 @@ def _upkeep(site: Site) -> Upkeep:
         )
         for name, schedule in site.schedules.items()
     )
-    return Upkeep(site.policy.drift, whole, of_type, schedules)
+    policy = site.policy
+    return Upkeep(policy.drift, whole, of_type, policy.consolidate, policy.consolidate_gain, schedules)
 
 
 def _settings(group: type[_Group], section: SectionSettings) -> _Group:

@@ -400,6 +400,12 @@ def _slots(text: str) -> tuple[str, ...]:
     return slots
 
 
+def _share(text: str) -> float:
+    share = text.removesuffix("%").rstrip()
+    _require(share != text and _DECIMAL.fullmatch(share) and float(share) <= 100)
+    return float(share) / 100
+
+
 def _end_of_day(text: str) -> float:
     """Read a day; return the moment at which it ends in UTC, in seconds since the epoch."""
     try:
@@ -593,6 +599,8 @@ class PolicySettings(SectionSettings):
     unready_max: _Probability = 0.5  # a share of the nodes that were up
     spot_share_max: _Probability = 1.0  # of all nodes
     spot_reclaims_per_hour: _RateOrNone = 0.01  # of a spot node, until reclaims are measured
+    consolidate: _YesOrNo = False
+    consolidate_gain: Annotated[float, ValueFormat('a share such as "5%"', _share)] = 0.05
     drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE
     burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
     delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS

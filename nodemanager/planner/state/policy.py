@@ -83,6 +83,8 @@ class Upkeep:
     drift: Drift = Drift.REPLACE
     disruption: Disruption = field(default_factory=Disruption)
     of_type: Mapping[TypeName, Disruption] = field(default_factory=dict)  # limits within that of the whole fleet
+    consolidate: bool = False  # keep new jobs off nodes that the fleet can do without
+    consolidate_gain: float = 0.05  # only if that saves at least this share of what the fleet costs an hour
     schedules: tuple[Schedule, ...] = ()
     nodes_min_of_ensembles: int = 0  # which no schedule takes away
 
