@@ -64,6 +64,7 @@ from nodemanager.delegation.relay import EXEC, OUTPUT
 from nodemanager.simulation.delegation.instance import InstanceRefused, SimulatedInstance, SimulatedJob
 
 RECONNECT_S = 1.0
+PROBE_S = 5.0
 ASK_AGAIN_S = 0.2
 TRAVEL_S = (0.0, 0.3)
 
@@ -146,6 +147,12 @@ class SimulatedLink(Generic[Request, Fact]):
             if not job.ended:
                 self.report(job, job.events)
         self.synced()
+        self._probe(self._connection)
+
+    def _probe(self, connection: int) -> None:
+        """Notice that the instance restarted, also if nothing is sent."""
+        if self._is_on(connection):
+            self._world.after(PROBE_S, lambda: self._probe(connection))
 
     def _on_events(self, job: JobId, events: Sequence[EventlogEntry]) -> None:
         if self._is_on(self._connection):
