@@ -12,6 +12,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -42,16 +43,21 @@ class FailedSeed:
     only: ActNumbers = ()
     trace: tuple[str, ...] = ()
     script: Mapping[str, Any] = field(default_factory=dict)  # with only these acts, as JSON values
+    stacked: bool = False  # the nodes are pods of a MiniCluster
 
     @property
     def command(self) -> str:
         chosen = f" --only {','.join(map(str, self.only))}" if self.only else ""
-        return f"flux-node-manager chaos --seeds {self.seed}{chosen}"
+        provider = " --provider minicluster" if self.stacked else ""
+        return f"flux-node-manager chaos --seeds {self.seed}{chosen}{provider}"
 
 
-def scenario_for_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> Scenario:
-    """Return the scenario of a seed; with ``only``, of only these acts."""
-    script = draw_script(seed, joins=seed % JOIN_EVERY == JOIN_EVERY - 1)
+def scenario_for_seed(
+    seed: int, only: Collection[int] | None = None, trace: list[str] | None = None, *, stacked: bool = False
+) -> Scenario:
+    """Return the scenario of a seed; with ``only``, of only these acts. ``stacked``: with a MiniCluster."""
+    joins = not stacked and seed % JOIN_EVERY == JOIN_EVERY - 1
+    script = draw_script(seed, joins=joins, stacked=stacked)
     return build_scenario(script if only is None else script.with_acts(only), trace)
 
 
@@ -65,14 +71,16 @@ def silence_logs() -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
-def run_seed(seed: int, only: Collection[int] | None = None, trace: list[str] | None = None) -> FailedSeed | None:
+def run_seed(
+    seed: int, only: Collection[int] | None = None, trace: list[str] | None = None, *, stacked: bool = False
+) -> FailedSeed | None:
     """Run a seed. Return None if no rule broke."""
-    scenario = scenario_for_seed(seed, only, trace)
+    scenario = scenario_for_seed(seed, only, trace, stacked=stacked)
     try:
         scenario.run()
     except Exception as broken:  # noqa: BLE001 - a bug of the service may raise anything
         rule = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
-        return FailedSeed(seed, rule, len(scenario.script.acts), tuple(only or ()))
+        return FailedSeed(seed, rule, len(scenario.script.acts), tuple(only or ()), stacked=stacked)
     return None
 
 
@@ -81,15 +89,16 @@ def shorten(broken: FailedSeed) -> FailedSeed:
     kind = _rule_kind(broken.rule)
 
     def still(only: ActNumbers) -> bool:
-        found = run_seed(broken.seed, only)
+        found = run_seed(broken.seed, only, stacked=broken.stacked)
         return found is not None and _rule_kind(found.rule) == kind
 
-    numbers = broken.only or [act.number for act in scenario_for_seed(broken.seed).script.acts]
+    all_acts = scenario_for_seed(broken.seed, stacked=broken.stacked).script.acts
+    numbers = broken.only or [act.number for act in all_acts]
     only = find_shortest(numbers, still, SHRINK_RUNS_MAX)
     trace: list[str] = []
-    again = run_seed(broken.seed, only, trace) or broken
-    script = scenario_for_seed(broken.seed, only).script.as_data()
-    return FailedSeed(broken.seed, again.rule, broken.acts, only, tuple(trace), script)
+    again = run_seed(broken.seed, only, trace, stacked=broken.stacked) or broken
+    script = scenario_for_seed(broken.seed, only, stacked=broken.stacked).script.as_data()
+    return FailedSeed(broken.seed, again.rule, broken.acts, only, tuple(trace), script, broken.stacked)
 
 
 def _rule_kind(rule: str) -> str:
@@ -106,6 +115,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seeds", type=_seeds, metavar="A-B", help="run these seeds, both ends included; default 0-99"
     )
     parser.add_argument("--only", type=_numbers, metavar="N,N", help="run one seed with only these jobs and faults")
+    parser.add_argument(
+        "--provider",
+        choices=("clouds", "minicluster"),
+        default="clouds",
+        help="what the nodes are: machines of three types, or the pods of a MiniCluster (default: clouds)",
+    )
     parser.add_argument("--jobs", type=_count, metavar="N", default=1, help="do N runs at once (default: 1)")
 
 
@@ -118,7 +133,7 @@ def chaos(chosen: argparse.Namespace) -> int:
     silence_logs()
     began_s = time.monotonic()
     found: list[FailedSeed] = []
-    for broken in _failed_seeds(seeds, chosen.only, chosen.jobs):
+    for broken in _failed_seeds(seeds, chosen.only, chosen.jobs, chosen.provider == "minicluster"):
         found.append(shorten(broken))
         if not chosen.json:
             _show(found[-1])
@@ -133,15 +148,15 @@ def chaos(chosen: argparse.Namespace) -> int:
     return EXIT_FAILED if found else EXIT_OK
 
 
-def _failed_seeds(seeds: Sequence[int], only: ActNumbers | None, jobs: int) -> Iterator[FailedSeed]:
+def _failed_seeds(seeds: Sequence[int], only: ActNumbers | None, jobs: int, stacked: bool) -> Iterator[FailedSeed]:
     if jobs == 1:
-        results = (run_seed(seed, only) for seed in seeds)
+        results = (run_seed(seed, only, stacked=stacked) for seed in seeds)
         yield from (broken for broken in results if broken is not None)
         return
     context = multiprocessing.get_context("spawn")
     watched, held = context.Pipe(duplex=False)
     with held, watched, ProcessPoolExecutor(jobs, context, _init_worker, (watched,)) as pool:
-        for broken in pool.map(run_seed, seeds, chunksize=4):
+        for broken in pool.map(partial(run_seed, stacked=stacked), seeds, chunksize=4):
             if broken is not None:
                 yield broken
 

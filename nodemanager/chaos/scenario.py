@@ -19,7 +19,7 @@ from nodemanager.chaos.manager_process import ManagerProcess
 from nodemanager.chaos.run.history_file import HistoryFile
 from nodemanager.chaos.run.invariants import Invariants, Violation
 from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, pick
-from nodemanager.chaos.run.site import NODE_TYPES, SHAPES, SLOTS, chaos_policy, healthy_cloud
+from nodemanager.chaos.run.site import chaos_policy, healthy_cloud, shapes_of, slots_of, types_of
 from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, ProviderId
@@ -31,6 +31,7 @@ from nodemanager.planner.observe.node_health import survives_kills
 from nodemanager.planner.state.policy import Policy
 from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.cloud.stacked import StackedProvider
 from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
@@ -83,9 +84,12 @@ class Scenario:
     def __post_init__(self) -> None:
         self.world = World(self.script.seed)
         self.policy = chaos_policy(self.script)
-        self.flux = SimulatedFlux(self.world, NODE_TYPES, SLOTS)
+        types, slots = types_of(self.script), slots_of(self.script)
+        self.flux = SimulatedFlux(self.world, types, slots)
         self.flux.set_housekeeping(self.script.housekeeping_s)
         self.provider = SimulatedProvider(self.world, healthy_cloud())
+        if self.script.stacked:
+            self.provider = StackedProvider(self.world, healthy_cloud(), types[0].slots)
         self.boots = BootFaults(self.world, self.flux, self.provider)
         self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
         self.invariants = Invariants(self.flux, self.provider, self.policy)
@@ -164,7 +168,8 @@ class Scenario:
             end()
 
     def _submit(self, act: Act) -> None:
-        shape = pick(SHAPES, act.amount) or SHAPES[0]
+        shapes = shapes_of(self.script)
+        shape = pick(shapes, act.amount) or shapes[0]
         try:
             job = self.flux.submit(shape, 120.0, run_s=act.lasts_s, requeue=act.number % 2 == 1)
         except FluxError:  # rank 0 is away: the user tries again

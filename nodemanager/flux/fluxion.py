@@ -1,4 +1,4 @@
-"""Find the queues in which Fluxion, Flux's other scheduler, denies jobs that need more nodes than are up.
+"""What differs with Fluxion, Flux's other scheduler: the queues in which it denies jobs, and how it chooses nodes.
 
 With ``fcfs``, its default queue policy, Fluxion checks whether a job can ever run, and counts only the nodes
 that are up. It denies a larger job for good (flux-sched 0.54, ``request_feasible``), before a node can be bought
@@ -13,6 +13,7 @@ from typing import Any
 from nodemanager.flux.parse.json_fields import list_at, object_at
 
 QMANAGER = "sched-fluxion-qmanager"
+PARAMS = "sched-fluxion-resource.params"
 _DEFAULT_POLICY = "fcfs"  # Fluxion also uses it for a policy that it does not know
 _WAITING_POLICIES = ("easy", "hybrid", "conservative")
 _DEFAULT_QUEUE = "default"  # the queue of an instance that configures none
@@ -23,8 +24,7 @@ def queues_that_deny(module_list: object, config: object) -> tuple[str, ...]:
 
     Empty if Fluxion is not loaded, or if jobs can wait in every queue.
     """
-    modules = list_at(object_at(module_list, "module.list").get("mods"), "module.list.mods")
-    if QMANAGER not in {object_at(module, "module.list.mods[]").get("name") for module in modules}:
+    if not is_loaded(module_list):
         return ()
     tables = object_at(config, "config.get")
     settings = _table(tables, QMANAGER)
@@ -34,6 +34,18 @@ def queues_that_deny(module_list: object, config: object) -> tuple[str, ...]:
     )
     queues = _table(tables, "queues") or (_DEFAULT_QUEUE,)
     return tuple(name for name in queues if own.get(name, policy) not in _WAITING_POLICIES)
+
+
+def is_loaded(module_list: object) -> bool:
+    """Whether Fluxion is the scheduler, by a reply to ``module.list``."""
+    modules = list_at(object_at(module_list, "module.list").get("mods"), "module.list.mods")
+    return QMANAGER in {object_at(module, "module.list.mods[]").get("name") for module in modules}
+
+
+def match_policy(params: object) -> str:
+    """Return the policy by which Fluxion chooses nodes, from a reply to ``sched-fluxion-resource.params``."""
+    values = object_at(object_at(params, PARAMS).get("params"), f"{PARAMS}.params")
+    return str(values.get("policy") or "first")
 
 
 def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -40,7 +40,7 @@ from nodemanager.flux.bindings import (
 )
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
-from nodemanager.flux.fluxion import queues_that_deny
+from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, queues_that_deny
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
@@ -82,6 +82,7 @@ class RealFluxPort:
         self._claim = claim
         self._timeout_s = timeout_s
         self._opened: Handle | None = None
+        self._exec_handle: Handle | None = None
         self._folder = folder
         self._node_types = tuple(node_types)
         self._measures = measures
@@ -97,7 +98,8 @@ class RealFluxPort:
         self._log: Any = structlog.get_logger()
 
     def close(self) -> None:
-        """Close the connection; the next call opens another."""
+        """Close the connections; the next call opens another."""
+        self._close_exec_handle()
         if self._opened is not None:
             handle, self._opened = self._opened, None
             handle.close()
@@ -127,6 +129,16 @@ class RealFluxPort:
         has_gpus = any(node_type.gpus for node_type in self._node_types)
         if ours is not None and ours < GPUS_IN_SCHED_SIMPLE and has_gpus and "sched-simple" in str(modules):
             self._log.warning("scheduler_knows_no_gpus", what_to_do=no_gpus_text(ours))
+        if is_loaded(modules):
+            try:
+                policy = match_policy(self._ask(PARAMS))
+            except CallFailed as failure:
+                policy = f"unknown: {failure.text}"
+            self._log.info(
+                "fluxion_places_otherwise",
+                match_policy=policy,
+                what="nodes are planned as if sched-simple placed the jobs; Fluxion may use other nodes for them",
+            )
         if queues:
             self._log.warning(
                 "fluxion_denies_jobs",
@@ -444,7 +456,7 @@ class RealFluxPort:
 
     def _drain_reasons(self) -> dict[Rank, str]:
         status = self._ask("resource.status")
-        if "drain" not in status:  # flux-core 0.72 answered so once; an empty table says that no rank is drained
+        if "drain" not in status:  # an empty table would say that no rank is drained
             raise FluxError(f"the answer of resource.status lacks drain: it has {', '.join(status) or 'nothing'}")
         drains = status["drain"]
         return {Rank(rank): drain["reason"] or "" for ranks, drain in drains.items() for rank in parse_idset(ranks)}
@@ -482,13 +494,28 @@ class RealFluxPort:
         self.ensure_actor()
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank=rank)["value"])
-            self._ask("rexec.exec", terminate_command(pid), rank=rank)
+            self._exec(rank, terminate_command(pid))
         except CallFailed as failure:
             if failure.timed_out:
                 self._disconnect(rank)
             # Offline, or its exec service has stopped already: the broker is leaving.
             elif failure.errno not in {errno.EHOSTUNREACH, errno.ENOSYS}:
                 raise
+
+    def _exec(self, rank: Rank, command: object) -> None:
+        """Start a command on a rank.
+
+        More answers follow the first, and flux-core 0.72 may take one for the answer to a later request. So this
+        has a connection of its own. It lives until the next command: without its connection Flux kills a command.
+        """
+        self._close_exec_handle()
+        self._exec_handle = connect(self._uri)
+        ask(self._exec_handle, "rexec.exec", command, rank=rank, timeout_s=self._timeout_s)
+
+    def _close_exec_handle(self) -> None:
+        if self._exec_handle is not None:
+            handle, self._exec_handle = self._exec_handle, None
+            handle.close()
 
     def kill_housekeeping(self, rank: Rank, signal: int) -> None:
         self.ensure_actor()

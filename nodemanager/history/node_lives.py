@@ -39,8 +39,8 @@ class NodeLife:
     outcome: str = ""
     why: str = ""  # the code of the reason for its end
     cost: float = 0.0
-    size: str = ""  # the provider's name of it; "" if unknown
     provider_id: str = ""  # "" if the provider never listed the node, or a version wrote it that did not keep it
+    size: str = ""  # the provider's name of it; "" if unknown
 
 
 class LifeTracker:

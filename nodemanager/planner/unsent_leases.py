@@ -51,11 +51,14 @@ def review(
     rest = [node for node in unsent if node.id not in reviewed]
     reviewed |= _above_limits(rest, snapshot, policy, price_per_hour, needs, reviewed)
     kept = _unavailable_types(snapshot, policy, placement)
+    # If nodes come in the order of their slots, a wanted one needs all below it.
+    wanted = [node.launch.rank for node in rest if policy.stacked and node.launch.slot in needs.needed]
     idle = [
         node
         for node in rest
         if node.id not in reviewed
         and node.launch.slot not in needs.needed
+        and not (wanted and node.launch.rank < max(wanted))
         and node.launch.type_name not in kept
         and not snapshot.steered(node)
     ]

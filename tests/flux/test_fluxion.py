@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodemanager.flux.fluxion import QMANAGER, queues_that_deny
+from nodemanager.flux.fluxion import QMANAGER, match_policy, queues_that_deny
 
 FLUXION = {"mods": [{"name": "sched-fluxion-resource", "services": []}, {"name": QMANAGER, "services": ["sched"]}]}
 SIMPLE = {"mods": [{"name": "sched-simple", "services": ["sched"]}]}
@@ -41,3 +41,8 @@ def test_only_fluxion_denies() -> None:
 def test_what_cannot_be_read_is_named() -> None:
     with pytest.raises(ValueError, match=r"module\.list\.mods"):
         queues_that_deny({"mods": 5}, {})
+
+
+@pytest.mark.parametrize(("params", "policy"), [({"policy": "lonodex"}, "lonodex"), ({"policy": None}, "first")])
+def test_the_policy_by_which_fluxion_chooses_nodes(params: dict[str, Any], policy: str) -> None:
+    assert match_policy({"params": params}) == policy

@@ -213,6 +213,18 @@ class MultiUserSite:
             raise AssertionError(f"{user}: flux {' '.join(command)}: {ran.stdout}{ran.stderr}\n{self.logs()}")
         return ran.stdout.strip()
 
+    def status_of(self, user: str, *command: str) -> int:
+        """Run a command as a user; its exit status."""
+        ran = subprocess.run(
+            as_user(user, command),
+            check=False,
+            capture_output=True,
+            timeout=NODE_WITHIN_S,
+            cwd="/",
+            env=without_flux() | {"FLUX_URI": self.uri, "HOME": "/"},
+        )
+        return ran.returncode
+
     def drains(self) -> dict[str, str]:
         """The drain reasons by slot."""
         lines = self.flux(OWNER, "resource", "drain", "-no", "{nodelist}\t{reason}").splitlines()

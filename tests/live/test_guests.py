@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -10,6 +11,37 @@ from nodemanager.core.drains import is_drain_by_flux
 from tests.live.multi_user import OWNER, MultiUserSite, guests, site
 
 __all__ = ["guests", "site"]  # the fixtures
+
+RPC = "import flux, json, sys; print(flux.Flux().rpc(sys.argv[1], json.loads(sys.argv[2])).get())"
+# What a guest must not be able to do. JOB is another guest's waiting job, RANK the rank of a node.
+ATTACKS: Mapping[str, Sequence[str]] = {
+    "take the manager's name": ("python", "-c", RPC, "service.add", '{"service": "node-manager"}'),
+    "take the name of its answers": ("python", "-c", RPC, "service.add", '{"service": "node-manager-info"}'),
+    "ask who acts": ("python", "-c", RPC, "node-manager.owner", "{}"),
+    "ask for nodes": ("python", "-c", RPC, "node-manager.floor", '{"ensemble": "x", "nodes": 9}'),
+    "read the jobs of others": ("python", "-c", RPC, "node-manager-info.explain", '{"id": "JOB"}'),
+    "drain with the manager's mark": ("resource", "drain", "RANK", "flux-node-manager:cloud1-1"),
+    "undrain": ("resource", "undrain", "RANK"),
+    "write the manager's record": ("kvs", "put", "node-manager.leases.other1=x"),
+    "delete the manager's record": ("kvs", "unlink", "-R", "node-manager"),
+    "write a memo on another's job": ("job", "memo", "JOB", "nodes=x"),
+    "cancel another's job": ("cancel", "JOB"),
+    "change the urgency of another's job": ("job", "urgency", "JOB", "31"),
+    "stop a queue": ("queue", "stop", "--all"),
+    "disconnect a node": ("overlay", "disconnect", "RANK"),
+    "run a command on a node": ("exec", "-r", "RANK", "true"),
+    "remove the scheduler": ("module", "remove", "sched-simple"),
+    "change the configuration": ("config", "reload"),
+    "raise its own job": ("submit", "--urgency=31", "true"),
+    "stop the instance": ("shutdown",),
+}
+FILES = (
+    "state/cluster-uuid",
+    "state/flux/curve.cert",
+    "state/token",
+    "state/journal.sqlite",
+    "state/cloud/nodes",
+)
 
 
 @pytest.mark.parametrize("site", [{"by_tickets": False}, {"by_tickets": True}], indirect=True)
@@ -111,3 +143,28 @@ def test_no_job_begins_beside_a_guest_s_process_that_has_survived_its_broker(
     site.eventually("the node is gone", lambda: site.reason_of("cloud1") == "")
     site.flux(second, "submit", "-N2", "true")
     site.eventually("its slot serves again", lambda: "cloud1" in ",".join(site.online()))
+
+
+@pytest.mark.parametrize("site", [{"budget": "[Budget]\nuser_per_day = 0.5", "idle_timeout": "1h"}], indirect=True)
+def test_what_a_guest_must_not_do_is_refused_and_changes_nothing(
+    site: MultiUserSite, guests: dict[str, int]
+) -> None:
+    (guest, other) = guests
+    site.flux(other, "run", "-N1", "true")
+    job = site.flux(other, "submit", "-N1", "-t", "10h", "--requires=other", "true")  # beyond the budget
+    site.eventually("it is held", lambda: site.flux(OWNER, "jobs", "-no", "{urgency}", job) == "0")
+    before = site.flux(OWNER, "kvs", "dir", "-R", "node-manager"), site.drains(), site.online()
+
+    rank = site.flux(OWNER, "overlay", "lookup", "cloud1")
+    done = []
+    for what, command in ATTACKS.items():
+        words = [it.replace("JOB", job).replace("RANK", rank) for it in command]
+        if site.status_of(guest, "flux", *words) == 0:
+            done.append(what)
+    assert done == []
+    assert [it for it in FILES if site.status_of(guest, "cat", str(site.folder / it)) == 0] == []
+
+    assert (site.flux(OWNER, "kvs", "dir", "-R", "node-manager"), site.drains(), site.online()) == before
+    assert site.flux(OWNER, "jobs", "-no", "{urgency}", job) == "0"
+    assert site.manager.status is None
+    assert site.flux(other, "run", "-N1", "id", "-u") == str(guests[other])

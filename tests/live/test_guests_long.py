@@ -42,6 +42,7 @@ class Run:
         return sum(max(0.0, min(to_at, end) - max(from_at, begin)) for begin, end in self.without_manager)
 
 
+@pytest.mark.timeout(LENGTH_S + 300)
 @pytest.mark.parametrize("site", [{"by_tickets": False}], indirect=True)
 def test_nobody_pays_for_unusable_nodes_and_nobody_stops_another(
     site: MultiUserSite, guests: dict[str, int]

@@ -6,12 +6,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
-from nodemanager.core.ports import CloudPort
+from nodemanager.core.orders import CloudEffect, CreateNode
+from nodemanager.core.ports import CloudError, CloudPort, SizedCloudPort
 from nodemanager.core.slots import NodeType, Rank
 from nodemanager.planner.cost import billing
 from nodemanager.planner.observe.node_health import KILLS_MAX
@@ -205,6 +206,18 @@ class WatchedCloud:
         self.witness.note_nodes([node])
         self.witness.step()
         return node
+
+    def resize(self, orders: Sequence[CloudEffect]) -> Sequence[CloudNode | CloudError | None]:
+        self.witness.step()
+        for order in orders:
+            if isinstance(order, CreateNode):
+                self.invariants.check_create(order.launch)
+            else:
+                self.invariants.check_destroy(order.provider_id)
+        answers = cast("SizedCloudPort", self.port).resize(orders)
+        self.witness.note_nodes([it for it in answers if isinstance(it, CloudNode)])
+        self.witness.step()
+        return answers
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         nodes = self.port.list_nodes()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
 from nodemanager.chaos.run.site import DISRUPTION_MAX
-from nodemanager.core.jobs import JobId, JobState, Shape
+from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode
 from nodemanager.core.slots import NodeType, SlotName
@@ -133,6 +133,9 @@ class PlanChecks:
         one more.
         """
         now_s = published.snapshot.now_s
+        shapes = (self.jobs.shapes[job] for job in self._pending_s if job in self.jobs.shapes)
+        if published.policy.stacked and any(shape.constraint is not ANYWHERE for shape in shapes):
+            return  # for a job that asks for a host, all slots below it are bought too
         for type_name in {boot.launch.type_name for boot in boots}:
             node_type = published.policy.types[type_name]
             bought = sum(boot.launch.type_name == type_name for boot in boots)

@@ -155,6 +155,7 @@ class Script:
     budget: Decimal | None  # a month's
     joins: bool  # nodes join by ticket
     acts: tuple[Act, ...]
+    stacked: bool = False  # the nodes are the pods of a MiniCluster
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
@@ -175,8 +176,19 @@ class Script:
         return Script(**{**data, "budget": budget, "acts": acts})
 
 
-def draw_script(seed: int, *, joins: bool = False) -> Script:
-    """Draw the script of a seed. ``joins``: nodes join by ticket."""
+# Faults that no MiniCluster can have: it makes no node twice or elsewhere, and has one type of node.
+NOT_STACKED = (
+    "cloud.forgotten",
+    "cloud.no_tokens",
+    "boot.wrong_slot",
+    "flux.wish",
+    "flux.resized",
+    "flux.half_changed",
+)
+
+
+def draw_script(seed: int, *, joins: bool = False, stacked: bool = False) -> Script:
+    """Draw the script of a seed. ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster."""
     draws = Random(f"{seed}/script")
     site = Script(
         seed=seed,
@@ -201,6 +213,9 @@ def draw_script(seed: int, *, joins: bool = False) -> Script:
         drawn += _draw_faults(name, kind, _stream(seed, name)) if _area(name) in areas else []
     for name in JOIN_KNOBS if joins else ():
         drawn += _draw_knob(name, _stream(seed, name), JOIN_KNOB_SHARE)
+    if stacked:
+        site = replace(site, stacked=True)
+        drawn = [act for act in drawn if act.kind not in NOT_STACKED]
     drawn.sort(key=lambda act: act.at_s)
     return replace(site, acts=tuple(replace(act, number=number) for number, act in enumerate(drawn)))
 

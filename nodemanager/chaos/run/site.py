@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 from nodemanager.chaos.run.script import Script
-from nodemanager.core.jobs import HasProperty, Shape
+from nodemanager.core.jobs import HasProperty, OnHosts, Shape
 from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.planner.cost import budget
@@ -74,6 +74,34 @@ SHAPES = (
 )
 
 
+# The site of a run with a MiniCluster: six pods, all alike.
+PODS = (NodeType(TypeName("pod"), "pod", 4, 0, 2**34, Decimal("0.20"), Billing(1.0), _slots("pod", 6)),)
+POD_SLOTS = tuple(Slot(slot, Rank(rank), PODS[0].name) for rank, slot in enumerate(PODS[0].slots, start=1))
+POD_SHAPES = (
+    Shape(slots=1, cores_per_slot=1),
+    Shape(slots=3, cores_per_slot=2),
+    Shape(nodes=1, slots=1, cores_per_slot=4),
+    Shape(nodes=3, slots=1, cores_per_slot=1, exclusive=True),
+    Shape(nodes=2, slots=2, cores_per_slot=1),
+    Shape(nodes=1, slots=1, cores_per_slot=1, exclusive=True, constraint=OnHosts(("pod3",))),
+)
+
+
+def types_of(script: Script) -> tuple[NodeType, ...]:
+    """The node types of a script's site."""
+    return PODS if script.stacked else NODE_TYPES
+
+
+def slots_of(script: Script) -> tuple[Slot, ...]:
+    """The slots of a script's site."""
+    return POD_SLOTS if script.stacked else SLOTS
+
+
+def shapes_of(script: Script) -> tuple[Shape, ...]:
+    """The shapes of the jobs of a script."""
+    return POD_SHAPES if script.stacked else SHAPES
+
+
 def healthy_cloud() -> CloudFaults:
     """Return the settings of a provider without faults."""
     return CloudFaults(
@@ -87,7 +115,8 @@ def chaos_policy(script: Script) -> Policy:
     return Policy(
         cluster=CLUSTER,
         cluster_uuid=CLUSTER_UUID,
-        node_types=NODE_TYPES,
+        node_types=types_of(script),
+        stacked=script.stacked,
         limits=Limits(nodes_max=script.nodes_max, price_per_hour_max=Decimal("8.00")),
         timing=Timing(
             boot_timeout_s=60.0,

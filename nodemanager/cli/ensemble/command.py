@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nodemanager.cli.ensemble.manifests import manifests
 from nodemanager.cli.ensemble.serve import member_nodes, serve, stop_signals
 from nodemanager.cli.ensemble.views import groups_table, make_view, rules_table
 from nodemanager.cli.terminal import make_console
@@ -199,4 +200,5 @@ _VERBS: Mapping[str, Callable[[Namespace], int]] = {
     "stop": _stop,
     "list": _list,
     "serve": serve,
+    "manifests": manifests,
 }

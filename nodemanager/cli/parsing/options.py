@@ -143,18 +143,26 @@ def _ensemble(parser: Parser) -> None:
         ("status", "Show groups, counts and rules of an ensemble, or list all", _maybe_ensemble),
         ("stop", "Stop an ensemble; its jobs run on", _one_ensemble),
         ("list", "List the ensembles of the instance", _nothing),
+        ("manifests", "Print the Kubernetes objects of an Ensemble resource", _manifests),
         ("serve", "Serve members of other instances by gRPC, in the foreground until SIGTERM or SIGINT", _serve),
     ):
         verb = verbs.add_parser(name, help=meaning, description=f"{meaning}.")
         add(verb)
-        if name != "check":
+        if name not in {"check", "manifests"}:
             verb.add_argument("--uri", help="the Flux instance (default: the enclosing one)")
-        if name not in {"stop", "serve"}:
+        if name not in {"stop", "serve", "manifests"}:
             _json(verb)
 
 
 def _file(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="an ensemble.yaml (doc/ensembles.md)")
+
+
+def _manifests(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="an Ensemble of ensemble.flux-framework.org/v1alpha1")
+    parser.add_argument("--namespace", default="default", help="where the objects belong (default: default)")
+    parser.add_argument("--image", default="", help="the image of the pods, with flux-node-manager on PATH")
+    parser.add_argument("--cores", type=int, default=0, help="the cores of a pod, as flux resource list shows them")
 
 
 def _ensemble_run(parser: Parser) -> None:

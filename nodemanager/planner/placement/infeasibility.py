@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from nodemanager.core.jobs import Shape
+from nodemanager.core.jobs import ANYWHERE, Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
@@ -62,7 +62,9 @@ def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
 def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
     """Why even a fleet without other jobs could not serve the job; None if it could."""
     policy = supply.policy
-    want, nodes, price = pieces_of(shape), 0, Decimal(0)
+    want, nodes, price = pieces_of(shape) - _pieces_on_own_nodes(shape, supply), 0, Decimal(0)
+    if want <= 0:
+        return None
     memory = memory_per_piece(shape, supply)
     for node_type in by_preference(policy, shape):
         each = pieces_per_node(node_type, shape, memory)
@@ -85,6 +87,18 @@ def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
         )
         return Obstacle(Hindrance.BEYOND_LIMITS, reason)
     return None
+
+
+def _pieces_on_own_nodes(shape: Shape, supply: Supply) -> int:
+    """How many pieces of a job fit on nodes of the instance that are no slots of the site."""
+    slots = supply.policy.index_of_slot
+    own = [rank for rank in supply.snapshot.ranks.values() if rank.host not in slots and not rank.excluded]
+    constrained = shape.constraint is not ANYWHERE
+    return sum(
+        pieces_in(rank.cores, rank.gpus, shape)
+        for rank in own
+        if not constrained or supply.matches.suits(shape.constraint, rank.rank)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +172,18 @@ def pieces_per_node(node_type: NodeType, shape: Shape, memory_bytes: int = 0) ->
     """
     if memory_bytes:
         return min(pieces_per_node(node_type, shape), node_type.memory_bytes // memory_bytes)
+    return pieces_in(node_type.cores, node_type.gpus, shape)
+
+
+def pieces_in(cores: int, gpus: int, shape: Shape) -> int:
+    """How many pieces of a job an empty node with these cores and GPUs takes."""
     slots = 1 if shape.exclusive else slots_per_piece(shape)
-    if node_type.cores < slots * shape.cores_per_slot or node_type.gpus < slots * shape.gpus_per_slot:
+    if cores < slots * shape.cores_per_slot or gpus < slots * shape.gpus_per_slot:
         return 0
     if shape.nodes is not None or shape.exclusive:
         return 1
-    by_cores = node_type.cores // max(1, shape.cores_per_slot)
-    return min(by_cores, node_type.gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
+    by_cores = cores // max(1, shape.cores_per_slot)
+    return min(by_cores, gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
 
 
 def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Container, Iterator
 from decimal import Decimal
 
-from nodemanager.core.nodes import NodeState
+from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.slots import NodeType, Rank, SlotName
 from nodemanager.planner.cost.fleet import ownerless_strays
 from nodemanager.planner.state.policy import Policy
@@ -14,9 +14,13 @@ from nodemanager.planner.supply.offers import SlotAndRank
 from nodemanager.planner.supply.supply import Supply
 
 
-def lowest_gap(snapshot: Snapshot, policy: Policy) -> Rank | None:
-    """The rank of the lowest slot that has no node, ours or others'; None if every slot has one."""
-    held = {node.launch.rank for node in snapshot.nodes.values() if node.state is not NodeState.GONE}
+def lowest_gap(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> Rank | None:
+    """The rank of the lowest slot that has no node, ours or others'; None if every slot has one.
+
+    ``ended``: leases that end now.
+    """
+    nodes = (node for node in snapshot.nodes.values() if node.state is not NodeState.GONE and node.id not in ended)
+    held = {node.launch.rank for node in nodes}
     rank_of_slot = snapshot.slots.rank_of_slot
     for stray in ownerless_strays(snapshot):
         if stray.node.identity is not None and stray.node.identity.slot in rank_of_slot:

@@ -115,5 +115,6 @@ def _is_terminable(node: Node, context: StepContext) -> bool:
 def order_nodes(context: StepContext) -> None:
     """Let nodes come and leave in the order of their slots. One call then creates or terminates any number."""
     context.stack = Stack(context.snapshot, lambda node: _is_terminable(node, context))
-    context.gap = lowest_gap(context.snapshot, context.policy)
+    ended = {id_ for id_, review in context.unsent.items() if review.ends}
+    context.gap = lowest_gap(context.snapshot, context.policy, ended)
     context.create_credit, context.cloud_calls_left = inf, UNLIMITED

@@ -41,7 +41,7 @@ class BillLine:
 
 
 @dataclass(slots=True)
-class _Machine:
+class Machine:
     """A node with the provider's internal record of it."""
 
     node: CloudNode
@@ -72,7 +72,7 @@ class SimulatedProvider:
         self.on_end = on_end
         self._world = world
         self._draws = world.draws_for("cloud")
-        self._machines: dict[ProviderId, _Machine] = {}
+        self._machines: dict[ProviderId, Machine] = {}
         self._by_token: dict[str, ProviderId] = {}
         self._bill_lines: list[BillLine] = []
         self._created = 0
@@ -155,7 +155,7 @@ class SimulatedProvider:
 
     # --- a node's life ---
 
-    def _add_machine(self, identity: Identity | None, token: str, bought: NodeType | None = None) -> _Machine:
+    def _add_machine(self, identity: Identity | None, token: str, bought: NodeType | None = None) -> Machine:
         self._created += 1
         now_s = self._world.now_s
         high, low = divmod(self._created, 256)
@@ -168,7 +168,7 @@ class SimulatedProvider:
             size=bought.size if bought is not None else "",
             market=bought.market if bought is not None else None,
         )
-        machine = _Machine(node, token, now_s, now_s + self._draw(self.faults.list_lag_s))
+        machine = Machine(node, token, now_s, now_s + self._draw(self.faults.list_lag_s))
         self._machines[node.provider_id] = machine
         self._type_of_standing[node.provider_id] = identity.type_name if identity else None
         self.changes += 1
@@ -181,7 +181,7 @@ class SimulatedProvider:
             self._by_token[token] = node.provider_id
         return machine
 
-    def _run(self, machine: _Machine) -> None:
+    def _run(self, machine: Machine) -> None:
         if machine.node.state != CloudState.PENDING:
             return
         if self._happens(self.faults.p_boot_fail):
@@ -194,15 +194,15 @@ class SimulatedProvider:
             boot_s = self._draw(self.faults.slow_user_data_s if slow else self.faults.user_data_s)
             self._world.after(boot_s, lambda: self._boot(machine))
 
-    def _set_state(self, machine: _Machine, state: CloudState, why: str = "") -> None:
+    def _set_state(self, machine: Machine, state: CloudState, why: str = "") -> None:
         self.changes += 1
         machine.node = replace(machine.node, state=state, died_because=why)
 
-    def _boot(self, machine: _Machine) -> None:
+    def _boot(self, machine: Machine) -> None:
         if machine.node.state == CloudState.RUNNING and self.on_boot is not None:
             self.on_boot(machine.node)
 
-    def _schedule_death(self, machine: _Machine) -> None:
+    def _schedule_death(self, machine: Machine) -> None:
         p_death = self.faults.p_death_per_hour
         if p_death > 0:
             rate_per_s = -math.log(1 - min(p_death, 0.999)) / 3600
@@ -210,7 +210,7 @@ class SimulatedProvider:
                 self._draws.expovariate(rate_per_s), lambda: self.kill(machine.node.provider_id, "died suddenly")
             )
 
-    def _stop(self, machine: _Machine) -> None:
+    def _stop(self, machine: Machine) -> None:
         match machine.node.state:
             case CloudState.PENDING | CloudState.RUNNING:
                 was_running = machine.node.state == CloudState.RUNNING
@@ -225,7 +225,7 @@ class SimulatedProvider:
             case CloudState.STOPPING | CloudState.TERMINATED:
                 pass
 
-    def _end(self, machine: _Machine, state: CloudState, why: str) -> None:
+    def _end(self, machine: Machine, state: CloudState, why: str) -> None:
         """End a node. If the new state is TERMINATED, billing stops and the node soon leaves the list."""
         if machine.node.state == CloudState.TERMINATED:
             return
@@ -238,11 +238,11 @@ class SimulatedProvider:
             self._world.after(self.faults.terminated_listed_s, lambda: self._drop(machine))
         self._notify_end(machine, was_running=was_running)
 
-    def _notify_end(self, machine: _Machine, *, was_running: bool) -> None:
+    def _notify_end(self, machine: Machine, *, was_running: bool) -> None:
         if was_running and self.on_end is not None:
             self.on_end(machine.node)
 
-    def _drop(self, machine: _Machine) -> None:
+    def _drop(self, machine: Machine) -> None:
         """Remove a terminated node from the list, and its client token with it, as real providers do."""
         provider_id = machine.node.provider_id
         index = int(provider_id.removeprefix("sim-")) - 1

@@ -9,9 +9,10 @@ from typing import Any
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import CloudChanged
 from nodemanager.core.jobs import Job, JobState, OnHosts, RankAllocation
-from nodemanager.core.nodes import CallKind, CloudNode, CloudState, NodeState
+from nodemanager.core.nodes import CallKind, CloudNode, CloudState, FluxRank, NodeState
 from nodemanager.core.orders import ListCloud
 from nodemanager.core.reason_codes import Code
+from nodemanager.core.slots import Rank, SlotName
 from nodemanager.planner.asks import asks_now
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.plan import Plan, plan
@@ -208,6 +209,18 @@ class TestComing:
         assert "end-lease pod3-1" in orders(result)
         assert code(result, 3) is Code.LOWER_SLOT_IS_FREE
 
+    def test_leases_of_the_slots_between_are_kept_and_created_together(self) -> None:
+        leases = [a_pod(number, NodeState.REQUESTED) for number in (1, 2, 3)]
+        job = a_waiting_job(where=OnHosts(("pod3",)))
+        result = made(a_snapshot(POLICY, nodes=leases, jobs=[job]))
+        assert sorted(orders(result)) == ["create pod1-1", "create pod2-1", "create pod3-1"]
+
+    def test_a_lease_is_given_back_with_the_one_below_it(self) -> None:
+        policy = a_stacked_policy(nodes_max=1)
+        leases = [a_pod(number, NodeState.REQUESTED, policy) for number in (1, 2)]
+        result = made(a_snapshot(policy, nodes=leases, jobs=[a_waiting_job(where=OnHosts(("pod2",)))]), policy)
+        assert sorted(orders(result)) == ["end-lease pod1-1", "end-lease pod2-1"]
+
     def test_one_decision_creates_any_number(self) -> None:
         policy = a_stacked_policy(slots=60, nodes_max=60)
         nodes = [a_pod(number, NodeState.REQUESTED, policy) for number in range(1, 51)]
@@ -240,3 +253,22 @@ class TestNews:
         snapshot = a_fleet(IDLE)
         assert ListCloud() not in asks_now(snapshot, POLICY)
         assert ListCloud() in asks_now(observe(snapshot, CloudChanged(), POLICY), POLICY)
+
+
+class TestTheLeadBroker:
+    """The node of rank 0 runs jobs, but it is no slot of the site."""
+
+    LEADER = FluxRank(Rank(100), SlotName("pod0"), online=True, cores=4, cores_free=4, schedulable=True)
+
+    def test_it_counts_for_jobs_that_need_all_nodes(self) -> None:
+        wide = a_job(1, whole_nodes(7))
+        assert len(boots(made(a_snapshot(POLICY, ranks=[self.LEADER], jobs=[wide])))) == 6
+
+    def test_a_job_for_one_more_can_never_run(self) -> None:
+        wide = a_job(1, whole_nodes(8))
+        result = made(a_snapshot(POLICY, ranks=[self.LEADER], jobs=[wide]))
+        (reason,) = result.jobs.values()
+        assert (boots(result), reason.code) == ([], Code.TOO_FEW_SLOTS)
+
+    def test_a_job_that_fits_on_it_buys_nothing(self) -> None:
+        assert boots(made(a_snapshot(POLICY, ranks=[self.LEADER], jobs=[a_waiting_job()]))) == []

@@ -1,0 +1,45 @@
+"""The verb ``ensemble manifests``: print the Kubernetes objects of an ``Ensemble`` resource."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from argparse import Namespace
+from pathlib import Path
+
+import yaml
+
+from nodemanager.core.notation import escape_unprintable
+from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
+
+EXIT_OK = 0
+EXIT_CONFIG = 78  # EX_CONFIG (sysexits.h)
+_NAMES = uuid.UUID("8a0f5c52-6c0d-4c1e-9d5a-0f1b1d3f7c11")  # of the UUIDs that are made from names
+
+
+def manifests(chosen: Namespace) -> int:
+    """Print the objects as YAML, to be applied with kubectl. Return the exit status."""
+    path = Path(chosen.file)
+    choices = Choices(chosen.namespace, chosen.image, chosen.cores)
+
+    def uuid_of(name: str) -> str:
+        """The same UUID for the same MiniCluster, so that a second run of the verb changes nothing."""
+        return str(uuid.uuid5(_NAMES, f"{chosen.namespace}/{name}"))
+
+    try:
+        objects = objects_of(yaml.safe_load(path.read_text(encoding="utf-8")), choices, uuid_of)
+    except OSError as error:
+        return _refuse(f"{path}: the file cannot be read: {error.strerror}")
+    except UnicodeDecodeError:
+        return _refuse(f"{path}: the file is not UTF-8")
+    except yaml.YAMLError as error:
+        return _refuse(f"{path}: the file is not YAML: {error}")
+    except ResourceError as error:
+        return _refuse(f"{path}: {error}")
+    yaml.safe_dump_all(objects, sys.stdout, sort_keys=False, explicit_start=True, width=116)
+    return EXIT_OK
+
+
+def _refuse(text: str) -> int:
+    print(*map(escape_unprintable, text.split("\n")), sep="\n", file=sys.stderr)
+    return EXIT_CONFIG
