@@ -13,6 +13,8 @@ FIELDS_MAX = 15
 WIDER = {
     "Job": "one for each job in the queue: groups would cost memory a million times",
     "FluxRank": "one for each rank, replaced by every look that finds a change",
+    "NodeType": "one field for each key of its section in the site that the planner reads",
+    "StepContext": "the working state of one round of steps, not a value",
     "_Search": "the working state of one search, not a value",
 }
 

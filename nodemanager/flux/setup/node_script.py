@@ -46,11 +46,17 @@ def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
         slot=shlex.quote(slot),
         path=shlex.quote(f"{Path(flux).parent}:/usr/bin:/bin"),
         open_rundir=_OPEN_RUNDIR if site_admits_guests(site) else "",
-        survivors=_SURVIVORS,
+        survivors="" if _shares_its_session(site) else _SURVIVORS,
+        end_survivors=":" if _shares_its_session(site) else "end_survivors",
         watch=_WATCH.format(away_max_s=math.ceil(_rank_0_away_max_s(site))) if _ends_itself(site) else "",
         prepare=_FLUB_PREPARE if flub else ":",
         broker=f'{broker} --config-path="$rundir/node.toml"' if flub else broker,
     )
+
+
+def _shares_its_session(site: Site) -> bool:
+    """Whether other jobs' processes are in the script's session: those of an outer instance's jobs are."""
+    return site.cloud.provider is Provider.FLUX
 
 
 def _ends_itself(site: Site) -> bool:
@@ -239,7 +245,7 @@ while :; do
         delay=1
     fi
     echo "slot $slot: the broker ended with $status, next start in $delay s" >&2
-    end_survivors
+    {end_survivors}
     sleep "$delay" &
     child=$!
     wait "$child"
