@@ -32,6 +32,7 @@ from nodemanager.config.text.settings import (
     NodeSettings,
     PeerSettings,
     PolicySettings,
+    ScheduleSettings,
     SectionSettings,
     SimulationSettings,
     SiteSettings,
@@ -62,6 +63,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Node NAME": NodeSettings,
     "Peer NAME": PeerSettings,
     "Ensemble NAME": EnsembleSettings,
+    "Schedule NAME": ScheduleSettings,
 }
 
 PROVIDER_ONLY = "The local and the simulated cloud ignore this key."
@@ -213,6 +215,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "spot_share_max": "Buy spot nodes only up to this share of all nodes.",
         "spot_reclaims_per_hour": "How often the provider takes a spot node back. The manager counts the work that "
         "would be lost as part of the price. What it measures replaces this estimate over time.",
+        "consolidate": "Whether to keep new jobs off nodes that the fleet can do without, so that they empty "
+        "([upkeep.md](upkeep.md#consolidation)).",
+        "consolidate_gain": "Consolidate only if that saves at least this share of what the fleet costs an hour.",
         "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
         "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
@@ -330,6 +335,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "1.",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
         "They cost money.",
+        "prepaid": "So many nodes of this type cost nothing more, at once: reserved instances, savings plans, your "
+        "own hardware. They are bought first, and stay once they are up ([upkeep.md](upkeep.md#prepaid-nodes)).",
+        "prepaid_valid_until": "The last day (UTC) on which nodes are prepaid. Default: no end.",
+        "price_valid_until": "The last day (UTC) on which the price is right. Then `status` warns. Default: none.",
         "max_age": "Replace nodes of this type that are older than this, as `[Disruption]` allows. Default: at no "
         "age.",
         "disruption_max": "How many nodes of this type may be out of service at once because they are replaced, "
@@ -345,6 +354,15 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "security_groups": FROM_CLOUD,
         "key_name": FROM_CLOUD,
         "instance_profile": FROM_CLOUD,
+    },
+    "Schedule NAME": {
+        "when": "The windows in which the rest of the section applies ([upkeep.md](upkeep.md#schedules)).",
+        "node_types": "The node types whose `spares` and `idle_timeout` are set. Default: all.",
+        "nodes_min": "Replaces `nodes_min` of `[Limits]`.",
+        "nodes_max": "Replaces `nodes_max` of `[Limits]`.",
+        "price_per_hour_max": "Replaces `price_per_hour_max` of `[Limits]`.",
+        "spares": "Replaces `spares` of the node types.",
+        "idle_timeout": "Replaces `idle_timeout` of `[Policy]`.",
     },
     "Ensemble NAME": {
         "file": "An `ensemble.yaml` that the service runs on its instance, once ([ensembles.md](ensembles.md)). "

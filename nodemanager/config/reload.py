@@ -14,6 +14,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "limits": None,
     "budget": None,
     "disruption": None,
+    "schedules": None,
     "policy": None,
     "timing": None,
     # Each create names its image, and no existing node depends on it.
@@ -29,7 +30,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
             "image",
             "sizes",
         }
-        | {"max_age_s", "disruption_max", "disruption_windows"}
+        | {"prepaid", "prepaid_until_at", "price_until_at", "max_age_s", "disruption_max", "disruption_windows"}
     ),
 }
 NOT_RELOADABLE = {
@@ -54,6 +55,8 @@ def needs_restart(old: Site, new: Site) -> tuple[str, ...]:
 def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
     if old == new:
         return
+    if name == "schedules":
+        return  # all of it is for the planner
     if name == "nodes" and isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _node_restart_keys(old, new)
     elif name == "ensembles":

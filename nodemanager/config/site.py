@@ -53,6 +53,7 @@ from nodemanager.config.text.settings import (
     PeerSettings,
     PolicySettings,
     Provider,
+    ScheduleSettings,
     SectionSettings,
     SimulationSettings,
     SiteSettings,
@@ -80,8 +81,16 @@ __all__ = [
 _NODE = "Node "
 _PEER = "Peer "
 _ENSEMBLE = "Ensemble "
+_SCHEDULE = "Schedule "
 ANY_PEER = "any"  # --dependency=delegate:any
 _LOCAL = "local://"  # followed by a socket's path, which may be relative to the site's folder
+# The sections of which there may be several: how they may be named.
+_NAMED = {
+    _NODE: (NAME, NAME_ALLOWED),
+    _PEER: (HOST_NAME, HOST_NAME_ALLOWED),
+    _ENSEMBLE: (ENSEMBLE_NAME, ENSEMBLE_NAME_ALLOWED),
+    _SCHEDULE: (NAME, NAME_ALLOWED),
+}
 _SECTIONS = (
     "Site",
     "Flux",
@@ -148,6 +157,7 @@ class Site:
     nodes: Mapping[TypeName, NodeSettings]  # as written, for what a provider needs in addition to a NodeType
     peers: Mapping[str, PeerSettings]  # other instances that jobs may run in
     ensembles: Mapping[str, EnsembleSettings]  # that the service runs
+    schedules: Mapping[str, ScheduleSettings]  # in the order of the file
 
     @property
     def slots(self) -> tuple[SlotName, ...]:
@@ -239,6 +249,7 @@ class _SiteLoader:
         nodes = self._nodes()
         peers = self._peers()
         ensembles = self._ensembles()
+        schedules = self._schedules(nodes)
         secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
         self._faults += secret_faults
         state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
@@ -296,6 +307,7 @@ class _SiteLoader:
             nodes=MappingProxyType(nodes),
             peers=MappingProxyType(peers),
             ensembles=MappingProxyType(ensembles),
+            schedules=MappingProxyType(schedules),
         )
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
@@ -324,6 +336,11 @@ class _SiteLoader:
         if not names:
             self._fault("", "", "at least one [Node NAME] section must be given")
         nodes = {TypeName(name.removeprefix(_NODE)): self._section(name, NodeSettings) for name in names}
+        for name, node in nodes.items():
+            if node and node.prepaid and node.sizes:
+                self._fault(
+                    _NODE + name, "prepaid", "a contract names one size: leave out sizes, or give it a type"
+                )
         return {name: node for name, node in nodes.items() if node}
 
     def _node_types(self, nodes: Mapping[TypeName, NodeSettings], cloud: CloudSettings) -> tuple[NodeType, ...]:
@@ -395,6 +412,28 @@ class _SiteLoader:
             name: ensemble.model_copy(update={"file": _absolute(self._folder / ensemble.file)})
             for name, ensemble in found.items()
         }
+
+    def _schedules(self, nodes: Mapping[TypeName, NodeSettings]) -> dict[str, ScheduleSettings]:
+        names = [name for name in self._document.sections if name.startswith(_SCHEDULE)]
+        read = {name.removeprefix(_SCHEDULE): self._section(name, ScheduleSettings) for name in names}
+        found = {name: schedule for name, schedule in read.items() if schedule is not None}
+        for name, schedule in found.items():
+            section = _SCHEDULE + name
+            if not schedule.when:
+                self._fault(section, "when", "must name a window such as Mon-Fri 08:00-18:00 Europe/Berlin")
+            for node_type in schedule.node_types:
+                if node_type not in nodes:
+                    self._fault(
+                        section, "node_types", f"there is no [Node {node_type}]", nearest_name(node_type, nodes)
+                    )
+            if schedule.node_types and schedule.spares is None and schedule.idle_timeout_s is None:
+                self._fault(
+                    section, "node_types", "only spares and idle_timeout can be set by type: give one of them"
+                )
+            nodes_min, nodes_max = schedule.nodes_min, schedule.nodes_max
+            if nodes_min is not None and nodes_max is not None and nodes_min > nodes_max:
+                self._fault(section, "nodes_min", f"must not be above nodes_max = {nodes_max}")
+        return found
 
     def _with_absolute_uri(self, peer: PeerSettings) -> PeerSettings:
         if not peer.uri.startswith(_LOCAL):
@@ -542,6 +581,9 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: 
         spares=node.spares,
         sizes=sizes,
         max_age_s=node.max_age_s,
+        prepaid=node.prepaid,
+        prepaid_until_at=node.prepaid_until_at,
+        price_until_at=node.price_until_at,
     )
 
 
@@ -550,20 +592,16 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: 
 
 def _unknown_sections(document: Document) -> Iterator[Fault]:
     for name in document.sections:
-        if name.startswith(_NODE):
-            if not NAME.fullmatch(name.removeprefix(_NODE)):
-                yield document.fault(name, "", f"[Node NAME] needs a name: {NAME_ALLOWED}")
-        elif name.startswith(_PEER):
-            if not HOST_NAME.fullmatch(name.removeprefix(_PEER)):
-                yield document.fault(name, "", f"[Peer NAME] needs a name: {HOST_NAME_ALLOWED}")
-        elif name.startswith(_ENSEMBLE):
-            if not ENSEMBLE_NAME.fullmatch(name.removeprefix(_ENSEMBLE)):
-                yield document.fault(name, "", f"[Ensemble NAME] needs a name: {ENSEMBLE_NAME_ALLOWED}")
+        kind = next((kind for kind in _NAMED if name.startswith(kind)), None)
+        if kind is not None:
+            pattern, allowed = _NAMED[kind]
+            if not pattern.fullmatch(name.removeprefix(kind)):
+                yield document.fault(name, "", f"[{kind}NAME] needs a name: {allowed}")
         elif name not in _SECTIONS:
             _, _, rest = name.partition(" ")
-            named = [kind + (rest or "NAME") for kind in (_NODE, _PEER, _ENSEMBLE)]
+            named = [kind + (rest or "NAME") for kind in _NAMED]
             nearest = nearest_name(name, (*_SECTIONS, *named))
-            known = ", ".join((*_SECTIONS, "Node NAME", "Peer NAME", "Ensemble NAME"))
+            known = ", ".join((*_SECTIONS, *(f"{kind}NAME" for kind in _NAMED)))
             problem = "no such section" + ("" if nearest else f"; the sections are {known}")
             yield document.fault(name, "", problem, nearest)
 

@@ -40,6 +40,11 @@ def drain_text(launch: LaunchId) -> str:
     return f"{DRAIN_MARK}{launch}"
 
 
+def emptying_text(launch: LaunchId) -> str:
+    """The drain reason of a node that takes no new job so that it empties, and is undrained if a job needs it."""
+    return f"{DRAIN_MARK}{launch} emptying"
+
+
 def hold_text(launch: LaunchId) -> str:
     """The drain reason of a node that an operator holds. It is unambiguous: no launch id contains a colon."""
     return f"{DRAIN_MARK}hold:{launch}"

@@ -145,6 +145,7 @@ class Launch:
     size: str = ""  # the provider's name of the size; "" in old records
     market: Market | None = None  # None in old records
     made_from: str = ""  # the fingerprint of what it was made from; "" in old records
+    prepaid: bool = False  # it is one of the prepaid nodes of its type, and costs nothing
 
 
 class JoinPhase(StrEnum):

@@ -55,6 +55,7 @@ class Figures(TypedDict, total=False):
     absences: int
     calls_in_flight_max: int
     considered: int
+    cores: int
     declared_cores: int
     declared_gpus: int
     declared_memory_bytes: int
@@ -76,6 +77,7 @@ class Figures(TypedDict, total=False):
     nodes_max: int
     nodes_min: int
     otherwise: int
+    prepaid: int
     priority: int
     shapes: int
     short: int
@@ -103,6 +105,8 @@ class Figures(TypedDict, total=False):
     broker_stop_s: float
     creates_per_s: float
     deadline_s: float
+    empties_in_s: float
+    ended_at: float
     expected_at: float
     foreign_drain_after_s: float
     free_in_s: float
@@ -242,6 +246,7 @@ class Code(StrEnum):
     IDLE_BELOW_BUSY_NODE = "idle_below_busy_node", "node_count node jobs"
     GPU_NODE_TAKEN = "gpu_node_taken", "node_type job nodes"
     JOB_ACROSS_ZONES = "job_across_zones", "job zones"
+    PRICE_OUT_OF_DATE = "price_out_of_date", "node_type ended_at"
     NODES_DRIFTED = "nodes_drifted", "node_type changed nodes node_count"
     REQUEUED = "requeued", "job node"
     UNFIT = "unfit", "node why"
@@ -281,6 +286,7 @@ class Code(StrEnum):
     IDLE_NOT_LONG = "idle_not_long", "idle_s idle_timeout_s"
     PAID_TIME_LEFT = "paid_time_left", "idle_s window_left_s stop_lead_s"
     NEXT_WINDOW_BEGINS = "next_window_begins", "idle_s window_left_s stop_lead_s quickest_stop_s goes_in_s"
+    PREPAID = "prepaid", "node_type prepaid"
     DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
     HELD_BY_DRAIN = "held_by_drain", "drain_reason"
     HELD_BY_OPERATOR = "held_by_operator", "by since_at"
@@ -301,6 +307,9 @@ class Code(StrEnum):
     WAITS_FOR_JOBS_TO_START = "waits_for_jobs_to_start", "why jobs"
     WAITS_FOR_WINDOW = "waits_for_window", "why opens_at"
     WAITS_FOR_TURN = "waits_for_turn", "why under_way disruption_max"
+    # a node empties
+    EMPTIES = "empties", "cores price_per_hour", "empties_in_s"
+    EMPTIES_NO_MORE = "empties_no_more"
     # a node leaves
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
     MAKES_ROOM = "makes_room", "job"

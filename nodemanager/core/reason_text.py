@@ -211,6 +211,7 @@ SENTENCES: Mapping[str, str] = {
         " flux resource undrain ends this"
     ),
     Code.GPU_NODE_UNGUARDED: "job {job} wants no GPU, but may start on {node_type}",
+    Code.PRICE_OUT_OF_DATE: "the price of {node_type} in the site was valid until {ended_at}",
     Code.NODES_DRIFTED: "{node_count} nodes of type {node_type} were made differently ({changed}): {nodes}",
     Code.REQUEUED: "job {job} is submitted again: the provider takes back its node {node}",
     Code.UNFIT: "{node} gets no more work ({why})",
@@ -258,6 +259,7 @@ SENTENCES: Mapping[str, str] = {
         "idle for {idle_s}, paid for only {window_left_s} more; no stop took less than {quickest_stop_s},"
         " so the next window is billed anyway (leaves in {goes_in_s})"
     ),
+    Code.PREPAID: "kept: one of {prepaid} prepaid {node_type} nodes",
     Code.HELD_BY_DRAIN: "drained by somebody else: {drain_reason}",
     Code.DRAINED_BY_FLUX: "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
     "{foreign_drain_after_s}",
@@ -278,6 +280,9 @@ SENTENCES: Mapping[str, str] = {
     Code.WAITS_FOR_JOBS_TO_START: "is replaced ({why}): {jobs} start there first",
     Code.WAITS_FOR_WINDOW: "is replaced ({why}) from {opens_at} on",
     Code.WAITS_FOR_TURN: "is replaced ({why}) in its turn: {under_way} of at most {disruption_max} are under way",
+    # a node empties
+    Code.EMPTIES: "takes no new job so that it empties: the other nodes have room for its {cores} cores in use",
+    Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
     # a node leaves
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
     Code.MAKES_ROOM: "makes room for job {job}",

@@ -73,6 +73,10 @@ class NodeType:
     image: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves the choice to the provider
     spares: int = 0  # nodes kept up beyond what jobs need, so that the next job starts at once
+    prepaid: int = 0  # so many nodes at once cost nothing more
+    prepaid_until_at: float = 0.0  # when that ends, in seconds since the epoch; 0: never
+    price_until_at: float = 0.0  # until when the price is known to be right; 0: for ever
+    idle_timeout_s: float | None = None  # how long an idle node is kept; None: as the site says for all types
     sizes: tuple[Size, ...] = ()  # those that serve, the cheapest first; () if only ``size`` on ``market`` does
     max_age_s: float | None = None  # older nodes are replaced; None: at no age
     made_from: str = ""  # the fingerprint of what its nodes are made from (``core.upkeep.rules``); "" if unknown

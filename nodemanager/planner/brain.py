@@ -29,6 +29,7 @@ from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.schedules import schedule_changes_at, scheduled_policy
 
 # Asks that change something outside. An observer makes none of them.
 CHANGING_ASKS = (SweepCloud, KeepSteering, KeepSpend)
@@ -63,7 +64,8 @@ class Brain:
         hears_all: bool = False,
         snapshot: Snapshot | None = None,
     ) -> None:
-        self._policy = policy
+        self._site_policy = self._policy = policy
+        self._scheduled = -inf, -inf  # from when and until when the schedules' settings in the policy apply
         self._acts = acts
         self._hears_all = hears_all
         self._snapshot = snapshot if snapshot is not None else Snapshot()
@@ -93,7 +95,7 @@ class Brain:
         self._snapshot = after = observe_all(before, facts, self._policy)
         self._has_news = True
         if after.slots.types is not before.slots.types or after.slots.promised is not before.slots.promised:
-            self.use_policy(self._policy)
+            self.use_policy(self._site_policy)
 
     def use_policy(self, policy: Policy) -> None:
         """Decide by this policy from now on, and check the instance against it again.
@@ -101,6 +103,9 @@ class Brain:
         The site states the slots' types as they were at the start; the instance knows the present ones.
         """
         snapshot = self._snapshot
+        self._site_policy = policy
+        self._scheduled = snapshot.wall_at, schedule_changes_at(policy, snapshot.wall_at)
+        policy = scheduled_policy(policy, snapshot.wall_at)
         self._policy = with_slot_types(with_promises(policy, snapshot.slots.promised), snapshot.slots.types)
         self._snapshot = check_instance(snapshot, self._policy)
         self._has_news = True
@@ -142,11 +147,15 @@ class Brain:
     def _catch_up(self) -> None:
         if self._tick is not None:
             self._snapshot, self._tick = advance_to(self._snapshot, self._tick), None
+            from_at, until_at = self._scheduled
+            if self._site_policy.has_schedules and not from_at <= self._snapshot.wall_at < until_at:
+                self.use_policy(self._site_policy)
 
     def _again_at_s(self, made: Plan) -> float:
         """When to decide again if nothing is heard before: the first of all times that something waits for."""
         known, now_s = self._snapshot, self._snapshot.now_s
-        moments = [made.again_at_s, _settles_s(known, made, self._policy)]
+        schedule_s = now_s + (self._scheduled[1] - known.wall_at) if self._site_policy.has_schedules else inf
+        moments = [made.again_at_s, _settles_s(known, made, self._policy), schedule_s]
         if not self._hears_all:
             moments += [next_ask_s(known, self._policy), known.slots.wish_due_s or inf]
             moments += [node.call.deadline_s for node in node_index_of(known).with_call.values() if node.call]

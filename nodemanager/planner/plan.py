@@ -42,6 +42,7 @@ from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
+from nodemanager.planner.cost.prepaid import prepaid_left
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
@@ -65,6 +66,7 @@ from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
 from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
+from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
 Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
@@ -115,6 +117,13 @@ class Basis:
 
         made = plan_upkeep(self.snapshot, self.policy, lambda: self.needs.needed, can_buy)
         return made, tuple(zip(bought, (why for _, why in made.to_buy), strict=True))
+
+    @lazy_property
+    def emptying(self) -> Emptying:
+        """Which nodes take no new job so that they empty."""
+        if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
+            return Emptying()
+        return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving)
 
     @property
     def overspent(self) -> Reason | None:
@@ -240,6 +249,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             _strays_change_s(snapshot, policy),
             _purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
+            basis.emptying.again_at_s,
         ),
         calls_held=any(step.held for step in steps.steps.values()),
         due=basis.upkeep[0].due,
@@ -354,6 +364,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         cloud_calls_left=policy.calls.calls_in_flight_max
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
+        emptying=basis.emptying,
     )
     if policy.stacked:
         order_nodes(context)
@@ -401,8 +412,9 @@ def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
+    prepaid = prepaid_left(snapshot, policy)
     return tuple(
-        _boot_order(purchase, reason, snapshot, policy)
+        _boot_order(purchase, reason, snapshot, policy, prepaid)
         for purchase, reason in wanted
         if allowance.take(purchase.node_type)
     )
@@ -435,10 +447,16 @@ def _purchases_change_s(basis: Basis) -> float:
     return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
 
 
-def _boot_order(purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy) -> BootNode:
+def _boot_order(
+    purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy, prepaid: dict[TypeName, int]
+) -> BootNode:
+    """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
     launch = _new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
+    if prepaid.get(launch.type_name, 0) > 0:
+        prepaid[launch.type_name] -= 1
+        launch = replace(launch, prepaid=True)
     return BootNode(launch, purchase.serves, reason, purchase.load)
 
 

@@ -92,7 +92,15 @@ def warnings(snapshot: Snapshot, policy: Policy, placement: Placement, needs: Fl
         *idle_below_a_busy_node(snapshot, policy),
         *users_put_off(snapshot).values(),
         *_drifted_nodes(snapshot, policy),
+        *_old_prices(snapshot, policy),
     )
+
+
+def _old_prices(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
+    """Warn of prices that the site says are out of date."""
+    for of in policy.node_types:
+        if 0.0 < of.price_until_at <= snapshot.wall_at:
+            yield because(Code.PRICE_OUT_OF_DATE, node_type=of.name, ended_at=of.price_until_at)
 
 
 def _drifted_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:

@@ -49,7 +49,7 @@ from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.orders import DelegateJob
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import Misfit
-from nodemanager.core.upkeep.rules import Disruption
+from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.offers import peers_seen
@@ -186,7 +186,21 @@ def _upkeep(site: Site) -> Upkeep:
         for name, node in site.nodes.items()
         if node.disruption_max is not None or node.disruption_windows is not None
     }
-    return Upkeep(site.policy.drift, whole, of_type)
+    schedules = tuple(
+        Schedule(
+            name,
+            schedule.when,
+            schedule.node_types,
+            schedule.nodes_min,
+            schedule.nodes_max,
+            schedule.price_per_hour_max,
+            schedule.spares,
+            schedule.idle_timeout_s,
+        )
+        for name, schedule in site.schedules.items()
+    )
+    policy = site.policy
+    return Upkeep(policy.drift, whole, of_type, policy.consolidate, policy.consolidate_gain, schedules)
 
 
 def _settings(group: type[_Group], section: SectionSettings) -> _Group:
@@ -474,7 +488,8 @@ class Service:
     def _use_policy(self) -> None:
         policy = policy_of(self._site)
         limits = replace(policy.limits, nodes_min=max(policy.limits.nodes_min, self._floor))
-        self._manager.tell(UsePolicy(replace(policy, limits=limits)))
+        upkeep = replace(policy.upkeep, nodes_min_of_ensembles=self._floor)
+        self._manager.tell(UsePolicy(replace(policy, limits=limits, upkeep=upkeep)))
 
     def _report_flux_lost(self, why: str) -> None:
         self._manager.tell(FluxUnreachable(self._ports.clock.monotonic_s(), why))

@@ -164,6 +164,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         networks={TypeName("cpu"): ""},
         peers={},
         ensembles={},
+        schedules={},
         nodes={
             TypeName("cpu"): NodeSettings(
                 cores=4,
@@ -868,3 +869,39 @@ def test_an_ensemble_of_the_site_has_its_file_and_its_share(tmp_path: Path) -> N
 )
 def test_a_wrong_ensemble_is_a_fault(tmp_path: Path, section: str, expected: str) -> None:
     assert any(expected in str(fault) for fault in faults_of(tmp_path, text_of() + section))
+
+
+# --- schedules --------------------------------------------------------------------------------------------
+
+OFFICE = ("Schedule office", "when", "Mon-Fri 08:00-18:00 Europe/Berlin")
+
+
+def test_schedules_are_read_in_the_order_of_the_file(tmp_path: Path) -> None:
+    late = ("Schedule late", "when", "Mon 20:00-21:00")
+    read = site_of(tmp_path, OFFICE, ("Schedule office", "nodes_min", "2"), late, ("Schedule late", "spares", "1"))
+    assert list(read.schedules) == ["office", "late"]
+    assert (read.schedules["office"].nodes_min, read.schedules["late"].spares) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("when", "", "must name a window"),
+        ("when", "Mon-Fri 8-18", "a list such as"),
+        ("nodes_min", "9", "must not be above nodes_max = 3"),
+        ("node_types", "cpo", "there is no [Node cpo]"),
+        ("node_types", "cpu", "only spares and idle_timeout can be set by type"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(tmp_path: Path, key: str, value: str, problem: str) -> None:
+    keys = {("Schedule office", "when"): OFFICE[2], ("Schedule office", "nodes_max"): "3"}
+    keys[("Schedule office", key)] = value
+    with pytest.raises(ConfigError) as raised:
+        site_of(tmp_path, *((*place, text) for place, text in keys.items()))
+    assert problem in str(raised.value)
+
+
+def test_a_contract_ends_with_its_last_day(tmp_path: Path) -> None:
+    until = ("Node cpu", "prepaid_valid_until", "2027-03-31")
+    (of,) = site_of(tmp_path, ("Node cpu", "prepaid", "2"), until).node_types
+    assert (of.prepaid, of.prepaid_until_at) == (2, 1806537600.0)  # 2027-04-01T00:00Z

@@ -130,7 +130,8 @@ def chaos_policy(script: Script) -> Policy:
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
         calls=Calls(call_timeout_s=15.0, calls_in_flight_max=2),
-        upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX)),
+        # Half of the seeds consolidate.
+        upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX), consolidate=script.seed % 2 == 1),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),
         budgets={(budget.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
     )

@@ -12,6 +12,7 @@ import shlex
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
@@ -399,6 +400,23 @@ def _slots(text: str) -> tuple[str, ...]:
     return slots
 
 
+def _share(text: str) -> float:
+    share = text.removesuffix("%").rstrip()
+    _require(share != text and _DECIMAL.fullmatch(share) and float(share) <= 100)
+    return float(share) / 100
+
+
+def _end_of_day(text: str) -> float:
+    """Read a day; return the moment at which it ends in UTC, in seconds since the epoch."""
+    try:
+        day = date.fromisoformat(text)
+    except ValueError:
+        raise ValueError from None  # in our words
+    _require(day.isoformat() == text)
+    end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+    return end.timestamp()
+
+
 def _disruption_max(text: str) -> tuple[int | None, float]:
     """Read a count or a share of the nodes. The one that is not given is None or 0."""
     share = text.removesuffix("%").rstrip()
@@ -422,8 +440,11 @@ _Positive = Annotated[int, _whole(1)]
 _Rate = Annotated[float, ValueFormat("a number above 0", _number_above_0)]
 _Probability = Annotated[float, ValueFormat("a number from 0 to 1", _probability)]
 _RateOrNone = Annotated[float, ValueFormat("a number of 0 or more", _number_of_0_or_more)]
-_Price = Annotated[Decimal, ValueFormat("a price of 0 or more", _price)]
-_Duration = Annotated[float, ValueFormat('a duration such as "90s" or "5m"', _duration)]
+_PRICE = ValueFormat("a price of 0 or more", _price)
+_Price = Annotated[Decimal, _PRICE]
+_DURATION = ValueFormat('a duration such as "90s" or "5m"', _duration)
+_Duration = Annotated[float, _DURATION]
+_DAY = ValueFormat('a day such as "2027-01-31"', _end_of_day)
 _PERIOD = ValueFormat('a duration above 0 such as "90s" or "5m"', _duration_above_0)
 _Period = Annotated[float, _PERIOD]
 _Bytes = Annotated[int, ValueFormat('a size such as "4GiB"', _size_bytes)]
@@ -578,6 +599,8 @@ class PolicySettings(SectionSettings):
     unready_max: _Probability = 0.5  # a share of the nodes that were up
     spot_share_max: _Probability = 1.0  # of all nodes
     spot_reclaims_per_hour: _RateOrNone = 0.01  # of a spot node, until reclaims are measured
+    consolidate: _YesOrNo = False
+    consolidate_gain: Annotated[float, ValueFormat('a share such as "5%"', _share)] = 0.05
     drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE
     burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
     delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS
@@ -639,6 +662,18 @@ class DisruptionSettings(SectionSettings):
     def disruption(self) -> Disruption:
         """The rule for the whole fleet."""
         return Disruption(*self.nodes_or_share, self.windows)
+
+
+class ScheduleSettings(SectionSettings):
+    """One ``[Schedule NAME]``: settings that apply within some windows of the week. None: as otherwise."""
+
+    when: _Windows
+    node_types: _Words = ()
+    nodes_min: Annotated[int | None, _whole(0)] = None
+    nodes_max: Annotated[int | None, _whole(1)] = None
+    price_per_hour_max: Annotated[Decimal | None, _PRICE] = None
+    spares: Annotated[int | None, _whole(0)] = None
+    idle_timeout_s: Annotated[float | None, _DURATION] = Field(default=None, validation_alias="idle_timeout")
 
 
 class JournalSettings(SectionSettings):
@@ -711,6 +746,9 @@ class NodeSettings(SectionSettings):
     properties: _Properties = frozenset()
     slots: _Slots
     spares: _Count = 0
+    prepaid: _Count = 0
+    prepaid_until_at: Annotated[float, _DAY] = Field(default=0.0, validation_alias="prepaid_valid_until")
+    price_until_at: Annotated[float, _DAY] = Field(default=0.0, validation_alias="price_valid_until")
     max_age_s: Annotated[float | None, _PERIOD] = Field(default=None, validation_alias="max_age")
     disruption_max: Annotated[tuple[int | None, float] | None, _DISRUPTION_MAX] = None
     disruption_windows: Annotated[tuple[Window, ...] | None, _WINDOWS] = None  # None means those of [Disruption]

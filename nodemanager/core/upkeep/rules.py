@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from enum import StrEnum
 
 from nodemanager.core.upkeep.windows import Window
@@ -41,6 +42,23 @@ class Disruption:
         if self.nodes is not None:
             return self.nodes
         return max(1, int(self.share * fleet)) if self.share > 0 else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What applies within some windows of the week. None: as otherwise.
+
+    ``node_types``: the types whose spares and idle timeout are set; empty for all types.
+    """
+
+    name: str
+    windows: tuple[Window, ...]
+    node_types: tuple[str, ...] = ()
+    nodes_min: int | None = None
+    nodes_max: int | None = None
+    price_per_hour_max: Decimal | None = None
+    spares: int | None = None
+    idle_timeout_s: float | None = None
 
 
 def fingerprint_of(parts: Mapping[str, object]) -> str:

@@ -63,6 +63,13 @@ def amount_at(value: object, where: str) -> Decimal:
     return amount
 
 
+def flag_at(value: object, where: str) -> bool:
+    """Return a JSON boolean. Raises ``ValueError`` if it is none."""
+    if not isinstance(value, bool):
+        raise wrong_value(where, "true or false", value)
+    return value
+
+
 def wrong_value(where: str, needed: str, found: object) -> ValueError:
     """Make the error for a wrong value; the caller raises it."""
     return ValueError(f"{shorten(where)}: {needed} is needed, not {_describe(found)}")

@@ -10,7 +10,15 @@ from urllib.parse import quote, unquote
 
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.slots import Billing, Market, Rank, SlotName, Tariff, TypeName
-from nodemanager.flux.parse.json_fields import amount_at, object_at, seconds_at, text_at, whole_at, wrong_value
+from nodemanager.flux.parse.json_fields import (
+    amount_at,
+    flag_at,
+    object_at,
+    seconds_at,
+    text_at,
+    whole_at,
+    wrong_value,
+)
 
 LEASES = "node-manager.leases"
 _VERSION = 1
@@ -39,6 +47,7 @@ def encode(launch: Launch) -> str:
         "zone": launch.zone,
         "size": launch.size,
         "made_from": launch.made_from,
+        "prepaid": launch.prepaid,
     }
     if launch.market is not None:
         fields["market"] = str(launch.market)
@@ -70,6 +79,7 @@ def decode(text: str, slot: SlotName) -> Launch:
         size=text_at(fields.get("size", ""), "record.size"),
         market=_market(fields["market"]) if "market" in fields else None,
         made_from=text_at(fields.get("made_from", ""), "record.made_from"),
+        prepaid=flag_at(fields.get("prepaid", False), "record.prepaid"),
     )
 
 

@@ -14,6 +14,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 
 SECONDS_PER_HOUR = 3600
+PREPAID = Tariff(Decimal(0), Billing(0.0))
 
 
 def paid_s(billing: Billing, age_s: float) -> float:
@@ -39,8 +40,11 @@ def age_s(node: Node, now_s: float) -> float:
 def tariff_of(launch: Launch, policy: Policy) -> NodeType | Tariff | None:
     """What a node costs: its price in the site, or the price at purchase if the site dropped its type or size.
 
-    The dearest size counts if neither is known. None without a type: leases of older versions record no price.
+    A prepaid node costs nothing. The dearest size counts if neither is known. None without a type: leases of older
+    versions record no price.
     """
+    if launch.prepaid:
+        return PREPAID
     known = policy.type_as_bought(launch) or launch.tariff
     if known is not None or launch.type_name not in policy.types:
         return known

@@ -6,6 +6,7 @@ from decimal import Decimal
 
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import price_per_hour as launch_price
+from nodemanager.planner.cost.prepaid import prepaid_launches
 from nodemanager.planner.state.node_index import bought_as, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Bought, Snapshot, Stray
@@ -40,6 +41,9 @@ def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
         if identity is not None and sizes is not None:
             bought = (identity.type_name, stray.node.size, stray.node.market)
             price += (_type_bought(bought, policy) or sizes[-1]).price_per_hour
+    for launch in prepaid_launches(snapshot):
+        its_type = _type_bought(bought_as(launch), policy)
+        price -= its_type.price_per_hour if its_type is not None else Decimal(0)
     return price
 
 

@@ -135,7 +135,7 @@ def _longest_lead_s(type_name: TypeName, policy: Policy) -> float:
     if node_type is None:
         return math.inf
     paid_s = max(node_type.billing.window_s, node_type.billing.minimum_s)
-    return LEAD_MAX * paid_s if paid_s > policy.rules.idle_timeout_s else math.inf
+    return LEAD_MAX * paid_s if paid_s > policy.idle_timeout_s(node_type) else math.inf
 
 
 def _with_samples(

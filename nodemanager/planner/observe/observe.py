@@ -58,7 +58,7 @@ from nodemanager.core.facts import (
 )
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import CallKind, FailureKind, JoinPhase, Launch, LaunchId, NodeState
-from nodemanager.planner.cost import budget
+from nodemanager.planner.cost import budget, run_times
 from nodemanager.planner.cost.budget import accrue
 from nodemanager.planner.observe import backoff, drain_breaker, hardware, held_jobs, operator, rank_facts
 from nodemanager.planner.state.frozen import replace
@@ -268,9 +268,8 @@ def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
         )
     if gone or come:
         queue_index = updated_queue_index(queue_index_of(known, snapshot.indexes.queue), jobs, gone, come)
-        snapshot = drain_breaker.remember_users(
-            replace(snapshot, jobs=jobs, indexes=replace(snapshot.indexes, queue=queue_index)), gone
-        )
+        snapshot = replace(snapshot, jobs=jobs, indexes=replace(snapshot.indexes, queue=queue_index))
+        snapshot = run_times.with_runs(drain_breaker.remember_users(snapshot, gone), gone)
     return replace(
         snapshot,
         queues=replace(

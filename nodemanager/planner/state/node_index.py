@@ -198,7 +198,7 @@ def _makes_and_ages(
 
 
 def _make_of(launch: Launch) -> Make:
-    return launch.type_name, launch.made_from, launch.zone
+    return launch.type_name, launch.made_from, launch.zone, launch.prepaid
 
 
 def _rest(

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.slots import ForeignDrain, Market, Misfit, NodeType, SlotName, TypeName
-from nodemanager.core.upkeep.rules import Disruption, Drift
+from nodemanager.core.upkeep.rules import Disruption, Drift, Schedule
 
 # How long a failed create blocks its type, or all types.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -83,6 +83,10 @@ class Upkeep:
     drift: Drift = Drift.REPLACE
     disruption: Disruption = field(default_factory=Disruption)
     of_type: Mapping[TypeName, Disruption] = field(default_factory=dict)  # limits within that of the whole fleet
+    consolidate: bool = False  # keep new jobs off nodes that the fleet can do without
+    consolidate_gain: float = 0.05  # only if that saves at least this share of what the fleet costs an hour
+    schedules: tuple[Schedule, ...] = ()
+    nodes_min_of_ensembles: int = 0  # which no schedule takes away
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,21 @@ class Policy:
     def acting_everywhere(self) -> Policy:
         """The same policy with no type observed."""
         return replace(self, observed=frozenset())
+
+    def idle_timeout_s(self, node_type: NodeType) -> float:
+        """How long an idle node of a type is kept, if its billing windows are short."""
+        own_s = node_type.idle_timeout_s
+        return own_s if own_s is not None else self.rules.idle_timeout_s
+
+    @cached_property
+    def has_schedules(self) -> bool:
+        """Whether the time of the week changes what the site says."""
+        return bool(self.upkeep.schedules) or any(of.prepaid_until_at for of in self.node_types)
+
+    @cached_property
+    def has_prepaid(self) -> bool:
+        """Whether nodes of any type are prepaid."""
+        return any(node_type.prepaid for node_type in self.node_types)
 
     @cached_property
     def has_spares(self) -> bool:

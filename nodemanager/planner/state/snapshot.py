@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nodemanager.core.facts import PeersSeen
-from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, Shape, UnreadableJob
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
@@ -28,7 +28,7 @@ def _empty() -> Mapping[Any, Any]:
 
 
 Bought = tuple[TypeName, str, Market | None]  # a node's type, and the size and market of its launch
-Make = tuple[TypeName, str, str]  # what a node was made from: its type, fingerprint and zone
+Make = tuple[TypeName, str, str, bool]  # a node's type, fingerprint, zone, and whether it is prepaid
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,8 @@ class Learned:
     boots_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
     stops_s: Mapping[TypeName, tuple[float, ...]] = field(default_factory=_empty)
     reclaims: Mapping[TypeName, tuple[int, float]] = field(default_factory=_empty)  # of spot nodes; their seconds
+    # The latest run times of ended jobs, by user and shape.
+    runs_s: Mapping[tuple[int, Shape], tuple[float, ...]] = field(default_factory=_empty)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nodemanager.core.drains import drain_text
-from nodemanager.core.orders import UndrainNode
+from nodemanager.core.drains import drain_text, emptying_text
+from nodemanager.core.orders import CordonNode, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.observe import hardware
@@ -13,6 +13,7 @@ from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.steps.context import Step, StepContext
 from nodemanager.planner.steps.due_times import retirement_times
 from nodemanager.planner.steps.orders import cordon, is_drained, wait_for_jobs
+from nodemanager.planner.upkeep.consolidation import is_emptying
 
 BUSY = because(Code.BUSY)
 
@@ -32,6 +33,12 @@ def step_busy(node: Node, context: StepContext) -> Step:
         return wait_for_jobs(node, why, context) if is_drained(node) else cordon(node, why)
     if (step := _step_busy_top(node, context)) is not None:
         return step
+    if (why := context.emptying.nodes.get(node.id)) is not None:
+        empty = CordonNode(node.id, node.launch.rank, emptying_text(node.id), why)
+        return Step(why, None if is_drained(node) else empty)
+    if is_emptying(node):
+        reason = because(Code.EMPTIES_NO_MORE)
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
     if node.rank is not None and node.rank.drain_reason == drain_text(node.id):
         reason = because(Code.BUSY_YET_DRAINED_BY_US)
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))

@@ -29,6 +29,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import EVERYTHING, Snapshot
 from nodemanager.planner.steps.retirement import StopTimes
+from nodemanager.planner.upkeep.consolidation import Emptying
 from nodemanager.planner.upkeep.turns import UpkeepPlan
 
 NodeAction = (
@@ -72,6 +73,7 @@ class StepContext:
     create_credit: float  # in the rate limiter's bucket
     cloud_calls_left: int  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced
+    emptying: Emptying  # which nodes take no new job so that they empty
     gap: Rank | None = None  # the lowest slot without a node, if nodes come in the order of the slots
     stack: Stack | None = None  # the order in which nodes leave; None if any may leave
     known_stop_times: dict[TypeName, StopTimes] = field(default_factory=dict)

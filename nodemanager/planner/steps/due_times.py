@@ -23,7 +23,7 @@ def retirement_times(context: StepContext) -> Iterator[Iterator[TimedNode]]:
             yield ((-inf, id_) for _, id_ in resting.idle_since)
         elif name not in policy.observed and not _are_spares(node_type, context):
             lead_s = context.stop_times(name).lead_s
-            yield resting.by_time(node_type.billing, policy.rules.idle_timeout_s, lead_s, context.now_s)
+            yield resting.by_time(node_type.billing, policy.idle_timeout_s(node_type), lead_s, context.now_s)
 
 
 def _are_spares(node_type: NodeType, context: StepContext) -> bool:

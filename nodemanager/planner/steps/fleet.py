@@ -35,7 +35,7 @@ def step_nodes(context: StepContext) -> FleetSteps:
         to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
     elif node_index.confirmations != context.policy.rules.idle_confirmations:
         to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
-    leaving = {id_: snapshot.nodes[id_] for id_ in context.upkeep.leaving}
+    leaving = {id_: snapshot.nodes[id_] for id_ in (*context.upkeep.leaving, *context.emptying.nodes)}
     to_decide = {**to_check, **operator.steered_nodes(snapshot), **leaving}
     if context.stack is not None and (top := context.stack.top) is not None and top.state is NodeState.BUSY:
         to_decide[top.id] = top  # it may keep idle nodes below it

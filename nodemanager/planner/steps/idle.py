@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-from nodemanager.core.drains import drain_text, hold_text, is_our_drain
-from nodemanager.core.orders import DrainNode, UndrainNode
+from nodemanager.core.drains import drain_text, emptying_text, hold_text, is_our_drain
+from nodemanager.core.orders import CordonNode, DrainNode, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain
 from nodemanager.planner.observe.node_health import why_give_up, why_unfit
+from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.steps.context import Step, StepContext
 from nodemanager.planner.steps.orders import is_drained, job_names, retire
 from nodemanager.planner.steps.retirement import should_retire
 from nodemanager.planner.steps.takes_jobs import takes_jobs
+from nodemanager.planner.upkeep.consolidation import is_emptying
 
 
 def step_idle(node: Node, context: StepContext) -> Step:
     """Keep, mend or retire an idle node."""
     policy = context.policy
+    if is_emptying(node):
+        return _step_emptied(node, context)
     # Most idle nodes are sound and not drained: nothing to mend.
     if (is_drained(node) or not node.is_sound) and (mended := _mend_idle(node, context)) is not None:
         return mended
-    if (why := context.upkeep.leaving.get(node.id)) is not None and _is_confirmed_idle(node, policy):
-        return retire(node, why, context)
-    wanted = context.needed.get(node.launch.slot)
-    if wanted is not None:
-        return Step(because(Code.WANTED, jobs=job_names(wanted)))
+    if (kept_up := _step_upkeep(node, context)) is not None:
+        return kept_up
     counts = takes_jobs(node, context.snapshot, policy)
     # A node that takes no jobs does not count towards nodes_min.
     surplus = context.count_usable - policy.limits.nodes_min if counts else 1
@@ -51,6 +52,42 @@ def step_idle(node: Node, context: StepContext) -> Step:
     if counts and context.why_kept(node) is None:
         context.count_ready[name] = context.count_ready.get(name, 0) - 1
     return _retire_surplus(node, verdict.reason, context)
+
+
+def _step_upkeep(node: Node, context: StepContext) -> Step | None:
+    """The step of an idle node that is replaced, that jobs need, or that empties. None if none of that holds."""
+    confirmed = _is_confirmed_idle(node, context.policy)
+    if (why := context.upkeep.leaving.get(node.id)) is not None and confirmed:
+        return retire(node, why, context)
+    wanted = context.needed.get(node.launch.slot)
+    if wanted is not None:
+        return Step(because(Code.WANTED, jobs=job_names(wanted)))
+    if (why := context.emptying.nodes.get(node.id)) is not None and confirmed:
+        return Step(why, CordonNode(node.id, node.launch.rank, emptying_text(node.id), why))
+    return None
+
+
+def _step_emptied(node: Node, context: StepContext) -> Step:
+    """Decide about an idle node that takes no jobs because it was emptied."""
+    policy, node_type = context.policy, context.policy.types.get(node.launch.type_name)
+    given_up = why_give_up(node, policy, context.now_s)
+    unfit = given_up.reason if given_up is not None else why_unfit(node, policy, context.now_s)
+    why = unfit or context.upkeep.leaving.get(node.id) or context.overspent
+    if why is None and node.id not in context.emptying.nodes:
+        reason = because(Code.EMPTIES_NO_MORE)
+        return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
+    looks, needs = node.seen.idle_looks, policy.rules.idle_confirmations
+    if looks < needs:
+        return Step(because(Code.IDLE_UNCONFIRMED, looks=looks, needs=needs))
+    if why is None:
+        undrained = replace(node, rank=replace(node.rank, drain_reason=None)) if node.rank is not None else node
+        times = context.stop_times(node.launch.type_name)
+        verdict = should_retire(undrained, node_type, policy, context.now_s, 1, stop_times=times)
+        if not verdict.retires:
+            return Step(verdict.reason, again_at_s=verdict.again_at_s)
+        why = verdict.reason
+    step = retire(node, why, context)
+    return Step(step.reason, DrainNode(node.id, node.launch.rank, why, replaces=emptying_text(node.id)))
 
 
 def _retire_surplus(node: Node, reason: Reason, context: StepContext) -> Step:

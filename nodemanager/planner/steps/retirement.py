@@ -59,8 +59,11 @@ def should_retire(
     if node_type is None:
         return Verdict(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name), retires=True)
     idle_s = _idle_s(node, now_s)
-    if node_type.billing.window_s <= policy.rules.idle_timeout_s and idle_s < policy.rules.idle_timeout_s:
-        why = because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=policy.rules.idle_timeout_s)
+    if node.launch.prepaid and node_type.prepaid:
+        return Verdict(because(Code.PREPAID, node_type=node_type.name, prepaid=node_type.prepaid))
+    timeout_s = policy.idle_timeout_s(node_type)
+    if node_type.billing.window_s <= timeout_s and idle_s < timeout_s:
+        why = because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=timeout_s)
         return Verdict(why, again_at_s=_goes_at_s(node, node_type, policy, now_s, now_s, times))
     return _judge_paid_time(node, node_type, policy, now_s, times)
 
@@ -77,7 +80,7 @@ def _judge_paid_time(node: Node, node_type: NodeType, policy: Policy, now_s: flo
     figures: Figures = {"idle_s": _idle_s(node, now_s), "window_left_s": left_s, "stop_lead_s": times.lead_s}
     if left_s > times.lead_s:
         return Verdict(because(Code.PAID_TIME_LEFT, **figures), again_at_s=now_s + left_s - times.lead_s)
-    if times.quickest_s is not None and rule.window_s > policy.rules.idle_timeout_s:
+    if times.quickest_s is not None and rule.window_s > policy.idle_timeout_s(node_type):
         # Measured stops may be one interval too long, because only the next list shows a stop. Decisions may be
         # late too.
         too_late_s = min(times.quickest_s, times.lead_s) - policy.timing.probe_s
@@ -100,9 +103,9 @@ def _goes_at_s(
     if node_type is None:
         return at_s
     rule = node_type.billing
-    if rule.window_s <= policy.rules.idle_timeout_s:
+    if rule.window_s <= policy.idle_timeout_s(node_type):
         idle_since_s = node.seen.idle_since_s if node.seen.idle_since_s is not None else now_s
-        at_s = max(at_s, idle_since_s + policy.rules.idle_timeout_s)
+        at_s = max(at_s, idle_since_s + policy.idle_timeout_s(node_type))
     left_s = billing.window_left_s(rule, billing.age_s(node, at_s))
     return at_s + max(0.0, left_s - times.lead_s)
 

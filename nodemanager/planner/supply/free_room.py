@@ -19,6 +19,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.rank_index import RankIndex, rank_index_of
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.consolidation import free_while_emptying, is_emptying
 from nodemanager.planner.upkeep.due import is_on_its_way_out
 
 # If jobs need more than this part of the nodes with room, each gets a bin, whether a job could get it or not.
@@ -49,6 +50,8 @@ def free_bins(
     rank_index = rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy)
     bins += _reachable_bins(rank_index, batches, bin_of)
     for node in node_index.to_check.values() if not all_go else ():
+        if is_emptying(node) and node.state is NodeState.BUSY and (kept := _emptying_bin(node, snapshot, policy)):
+            bins.append(kept)
         if not (_may_be_kept(node) or _will_be_undrained(node)):
             continue
         node_type = policy.types.get(node.launch.type_name)
@@ -102,6 +105,16 @@ def _takes_jobs(node: Node, snapshot: Snapshot, policy: Policy, all_go: bool) ->
     if all_go or node.state not in USABLE:
         return False
     return not (snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s))
+
+
+def _emptying_bin(node: Node, snapshot: Snapshot, policy: Policy) -> Bin | None:
+    """The room on a busy node that takes no jobs now because it empties, but would if it were undrained."""
+    node_type = policy.types.get(node.launch.type_name)
+    if node_type is None or not _takes_jobs(node, snapshot, policy, all_go=False):
+        return None
+    cores, gpus = free_while_emptying(node, snapshot)
+    at, zone = node.launch, node.launch.zone
+    return Bin(at.slot, at.rank, node_type.properties, cores, gpus, Availability.KEPT, is_empty=False, zone=zone)
 
 
 def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) -> list[Bin]:

@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 
 from nodemanager.core.jobs import ANYWHERE, Constraint
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, TypeName
+from nodemanager.planner.cost.billing import PREPAID
 from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes
 from nodemanager.planner.cost.fleet import ownerless_strays
+from nodemanager.planner.cost.prepaid import prepaid_left
 from nodemanager.planner.observe.backoff import Allowance, unavailable_sizes, unavailable_types
 from nodemanager.planner.observe.zones import open_zones
 from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.constraints import Matches
-from nodemanager.planner.state.frozen import lazy_property
+from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.rank_index import FeasibilityCache, RankIndex, rank_index_of
@@ -171,6 +173,19 @@ class Supply:
         return ((slot, rank_of_slot[slot]) for index in indexes for slot in (node_type.slots[index],))
 
     def _offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
+        """The offers of a type, of which the first nodes may be prepaid."""
+        left = prepaid_left(self.snapshot, self.policy).get(node_type.name, 0)
+        for offer in self._priced_offers_of(node_type, constraints):
+            free = min(left, offer.count)
+            left -= free
+            if free:
+                prepaid = replace(node_type, price_per_hour=PREPAID.price_per_hour, billing=PREPAID.billing)
+                yield replace(offer, node_type=prepaid, count=free, places=partial(_some, offer.places, 0, free))
+            if offer.count > free:
+                rest = partial(_some, offer.places, free, None) if free else offer.places
+                yield replace(offer, count=offer.count - free, places=rest, example=next(rest()))
+
+    def _priced_offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
         name = node_type.name
         now = self.count_free(name) - len(self.ending_indexes.get(name, ()))
         soon = len(self.ending_indexes.get(name, ()))
@@ -220,6 +235,11 @@ class Supply:
         allowance = Allowance(self.snapshot, self.policy)
         left = [count if most is None else min(most, count) for most in map(allowance.count_left, sizes)]
         return left if sum(left) >= count else [*left[:-1], count]
+
+
+def _some(places: Callable[[], Iterator[SlotAndRank]], first: int, last: int | None) -> Iterator[SlotAndRank]:
+    """Some of the places of an offer, by their numbers."""
+    return islice(places(), first, last)
 
 
 def _market_of(bought: Bought, policy: Policy) -> Market | None:

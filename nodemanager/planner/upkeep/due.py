@@ -37,7 +37,7 @@ def why_due(launch: Launch, snapshot: Snapshot, policy: Policy) -> Reason | None
 
 def drift_of(launch: Launch, node_type: NodeType) -> tuple[str, ...]:
     """In what a node differs from what the site would make today; empty if in nothing, or that is unknown."""
-    return _drift((launch.type_name, launch.made_from, launch.zone), node_type)
+    return _drift((launch.type_name, launch.made_from, launch.zone, launch.prepaid), node_type)
 
 
 def is_on_its_way_out(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
@@ -67,7 +67,7 @@ def drifted_nodes(snapshot: Snapshot, policy: Policy) -> list[Node]:
     if not drifted:
         return []
     launches = ((node, node.launch) for node in snapshot.nodes.values() if node.state is not NodeState.GONE)
-    return [node for node, it in launches if (it.type_name, it.made_from, it.zone) in drifted]
+    return [node for node, it in launches if (it.type_name, it.made_from, it.zone, it.prepaid) in drifted]
 
 
 def next_due_at(snapshot: Snapshot, policy: Policy) -> float:
@@ -107,6 +107,6 @@ def _drifted(snapshot: Snapshot, policy: Policy) -> Iterator[LaunchId]:
 
 
 def _drift(make: Make, node_type: NodeType) -> tuple[str, ...]:
-    _, made_from, zone = make
+    _, made_from, zone, _ = make
     changed = changed_parts(made_from, node_type.made_from) if made_from != node_type.made_from else ()
     return (*changed, "zone") if zone and node_type.zones and zone not in node_type.zones else changed

@@ -162,7 +162,7 @@ class _Turns:
         if own is not None:
             of_type = sum(
                 count
-                for (type_name, _, _), count in node_index_of(self._snapshot).count_by_make.items()
+                for (type_name, *_), count in node_index_of(self._snapshot).count_by_make.items()
                 if type_name == name
             )
             limits.append((self._of_type[name], own.count_of(of_type)))

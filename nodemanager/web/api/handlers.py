@@ -18,6 +18,7 @@ from nodemanager.history.store.reader import DAY_S, HistoryReader, HistoryUnread
 from nodemanager.history.store.schema import SPEND_KEPT_S
 from nodemanager.planner.plan import plan as make_plan
 from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.upkeep.schedules import scheduled_policy
 from nodemanager.web.api import documents, explain, health, kubernetes_metrics, panels
 from nodemanager.web.api import peers as peer_documents
 from nodemanager.web.api.control import Control
@@ -203,6 +204,7 @@ def plan_with_policy(context: WebContext, request: Request, body: bytes) -> Resp
         raise RequestRefused(
             400, f"not a valid policy: {error.error_count()} faults, the first: {_first_fault(error)}"
         ) from error
+    policy = scheduled_policy(policy, published.snapshot.wall_at)
     made = make_plan(published.snapshot, policy)
     return json_response(documents.plan(Publication(published.snapshot, made, policy, acts=False)))
 

@@ -46,6 +46,7 @@ class ReplayMachine:
     busy_from_s: float | None = None
     core_s: float = 0.0
     lost_core_s: float = 0.0  # of these, core-seconds of runs that were lost
+    prepaid: bool = False  # its time costs nothing
 
     @property
     def online(self) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Protocol
 
 from nodemanager.core.jobs import JobId, QueuePolicy, Shape
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.planner.cost.billing import PREPAID
 from nodemanager.whatif.cloud.cloud import CloudConditions, CloudDraws, ReplayMachine
 from nodemanager.whatif.replay.sched_simple import QueuedJob, RankCapacity, Scheduler
 from nodemanager.whatif.replay.totals import RunTotals
@@ -274,7 +275,10 @@ class ReplayEngine:
         self.events += 1
         slot: SlotName = self.scheduler.ranks[rank].host
         provider_id = ProviderId(f"sim-{self._created:07d}")
-        machine = ReplayMachine(provider_id, launch, slot, rank, node_type, self.now_s)
+        prepaid = self._is_prepaid(node_type)
+        if prepaid:
+            node_type = replace(node_type, price_per_hour=PREPAID.price_per_hour, billing=PREPAID.billing)
+        machine = ReplayMachine(provider_id, launch, slot, rank, node_type, self.now_s, prepaid=prepaid)
         self.machines[rank] = machine
         self.price_per_hour += node_type.price_per_hour
         self.drained.pop(rank, None)
@@ -284,6 +288,13 @@ class ReplayEngine:
         self.at(self.now_s + takes_s, self._boot, machine)
         self._changed = True
         return machine
+
+    def _is_prepaid(self, node_type: NodeType) -> bool:
+        """Whether one more node of the type costs nothing."""
+        if not node_type.prepaid or 0.0 < node_type.prepaid_until_at <= self.wall_at():
+            return False
+        there = sum(it.prepaid and it.node_type.name == node_type.name for it in self.machines.values())
+        return there < node_type.prepaid
 
     def drain(self, rank: int, reason: str) -> None:
         self.drained.setdefault(rank, reason)

@@ -319,8 +319,10 @@ class PlannerDriver:
                     leases += launches
                 case CreateNode():
                     self._create(action)
-                case DrainNode(launch=launch_id, rank=rank):
+                case DrainNode(launch=launch_id, rank=rank, replaces=replaces):
                     self._log_decision(action, launch_id, str(action.reason))
+                    if replaces is not None and self._engine.drained.get(rank) == replaces:
+                        del self._engine.drained[rank]
                     self._engine.drain(rank, drain_text(launch_id))
                     self._answer(FLUX_CALL_S, lambda order=action: self._drained(order), plans=True)  # type: ignore[misc]
                 case UndrainNode(launch=launch_id, rank=rank):

@@ -1,4 +1,4 @@
-"""Synthetic workloads, drawn from a seed: Poisson arrivals, and the model of Lublin and Feitelson.
+"""Synthetic workloads, drawn from a seed: Poisson arrivals, short small jobs, the model of Lublin and Feitelson.
 
 Source: Lublin and Feitelson, "The workload on parallel supercomputers: modeling the characteristics of rigid
 jobs", J. Parallel Distrib. Comput. 63 (2003), with its parameters for batch and interactive jobs together.
@@ -18,6 +18,7 @@ from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob,
 
 LIMIT_FACTORS = (1.0, 1.5, 2.0, 5.0, 10.0)  # a job's time limit is its run time multiplied by one of these
 LIMIT_STEP_S = 300.0
+SMALL_JOBS: Mapping[str, int] = {"steady": 16, "bursts": 16, "daily": 16}  # and the cores of their largest job
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class ModelOptions:
     jobs: int = 10_000
     seed: int = 1
     procs: int = 0  # the largest job; 0: the site's cores
-    every_s: float = 60.0  # poisson: the mean time between two jobs
-    run_s: float = 600.0  # poisson: the mean time a job runs
+    every_s: float = 60.0  # all but lublin: the mean time between two jobs
+    run_s: float = 600.0  # all but lublin: the mean time a job runs
     speed: float = 1.0  # lublin: how many times faster jobs arrive than in the model
 
 
@@ -42,7 +43,7 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
     if kind not in MODELS:
         known = ", ".join(f"{name}:" for name in MODELS)
         raise WorkloadError(f"{text}: unknown workload; the known kinds are {known}")
-    procs = options.procs or (site_procs if kind == "lublin" else 1)
+    procs = options.procs or (site_procs if kind == "lublin" else SMALL_JOBS.get(kind, 1))
     return Workload(
         name=text,
         read=partial(_read, MODELS[kind], options, procs, each),
@@ -96,6 +97,38 @@ def _poisson(options: ModelOptions, procs: int, each: Processors) -> Iterator[Tr
         run_s = max(1.0, draws.expovariate(1.0 / options.run_s))
         shape = shape_for(draws.randint(1, procs), each)
         yield TraceJob(str(number), at_s, run_s, _limit_s(run_s, draws), shape, draws.randint(1, 20))
+
+
+# --- short small jobs -------------------------------------------------------------------------------------
+
+SMALL_SHARE = 0.9  # of the jobs, which need at most a quarter of ``procs``
+BURST_JOBS = 50  # on average
+DAY_S = 86_400.0
+
+
+def _small_jobs(options: ModelOptions, procs: int, each: Processors, kind: str) -> Iterator[TraceJob]:
+    """Draw short jobs, nine of ten of which need at most a quarter of ``procs``, the cores of a node.
+
+    ``steady``: Poisson arrivals. ``bursts``: about ``BURST_JOBS`` at once, with the same mean rate. ``daily``: a
+    rate that varies like a sine over the day, from a tenth to nearly twice the mean.
+    """
+    draws = Random(f"{kind}/{options.seed}")
+    at_s, number = 0.0, 0
+    while number < options.jobs:
+        if kind == "bursts":
+            count = max(1, round(draws.expovariate(1.0 / BURST_JOBS)))
+            at_s += draws.expovariate(1.0 / (options.every_s * BURST_JOBS))
+        else:
+            count = 1
+            rate = 1.0 if kind == "steady" else 1.0 - 0.9 * math.cos(2 * math.pi * at_s / DAY_S)
+            at_s += draws.expovariate(rate / options.every_s)
+        for _ in range(min(count, options.jobs - number)):
+            number += 1
+            run_s = max(1.0, draws.expovariate(1.0 / options.run_s))
+            small = draws.random() < SMALL_SHARE
+            size = draws.randint(1, max(1, procs // 4)) if small else draws.randint(max(1, procs // 4), procs)
+            limit_s = _limit_s(run_s, draws)
+            yield TraceJob(str(number), at_s, run_s, limit_s, shape_for(size, each), draws.randint(1, 20))
 
 
 # --- Lublin and Feitelson ---------------------------------------------------------------------------------
@@ -178,4 +211,5 @@ Model = Callable[[ModelOptions, int, Processors], Iterator[TraceJob]]
 MODELS: Mapping[str, Model] = {
     "lublin": _lublin,
     "poisson": _poisson,
+    **{kind: partial(_small_jobs, kind=kind) for kind in SMALL_JOBS},
 }

@@ -1,0 +1,234 @@
+"""Consolidate: keep new jobs off some nodes, so that they empty, if the others have room for all the work.
+
+sched-simple spreads jobs, so many small jobs keep many nodes half empty. A node that is *emptying* carries a drain
+of ours with a text of its own. It stays up until it is empty, and a waiting job that no other node can take gets it
+back at once. No state is kept: what empties is read from the drains.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from math import inf
+from types import MappingProxyType
+
+from nodemanager.core.drains import emptying_text
+from nodemanager.core.jobs import Job, JobState
+from nodemanager.core.nodes import USABLE, LaunchId
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import NodeType, Rank, SlotName
+from nodemanager.planner.cost import billing, timings
+from nodemanager.planner.cost.run_times import ends_in_s
+from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot
+
+# A node is emptied at most this long before it can leave: until then its paid time serves new jobs.
+EARLY_S = 900.0
+LOOK_EVERY_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Emptying:
+    """What consolidation does. ``nodes``: all that should take no new job, with the reason.
+
+    A node that has our drain for it and is not among them is undrained.
+    """
+
+    nodes: Mapping[LaunchId, Reason] = field(default_factory=lambda: MappingProxyType({}))
+    again_at_s: float = inf
+
+
+def is_emptying(node: Node) -> bool:
+    """Whether new jobs are kept off the node so that it empties."""
+    return node.rank is not None and node.rank.drain_reason == emptying_text(node.id)
+
+
+def free_while_emptying(node: Node, snapshot: Snapshot) -> tuple[int, int]:
+    """The cores and GPUs that a node would have free if it were undrained."""
+    held = [it for job in snapshot.jobs.values() for it in job.allocations if it.rank == node.launch.rank]
+    rank = node.rank
+    if rank is None:
+        return 0, 0
+    return (
+        max(0, rank.cores - sum(it.cores for it in held)),
+        max(0, rank.gpus - sum(it.gpus for it in held)),
+    )
+
+
+@dataclass(slots=True)
+class _Candidate:
+    node: Node
+    node_type: NodeType
+    cores: int  # in use
+    gpus: int
+    largest: int  # the most cores that one job holds there
+    empties_in_s: float
+    price: Decimal
+
+
+def plan_emptying(
+    snapshot: Snapshot, policy: Policy, needed: Container[SlotName], leaving: Collection[LaunchId]
+) -> Emptying:
+    """Choose the nodes that empty. ``needed``: where waiting jobs are placed. ``leaving``: nodes to be replaced."""
+    if not policy.upkeep.consolidate:
+        return Emptying()
+    by_rank = _jobs_by_rank(snapshot)
+    candidates = [
+        found
+        for node in snapshot.nodes.values()
+        if (found := _candidate(node, snapshot, policy, by_rank, needed, leaving)) is not None
+    ]
+    return _Choice(snapshot, policy, needed, leaving, candidates, by_rank).choose()
+
+
+def _jobs_by_rank(snapshot: Snapshot) -> Mapping[Rank, Sequence[tuple[Job, int, int]]]:
+    found: defaultdict[Rank, list[tuple[Job, int, int]]] = defaultdict(list)
+    for job in snapshot.jobs.values():
+        if job.state in (JobState.RUN, JobState.CLEANUP):
+            for held in job.allocations:
+                found[held.rank].append((job, held.cores, held.gpus))
+    return found
+
+
+def _is_up(node: Node, snapshot: Snapshot, policy: Policy, leaving: Collection[LaunchId]) -> bool:
+    """Whether it takes jobs, or would if it were not emptying."""
+    rank = node.rank
+    if node.state not in USABLE or rank is None or not rank.online or rank.excluded or node.id in leaving:
+        return False
+    if snapshot.steered(node) or gets_no_work(node, policy, snapshot.now_s):
+        return False
+    return rank.schedulable or is_emptying(node)
+
+
+def _candidate(
+    node: Node,
+    snapshot: Snapshot,
+    policy: Policy,
+    by_rank: Mapping[Rank, Sequence[tuple[Job, int, int]]],
+    needed: Container[SlotName],
+    leaving: Collection[LaunchId],
+) -> _Candidate | None:
+    """A node that may empty; None if it must not, or would not be empty before it is paid for once more."""
+    node_type = policy.types.get(node.launch.type_name)
+    if node_type is None or node.launch.prepaid or node_type.name in policy.observed or node_type.spares:
+        return None
+    if node.launch.slot in needed or node.call is not None or not _is_up(node, snapshot, policy, leaving):
+        return None
+    held = by_rank.get(node.launch.rank, ())
+    if node.rank is not None and node.rank.allocated and not held:
+        return None  # a housekeeping, or a job that has just started
+    empties_in_s = max((ends_in_s(job, snapshot) for job, _, _ in held), default=0.0)
+    if not is_emptying(node) and not _empties_in_time(node, node_type, empties_in_s, snapshot, policy):
+        return None
+    return _Candidate(
+        node,
+        node_type,
+        sum(cores for _, cores, _ in held),
+        sum(gpus for _, _, gpus in held),
+        max((cores for _, cores, _ in held), default=0),
+        empties_in_s,
+        node_type.price_per_hour,
+    )
+
+
+def _empties_in_time(
+    node: Node, node_type: NodeType, empties_in_s: float, snapshot: Snapshot, policy: Policy
+) -> bool:
+    """Whether it will be empty at the end of its paid window, and that end is near."""
+    if empties_in_s == inf:
+        return False
+    if node_type.billing.window_s <= policy.idle_timeout_s(node_type):
+        return True
+    left_s = billing.window_left_s(node_type.billing, billing.age_s(node, snapshot.now_s))
+    left_s -= timings.stop_lead_s(snapshot, node_type.name, policy)
+    return empties_in_s <= left_s <= empties_in_s + EARLY_S
+
+
+class _Choice:
+    """Chooses nodes as long as the others have room for the work of all chosen ones."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        policy: Policy,
+        needed: Container[SlotName],
+        leaving: Collection[LaunchId],
+        candidates: Sequence[_Candidate],
+        by_rank: Mapping[Rank, Sequence[tuple[Job, int, int]]],
+    ) -> None:
+        self._snapshot, self._policy = snapshot, policy
+        self._candidates = sorted(candidates, key=_order)
+        up = [node for node in snapshot.nodes.values() if _is_up(node, snapshot, policy, leaving)]
+        self._free: dict[LaunchId, tuple[NodeType, int, int]] = {}
+        self._price = Decimal(0)
+        for node in up:
+            node_type = policy.types.get(node.launch.type_name)
+            if node_type is None or node.rank is None:
+                continue
+            self._price += billing.price_per_hour(node.launch, policy)
+            if node.launch.slot not in needed:
+                held = by_rank.get(node.launch.rank, ())
+                cores = node.rank.cores - sum(cores for _, cores, _ in held)
+                gpus = node.rank.gpus - sum(gpus for _, _, gpus in held)
+                self._free[node.id] = node_type, max(0, cores), max(0, gpus)
+        self._nodes_left = len(up)
+        self._most = policy.upkeep.disruption.count_of(len(up)) - len(leaving)
+        # Room for one more job as large as the largest that runs.
+        jobs = [cores for held in by_rank.values() for _, cores, _ in held]
+        self._reserve = max(jobs, default=1)
+
+    def choose(self) -> Emptying:
+        old: dict[LaunchId, Reason] = {}
+        new: dict[LaunchId, Reason] = {}
+        saved = Decimal(0)
+        for it in self._candidates:
+            emptying = is_emptying(it.node)
+            if len(old) + len(new) >= self._most and not emptying:
+                break
+            if self._moves(it, reserve=0 if emptying else self._reserve):
+                why = because(Code.EMPTIES, cores=it.cores, price_per_hour=it.price)
+                why = why.with_figures(empties_in_s=it.empties_in_s) if it.empties_in_s < inf else why
+                (old if emptying else new)[it.node.id] = why
+                saved += it.price
+        worth = saved >= Decimal(str(self._policy.upkeep.consolidate_gain)) * self._price
+        # Jobs come nearer to their ends, and windows to theirs.
+        return Emptying({**old, **(new if worth else {})}, self._snapshot.now_s + LOOK_EVERY_S)
+
+    def _moves(self, it: _Candidate, *, reserve: int) -> bool:
+        """Whether work as that of the node fits on the others; if so, that room is taken."""
+        if self._nodes_left - 1 < max(1, self._policy.limits.nodes_min):
+            return False
+        own = self._free.get(it.node.id)
+        others = [
+            (id_, of, cores, gpus)
+            for id_, (of, cores, gpus) in self._free.items()
+            if id_ != it.node.id and of.properties >= it.node_type.properties and of.gpus >= min(it.gpus, of.gpus)
+        ]
+        room, gpus_free = sum(cores for _, _, cores, _ in others), sum(gpus for *_, gpus in others)
+        largest = max((cores for _, _, cores, _ in others), default=0)
+        if room < it.cores + reserve or gpus_free < it.gpus or largest < max(it.largest, reserve):
+            return False
+        cores, gpus = it.cores, it.gpus
+        for id_, of, cores_free, gpus_there in sorted(others, key=lambda other: (-other[2], other[0])):
+            self._free[id_] = of, cores_free - min(cores, cores_free), gpus_there - min(gpus, gpus_there)
+            cores, gpus = max(0, cores - cores_free), max(0, gpus - gpus_there)
+        if own is not None:
+            del self._free[it.node.id]
+        self._nodes_left -= 1
+        return True
+
+
+def _order(it: _Candidate) -> tuple[bool, float, LaunchId]:
+    """Those that empty already first, then those that save most: dear, and empty soon."""
+    return not is_emptying(it.node), (1.0 + it.empties_in_s) / float(it.price or Decimal("0.000001")), it.node.id
+
+
+def count_emptying(snapshot: Snapshot) -> int:
+    """How many nodes are emptying."""
+    return sum(map(is_emptying, node_index_of(snapshot).to_check.values()))

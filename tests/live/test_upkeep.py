@@ -1,0 +1,85 @@
+"""Upkeep on a real Flux with a local cloud: a new image rolls through a busy fleet, and a schedule has an edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.elastic import Elastic, Offer, an_elastic_site
+from tests.live.test_operate import UNTIL, verb
+
+NODES = 6
+DISRUPTION_MAX = 2
+EDGE_WITHIN_S = 180.0
+
+
+@pytest.fixture
+def fleet() -> Iterator[Elastic]:
+    offers = [Offer("cpu", "0.40", "cpu[1-9]")]
+    with an_elastic_site(offers, policy=f"[Disruption]\nmax = {DISRUPTION_MAX}") as elastic:
+        yield elastic
+
+
+def change_site(elastic: Elastic, old: str, new: str) -> None:
+    """Change the site file, and have the service reload it."""
+    text = elastic.site.path.read_text(encoding="utf-8")
+    assert old in text
+    elastic.site.path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    verb(elastic, "reload")
+
+
+def kept_off(elastic: Elastic) -> list[str]:
+    """The nodes at work that take no more jobs. An idle node leaves anyway, and nobody waits for that."""
+    return [slot for slot, rank in elastic.ranks().items() if rank.drain_reason is not None and rank.allocated]
+
+
+def makes(elastic: Elastic) -> set[str]:
+    return {launch.made_from for launch in elastic.launches()}
+
+
+def test_a_new_image_rolls_through_six_busy_nodes_and_no_job_ends_early(fleet: Elastic, tmp_path: Path) -> None:
+    fleet.start_manager().until_said("claimed")
+    ends = [tmp_path / f"end-{number}" for number in range(NODES)]
+    jobs = [fleet.submit("sh", "-c", UNTIL, "sh", str(end)) for end in ends]
+    fleet.eventually("all run", lambda: all(fleet.jobs()[job].began_at is not None for job in jobs), 90.0)
+    old = makes(fleet)
+    assert len(old) == 1
+
+    change_site(fleet, "provider = local\n", "provider = local\nimage = hardened-2\n")
+    fleet.eventually("all six are due", lambda: len(verb(fleet, "status")["due"]) == NODES)
+    fleet.eventually("the first are drained", lambda: kept_off(fleet))
+    most = 0
+    for job, end in zip(jobs, ends, strict=True):
+        most = max(most, len(kept_off(fleet)))
+        assert fleet.jobs()[job].result == ""  # no job was ended
+        end.touch()
+        fleet.eventually("it ends by itself", lambda job=job: fleet.result(job) == "COMPLETED")  # type: ignore[misc]
+    assert 0 < most <= DISRUPTION_MAX
+    fleet.eventually("no old node is left", lambda: not old & makes(fleet), 90.0)
+
+    again = fleet.submit("true")
+    fleet.eventually("a new job runs on a new node", lambda: fleet.result(again) == "COMPLETED", 90.0)
+    assert not old & makes(fleet)
+    fleet.eventually("nothing is left", lambda: not fleet.what_is_left(), 90.0)
+
+
+def test_a_schedule_keeps_a_node_from_its_edge_on(fleet: Elastic) -> None:
+    fleet.start_manager().until_said("claimed")
+    opens = (datetime.now(UTC) + timedelta(seconds=75)).replace(second=0, microsecond=0)
+    closes = opens + timedelta(minutes=1)
+    when = f"Mon-Sun {opens:%H:%M}-{closes:%H:%M} UTC"
+    change_site(fleet, "[Disruption]", f"[Schedule soon]\nwhen = {when}\nnodes_min = 1\n[Disruption]")
+
+    def seen() -> Any:
+        return verb(fleet, "status")["limits"]["nodes_min"], len(fleet.launches())
+
+    fleet.eventually(
+        "the window opens, and a node is bought without a job", lambda: seen() == (1, 1), EDGE_WITHIN_S
+    )
+    assert datetime.now(UTC) >= opens
+    fleet.eventually("the window closes, and the node leaves", lambda: seen() == (0, 0), EDGE_WITHIN_S)
+    assert datetime.now(UTC) >= closes
