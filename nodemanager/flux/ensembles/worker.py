@@ -129,13 +129,15 @@ def _load(source: str) -> dict[str, Any]:
 
 
 def _open_handle() -> Any:
-    """Open the instance of FLUX_URI; None if Python does not find Flux's bindings."""
-    from nodemanager.flux.bindings import BindingsMissing, connect  # noqa: PLC0415 - for the functions only
+    """Open the instance of FLUX_URI with Flux's own class; None if Python does not find Flux's bindings."""
+    from nodemanager.flux.handles import direct, far_side  # noqa: PLC0415 - for the functions only
+    from nodemanager.flux.handles.handle import BindingsMissing  # noqa: PLC0415
 
     try:
-        return connect("")
+        direct.load()
     except BindingsMissing:
         return None
+    return far_side.open_handle("")
 
 
 def _call(functions: Mapping[str, Any], call: Mapping[str, Any]) -> Mapping[str, Any] | None:
