@@ -196,8 +196,8 @@ def test_without_the_hold_it_gets_its_pretended_resources(subject: Subject) -> N
     assert subject.until_event(job, "alloc")["bypass"] is True
     assert not subject.proxy(job).held
     done(subject, RemoveDependency(job, HOLD))
-    assert subject.names(job).count("alloc") == 1
     end(subject, job)
+    assert subject.names(job).count("alloc") == 1
     done(subject, RemoveDependency(job, HOLD))
 
 
@@ -206,7 +206,7 @@ def test_a_validation_makes_alloc_bypass_take_note_again(subject: Subject) -> No
     noted = subject.names(job).count("set-flags")
     done(subject, Validate(job, 100.0))
     assert subject.until_event(job, "jobspec-update")[DURATION] == 100.0
-    assert subject.names(job).count("set-flags") == noted + 1
+    subject.wait("it is noted once more", lambda: subject.names(job).count("set-flags") == noted + 1)
     assert subject.proxy(job).duration_wanted_s is None
     end(subject, job)
 
@@ -215,8 +215,8 @@ def test_it_runs_and_to_show_it_once_more_is_no_error(subject: Subject) -> None:
     job = running(subject)
     assert subject.proxy(job).phase is Phase.RUNNING
     done(subject, ShowRunning(job))
-    assert subject.names(job).count("start") == 1
     end(subject, job)
+    assert subject.names(job).count("start") == 1
 
 
 def test_it_ends_with_a_status(subject: Subject) -> None:
@@ -382,7 +382,7 @@ def test_output_of_a_job_that_does_not_run_cannot_be_counted(subject: Subject) -
     held = delegated(subject)
     for job in (held, ended(subject), NEVER_WAS):
         subject.port.send(CountOutput(job))
-        subject.until(HomeRefused, lambda it, job=job: it.request == CountOutput(job))  # type: ignore[misc]
+        assert subject.until(HomeRefused, lambda it, job=job: it.request == CountOutput(job)).why  # type: ignore[misc]
     end(subject, held)
 
 
