@@ -129,7 +129,9 @@ because(TABLE[kind], detail=detail)
 DECIDES = ("planner", "delegation", "ensemble", "actors", "whatif", "chaos")
 SHOWS = (
     "actors/decision_log.py",
-    "actors/delegation/delegator.py",  # the memo of a delegated job, and why it is lost
+    "actors/delegation/choosing.py",  # the note of a job that no peer takes
+    "actors/delegation/delegator.py",  # why a delegated job is lost
+    "actors/delegation/stepper.py",  # the memo of a delegated job
     "actors/job_memos.py",
     "planner/observe/hardware.py",  # the text of a drain
     "whatif/cloud/parameters.py",  # figures of a report, not of a reason

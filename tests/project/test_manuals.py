@@ -89,7 +89,12 @@ def test_there_is_one_verb(tmp_path: Path) -> None:
 def test_a_verb_has_its_own_options_only(tmp_path: Path) -> None:
     assert completions("flux-node-manager", "--conf", folder=tmp_path) == {"--config"}
     assert completions("flux-node-manager", "init", "--outp", folder=tmp_path) == {"--output"}
-    assert completions("flux-node-manager", "check", "--", folder=tmp_path) == {"--config", "--help", "--json"}
+    assert completions("flux-node-manager", "check", "--", folder=tmp_path) == {
+        "--config",
+        "--help",
+        "--json",
+        "--online",
+    }
     assert completions("flux-node-manager", "ensemble", "stop", "--", folder=tmp_path) == {"--help", "--uri"}
 
 
@@ -104,7 +109,7 @@ def test_names_are_asked_of_the_service(tmp_path: Path) -> None:
         (("hold", *site, ""), {"nodes-1", "nodes-2"}),
         ((*site, "explain", "job", ""), {"jobs-1", "jobs-2"}),
         (("explain", *site, "type", "types-2"), {"types-2"}),
-        (("explain", *site, ""), {"job", "node", "type"}),
+        (("explain", *site, ""), {"ensemble", "job", "node", "type"}),
         (("explain", "--config", "=", "site.ini", "node", "nodes-1"), {"nodes-1"}),
         (("slots", *site, "--slots", ""), {"types-1=", "types-2="}),
         (("hold", ""), set()),

@@ -313,6 +313,11 @@ def unavailable_sizes(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, M
     }
 
 
+def _blocked_until_s(size: NodeType, snapshot: Snapshot) -> float:
+    block = block_on_all_zones(size, snapshot)
+    return block.until_s if block is not None else inf
+
+
 def unavailable_types(
     snapshot: Snapshot,
     policy: Policy,
@@ -320,11 +325,12 @@ def unavailable_types(
 ) -> Mapping[TypeName, Reason]:
     """The types that cannot be bought as any size, each with the reason that ends first; and the observed ones."""
     closed = unavailable_sizes(snapshot, policy) if sizes is None else sizes
-    none_left = {
-        name: min(reasons.values(), key=lambda why: why.figures.get("until_s", inf))
-        for name, reasons in closed.items()
-        if len(reasons) == len(policy.by_size[name])
-    }
+    none_left = {}
+    for name, reasons in closed.items():
+        sizes_of_type = policy.by_size[name]
+        if len(reasons) == len(sizes_of_type):
+            first = min(sizes_of_type, key=lambda it: _blocked_until_s(it, snapshot))
+            none_left[name] = reasons[first.size, first.market]
     return {**none_left, **{name: because(Code.ONLY_OBSERVED, node_type=name) for name in policy.observed}}
 
 
