@@ -33,6 +33,10 @@ CALM_S = 240.0
 SEEDS = range(40)
 
 
+def delegate_to(target: str) -> dict[str, Any]:
+    return {"dependencies": [{"scheme": "delegate", "value": target}]}
+
+
 class Scene:
     """Home, two peers, and managers that are killed and started."""
 
@@ -81,7 +85,7 @@ class Scene:
         cores = self.draws.choice([1, 1, 1, 99])
         jobspec = {
             "resources": [{"type": "core", "count": cores}],
-            "attributes": {"system": {"delegate": target, "duration": self.draws.choice([0, 5, 30])}},
+            "attributes": {"system": delegate_to(target) | {"duration": self.draws.choice([0, 5, 30])}},
         }
         self.submitted.append(self.home.submit(jobspec))
 
@@ -235,7 +239,7 @@ def agree(scene: Scene, job: SimulatedJob) -> None:
 def test_a_running_copy_of_a_lost_job_is_listed_and_a_held_one_is_cancelled(released: bool) -> None:
     scene = Scene(0)
     scene.world.advance_by(10.0)
-    attributes = {"system": {"delegate": "b", "duration": 1000}}
+    attributes = {"system": delegate_to("b") | {"duration": 1000}}
     job = scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": attributes})
     if not released:
         scene.home.set_urgency(job, 0)

@@ -6,13 +6,14 @@ proxy when the instance restarts, and only a validation reminds it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import DURATION, EXEC, HOLD, PROXY_R, EventlogEntry
-from nodemanager.delegation.jobspec import read_duration_s, read_target
+from nodemanager.delegation.jobspec import DELEGATE, read_duration_s, read_target
 from nodemanager.simulation.time.world import World
 
 RUNS_S = 20.0
@@ -26,10 +27,12 @@ class SimulatedJob:
     """One job. ``runs`` counts how often it has started, which must not exceed 1."""
 
     id: JobId
+    submitted: Mapping[str, Any]  # the jobspec as its user submitted it
     jobspec: Mapping[str, Any]
     urgency: int
     events: list[EventlogEntry] = field(default_factory=list)
     output: list[dict[str, Any]] = field(default_factory=list)
+    exec_events: list[dict[str, Any]] = field(default_factory=list)
     runs: int = 0
     inert: bool = False  # a job that was taken: nothing of it is started here
     pretends: bool = False  # it has resources for alloc-bypass
@@ -96,11 +99,12 @@ class SimulatedInstance:
     # --- the job manager ---
 
     def submit(self, jobspec: Mapping[str, Any], urgency: int = 16) -> JobId:
-        """Submit a job: a proxy if its jobspec has a target, else one that runs. Raises ``Refused``."""
+        """Submit a job: a proxy if it has the dependency ``delegate``, else one that runs. Raises ``Refused``."""
         if self.queue_disabled:
             raise InstanceRefused("job submission is disabled: maintenance")
         self._next += 1
-        job = SimulatedJob(JobId(self._next), jobspec, urgency)
+        submitted, jobspec = jobspec, _frobnicate(jobspec)
+        job = SimulatedJob(JobId(self._next), submitted, jobspec, urgency)
         self.jobs[job.id] = job
         self.post(job, "submit", urgency=urgency, userid=0, flags=0)
         if read_target(jobspec):
@@ -115,9 +119,22 @@ class SimulatedInstance:
 
     def active(self, job: JobId) -> SimulatedJob:
         """Return an active job. Raises ``Refused``."""
-        found = self.jobs.get(job)
-        if found is None or found.ended:
-            raise InstanceRefused("job is inactive" if found else "unknown job id")
+        found = self.known(job)
+        if found.ended:
+            raise InstanceRefused("job is inactive")
+        return found
+
+    def running(self, job: JobId) -> SimulatedJob:
+        """Return a running job, which has a place for output. Raises ``Refused``."""
+        found = self.active(job)
+        if not found.has("start"):
+            raise InstanceRefused("Job not running")
+        return found
+
+    def known(self, job: JobId) -> SimulatedJob:
+        """Return a job, active or not. Raises ``Refused``."""
+        if (found := self.jobs.get(job)) is None:
+            raise InstanceRefused("unknown job id")
         return found
 
     def set_urgency(self, job: JobId, urgency: int) -> None:
@@ -137,15 +154,13 @@ class SimulatedInstance:
             return
         self.post(found, "exception", type=type_, severity=0, note=note)
         if found.has("start") and not found.has("finish"):
-            self.post(found, "finish", status=SIGTERM if status is None else status)
+            self.post(found, "finish", status=SIGTERM if status is None else _status_of_shell(status))
         self.post(found, "clean")
         self._schedule()
 
     def finish(self, job: JobId, status: int) -> None:
         """End a running job. Raises ``Refused``."""
-        found = self.active(job)
-        if not found.has("start"):
-            raise InstanceRefused("Job not running")
+        found = self.running(job)
         if not found.has("finish"):
             self.post(found, "finish", status=status)
             self.post(found, "clean")
@@ -154,10 +169,13 @@ class SimulatedInstance:
     # --- proxies ---
 
     def remove_dependency(self, job: JobId, description: str) -> None:
-        found = self.active(job)
-        removed = any(it.name == "dependency-remove" for it in found.events)
+        """Remove a dependency. The event is posted even if it is gone already. A job that has ended ignores it."""
+        found = self.jobs.get(job)
+        if found is None or found.ended:
+            return
+        removed = found.has("dependency-remove")
+        self.post(found, "dependency-remove", description=description)
         if description == HOLD and not removed:
-            self.post(found, "dependency-remove", description=description)
             self.post(found, "depend")
             self._allocate(found)
 
@@ -225,3 +243,18 @@ class SimulatedInstance:
                 self.post(job, "finish", status=256)
                 self.post(job, "clean")
         self._schedule()
+
+
+def _status_of_shell(status: int) -> int:
+    """The status that job-exec gives a job with an exception: a signal becomes an exit code, as a shell has it."""
+    return (128 + os.WTERMSIG(status)) << 8 if os.WIFSIGNALED(status) else status
+
+
+def _frobnicate(jobspec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Make of the dependency ``delegate`` an attribute, as our frobnicator plugin does."""
+    attributes = jobspec["attributes"]
+    system = attributes["system"]
+    targets = [it["value"] for it in system.get("dependencies", []) if it["scheme"] == DELEGATE]
+    if not targets:
+        return jobspec
+    return {**jobspec, "attributes": {**attributes, "system": {**system, DELEGATE: targets[0]}}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, assert_never
@@ -60,7 +61,7 @@ from nodemanager.delegation.peer_port import (
     SubmitRefused,
     Submitted,
 )
-from nodemanager.delegation.relay import EXEC, OUTPUT
+from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.simulation.delegation.instance import InstanceRefused, SimulatedInstance, SimulatedJob
 
 RECONNECT_S = 1.0
@@ -318,7 +319,7 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
         job, instance = request.job, self.instance
         match request:
             case ReadJobspec():
-                return JobspecRead(job, instance.active(job).jobspec)
+                return JobspecRead(job, instance.known(job).submitted)
             case PostEvent(event=event):
                 instance.post(instance.active(job), event.name, **event.context)
             case RemoveDependency(description=description):
@@ -333,11 +334,15 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
                 if job in instance.jobs and not instance.jobs[job].ended:
                     instance.raise_on(job, failure.type, failure.note, status)
             case ShowMemo(text=text):
-                self.memos[job] = text
+                self.memos[instance.active(job).id] = text
             case CountOutput():
-                return OutputCounted(job, {OUTPUT: len(instance.active(job).output), EXEC: 0})
-            case AppendOutput(lines=lines):
-                instance.active(job).output.extend({"line": line} for line in lines.splitlines())
+                found = instance.running(job)
+                logs = {OUTPUT: found.output, EXEC: found.exec_events}
+                return OutputCounted(job, {key: counts_for_relay(key, log) for key, log in logs.items()})
+            case AppendOutput(key=key, lines=lines):
+                found = instance.running(job)
+                log = found.output if key == OUTPUT else found.exec_events
+                log.extend(json.loads(line) for line in lines.splitlines())
             case TakeJob(target=target, urgency=urgency):
                 instance.post(instance.active(job), TAKEN, target=target, urgency=urgency)
             case HoldJob():
