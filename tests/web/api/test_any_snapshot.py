@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from nodemanager.planner.state.snapshot import Snapshot, Source
+from nodemanager.planner.state.snapshot import Snapshot, Source, Sources
 from nodemanager.web.api.endpoints import ENDPOINTS
 from tests.builders import a_policy
 from tests.planner.strategies import TYPES, snapshots
@@ -24,7 +24,12 @@ NAMES = st.one_of(
     st.text(min_size=1), st.sampled_from(["1", "f2", "cloud1", "cloud", "node_up_count", "..", "ƒ", "f" * 99])
 )
 BODIES = st.one_of(st.binary(max_size=80), st.sampled_from([b"", b'{"by": 1}', b'{"by": "ada"}', b"[" * 4000]))
-CHANGES: list[dict[str, Any]] = [{}, {"claimed": False}, {"cloud": Source()}, {"now_s": 0.0}]
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"sources": Sources(claimed=False)},
+    {"sources": Sources(claimed=True, cloud=Source())},
+    {"now_s": 0.0},
+]
 
 
 @settings(max_examples=30)
