@@ -213,7 +213,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "unready_max": "Enter safe mode, in which nothing is bought or terminated, if more than three nodes and "
         "more than this share of the nodes that were up are disconnected or hang at once.",
         "spot_share_max": "Buy spot nodes only up to this share of all nodes.",
-        "spot_reclaims_per_hour": "How often the provider takes a spot node back. The manager counts the work that "
+        "spot_reclaims_assumed": "How often the provider takes a spot node back. The manager counts the work that "
         "would be lost as part of the price. What it measures replaces this estimate over time.",
         "consolidate": "Whether to keep new jobs off nodes that the fleet can do without, so that they empty "
         "([upkeep.md](upkeep.md#consolidation)).",

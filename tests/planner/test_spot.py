@@ -39,7 +39,7 @@ def bought(world: World) -> Counter[Market | None]:
 
 
 def test_short_jobs_get_spot_nodes_and_long_ones_get_nodes_on_demand() -> None:
-    rate = {"spot_reclaims_per_hour": 0.05}
+    rate = {"spot_reclaims_assumed": 0.05}
     assert bought(a_mixed_world(**rate).job(tasks(16), duration_s=HOUR_S)) == {Market.SPOT: 1}
     # Two days at a rate of 0.05: (exp(2.4) - 1) / 2.4 = 4.2 times the price.
     assert bought(a_mixed_world(**rate).job(tasks(16), duration_s=60 * HOUR_S)) == {Market.ON_DEMAND: 1}
@@ -51,7 +51,7 @@ def test_short_jobs_get_spot_nodes_and_long_ones_get_nodes_on_demand() -> None:
 def test_the_factor_is_what_runs_from_the_beginning_cost_on_average(
     rate: float, hours: float, factor: float
 ) -> None:
-    world = a_mixed_world(spot_reclaims_per_hour=rate)
+    world = a_mixed_world(spot_reclaims_assumed=rate)
     spot, on_demand = world.policy.by_size[world.policy.node_types[0].name]
     found = timings.rerun_factor(world.snapshot, spot, world.policy, hours * HOUR_S)
     assert found == pytest.approx(factor, rel=1e-4)
@@ -93,9 +93,9 @@ def test_spares_keep_to_the_share() -> None:
 
 
 def test_reclaims_are_measured_and_change_the_choice() -> None:
-    world = a_mixed_world(spot_reclaims_per_hour=0.0)
+    world = a_mixed_world(spot_reclaims_assumed=0.0)
     ten_hours = {"duration_s": 10 * HOUR_S}
-    assert bought(a_mixed_world(spot_reclaims_per_hour=0.0).job(tasks(16), **ten_hours)) == {Market.SPOT: 1}
+    assert bought(a_mixed_world(spot_reclaims_assumed=0.0).job(tasks(16), **ten_hours)) == {Market.SPOT: 1}
     name = world.policy.node_types[0].name
     world.busy_node("mixed1", billed_from_s=NOW_S - HOUR_S)
     gone = a_cloud_node(
@@ -109,5 +109,5 @@ def test_reclaims_are_measured_and_change_the_choice() -> None:
     count, lived_s = world.snapshot.learned.reclaims[name]
     assert count == 1
     assert lived_s == pytest.approx(HOUR_S, abs=2.0)
-    world = a_mixed_world(spot_reclaims_per_hour=0.0).but(reclaims={name: (40, 100 * HOUR_S)})
+    world = a_mixed_world(spot_reclaims_assumed=0.0).but(reclaims={name: (40, 100 * HOUR_S)})
     assert bought(world.job(tasks(16), **ten_hours)) == {Market.ON_DEMAND: 1}

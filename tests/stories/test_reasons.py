@@ -615,6 +615,26 @@ def _gone_yet_online(case: Case, node: Node, figures: Figures) -> None:
     assert not case.orders_for(node)
 
 
+def _drifted(case: Case, node: Node, figures: Figures) -> None:
+    node_type, changed = case.policy.types[node.launch.type_name], set(figures["changed"])
+    assert changed
+    assert ("zone" in changed) == (bool(node_type.zones) and node.launch.zone not in ("", *node_type.zones))
+    assert changed == {"zone"} or node.launch.made_from != node_type.made_from
+
+
+def _waits_for_turn(_case: Case, _node: Node, figures: Figures) -> None:
+    assert figures["under_way"] >= figures["disruption_max"]
+
+
+def _waits_for_jobs_to_start(case: Case, _node: Node, figures: Figures) -> None:
+    assert {*figures["jobs"]} <= {str(job) for job in case.snapshot.jobs}
+
+
+def _replaced_first(case: Case, node: Node, figures: Figures) -> None:
+    assert figures["node_type"] == node.launch.type_name
+    assert node.state not in LEAVING
+
+
 NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "call_in_flight": _call_in_flight,
     "retry_later": _retry_later,
@@ -649,6 +669,10 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "broker_stopping": _broker_stopping,
     "gone": _gone,
     "gone_yet_online": _gone_yet_online,
+    "drifted": _drifted,
+    "waits_for_turn": _waits_for_turn,
+    "waits_for_jobs_to_start": _waits_for_jobs_to_start,
+    "replaced_first": _replaced_first,
 }
 
 
@@ -665,6 +689,9 @@ def _check_boot(case: Case, boot: BootNode) -> None:
         up = sum(_takes_jobs(node) for node in staying if node not in ending)
         bought = sum(isinstance(action, BootNode) for action in case.made.actions)
         assert up + bought <= case.policy.limits.nodes_min
+    elif boot.reason.code == "replaces":
+        assert not boot.serves
+        assert boot.reason.figures["node"] in {node.launch.slot for node in case.snapshot.nodes.values()}
     else:
         assert boot.reason.code == "demand"
         assert set(boot.serves) <= {job.id for job in case.queue()}

@@ -598,7 +598,7 @@ class PolicySettings(SectionSettings):
     boot_failures_max: _Positive = 3  # in a row, of a node type and image
     unready_max: _Probability = 0.5  # a share of the nodes that were up
     spot_share_max: _Probability = 1.0  # of all nodes
-    spot_reclaims_per_hour: _RateOrNone = 0.01  # of a spot node, until reclaims are measured
+    spot_reclaims_assumed: _RateOrNone = 0.01  # of a spot node, until reclaims are measured
     consolidate: _YesOrNo = False
     consolidate_gain: Annotated[float, ValueFormat('a share such as "5%"', _share)] = 0.05
     drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE

@@ -45,10 +45,14 @@ def encode(launch: Launch) -> str:
         "client_token": launch.client_token,
         "requested_at": launch.requested_at,
         "zone": launch.zone,
-        "size": launch.size,
-        "made_from": launch.made_from,
-        "prepaid": launch.prepaid,
     }
+    # Only what is set: a record that an older manager could have written stays as it would have written it.
+    if launch.size:
+        fields["size"] = launch.size
+    if launch.made_from:
+        fields["made_from"] = launch.made_from
+    if launch.prepaid:
+        fields["prepaid"] = True
     if launch.market is not None:
         fields["market"] = str(launch.market)
     if launch.tariff is not None:

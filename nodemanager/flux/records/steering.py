@@ -15,13 +15,14 @@ _VERSION = 1
 
 def encode(steering: Steering) -> str:
     """Write the operators' settings as their record."""
-    fields = {
+    fields: dict[str, object] = {
         "version": _VERSION,
         "holds": _encode_marks(steering.holds),
         "retirements": _encode_marks(steering.retirements),
         "paused": _encode_mark(steering.paused) if steering.paused is not None else None,
-        "replacements": _encode_marks(steering.replacements),
     }
+    if steering.replacements:  # else it stays as an older manager would write it
+        fields["replacements"] = _encode_marks(steering.replacements)
     return json.dumps(fields, sort_keys=True)
 
 

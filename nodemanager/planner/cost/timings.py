@@ -101,7 +101,7 @@ def rerun_factor(snapshot: Snapshot, node_type: NodeType, policy: Policy, span_s
     if node_type.market is not Market.SPOT:
         return 1.0
     count, node_s = snapshot.learned.reclaims.get(node_type.name, (0, 0.0))
-    assumed = policy.rules.spot_reclaims_per_hour * RECLAIM_HOURS
+    assumed = policy.rules.spot_reclaims_assumed * RECLAIM_HOURS
     per_s = (assumed + count) / (RECLAIM_HOURS * 3600.0 + node_s)
     run_s = min(span_s, LONG_RUN_S) + (boot_s(snapshot, node_type.name) or 0.0)
     expected = min(per_s * run_s, RERUNS_MAX)

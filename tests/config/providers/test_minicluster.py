@@ -37,7 +37,7 @@ def test_the_example_is_good_and_its_nodes_form_a_stack(tmp_path: Path) -> None:
         ("slots = mini-[1-9]", "slots = mini-[0-9]", "mini-\\[1-10\\] is needed"),
         ("slots = mini-[1-9]", "slots = other-[1-9]", "mini-\\[1-9\\] is needed"),
         ("[Cloud]\n", "[Cloud]\nregion = eu\n", "does not use this key"),
-        ("[Cloud]\n", "[Cloud]\nowner = me\n", "us or shared is needed"),
+        ("owner = us\n", "owner = me\n", "us or shared is needed"),
         ("[Flux]\n", "[Flux]\njoin = service\n", "remove the key"),
         ("[Node pod]\n", "[Node pod]\nmax_age = 1d\n", "no single pod"),
         ("[Node pod]\n", "[Node pod]\nmarket = spot\n", "spot nodes are not supported"),

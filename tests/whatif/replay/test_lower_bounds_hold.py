@@ -217,11 +217,13 @@ SMALL, LARGE = (
     ("shape", "cost"),
     [
         (shape_for(2, Processors.NODES), "0.4"),
-        (Shape(slots=1, cores_per_slot=3, nodes=1, exclusive=True), "3.2"),
+        (Shape(slots=1, cores_per_slot=3, nodes=1, exclusive=True), "0.2"),  # Flux starts it on any empty node
         (shape_for(3, Processors.CORES), "0.3"),
     ],
 )
-def test_a_job_that_takes_nodes_whole_counts_with_the_least_that_its_slots_fit_on(shape: Shape, cost: str) -> None:
+def test_a_job_that_takes_nodes_whole_counts_with_the_cheapest_that_it_may_start_on(
+    shape: Shape, cost: str
+) -> None:
     demand = UnitDemand(WindowCover((SMALL, LARGE)))
     demand.begin_job(JobId(1), shape, 0.0)
     demand.end_job(JobId(1), shape, 3600.0, 3600.0)
