@@ -193,7 +193,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     buying_again_what_is_on_its_way: 0,
     recording_no_spending: 3,
     buying_for_jobs_that_are_held: 1,
-    killing_housekeeping_for_ever: 24,
+    killing_housekeeping_for_ever: 202,
     submitting_jobs_again_and_again: 254,
 }
 
