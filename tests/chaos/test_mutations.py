@@ -194,7 +194,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     recording_no_spending: 3,
     buying_for_jobs_that_are_held: 1,
     killing_housekeeping_for_ever: 202,
-    submitting_jobs_again_and_again: 254,
+    submitting_jobs_again_and_again: 1229,
 }
 
 
