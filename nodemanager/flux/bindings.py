@@ -107,22 +107,19 @@ def connect(uri: str, *, any_version: bool = False) -> Handle:
 
 def _open(uri: str) -> Handle:
     """Raises ``BindingsMissing`` and ``OSError``."""
+    here = shutil.which("flux") is not None
     if _bridge is not Bridge.ALWAYS:
         try:
             direct.load()
         except BindingsMissing:
-            if _bridge is Bridge.NEVER or not _can_bridge(uri):
+            if _bridge is Bridge.NEVER or not (here or uri.startswith("ssh://")):
                 raise
         else:
             return direct.DirectHandle(uri)
     try:
-        return BridgedHandle(bridge_command(uri, here=shutil.which("flux") is not None))
+        return BridgedHandle(bridge_command(uri, here=here))
     except ValueError as error:
         raise BindingsMissing(f"no flux is on PATH, and {error}: {uri or 'FLUX_URI'}") from error
-
-
-def _can_bridge(uri: str) -> bool:
-    return shutil.which("flux") is not None or uri.startswith("ssh://")
 
 
 def resolve(uri: str) -> str:
@@ -131,7 +128,10 @@ def resolve(uri: str) -> str:
         direct.load()
     except BindingsMissing:
         command = ["flux", "uri", "--", uri]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_RESOLVE_TIMEOUT_S, check=False)  # noqa: S603 - the flux on PATH
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_RESOLVE_TIMEOUT_S, check=False)  # noqa: S603 - the flux on PATH
+        except (OSError, subprocess.SubprocessError) as fault:
+            raise FluxError(f"{uri}: {fault}") from fault
         if done.returncode:
             raise FluxError(f"{uri}: {done.stderr.strip()}") from None
         return done.stdout.strip()

@@ -72,7 +72,8 @@ class BridgedHandle:
         self._services: dict[str, _RequestWatcher] = {}
         self._due: collections.deque[Callable[[], None]] = collections.deque()  # callbacks, as their frames arrived
         self._timers: list[tuple[float, int, _Timer]] = []
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.DefaultSelector()  # of the loop
+        self._frames = selectors.DefaultSelector()  # of a call that waits
         self._unread = bytearray()
         self._lost: OSError | None = None
         self._stopped = False
@@ -98,14 +99,17 @@ class BridgedHandle:
         for end in (self._input, self._output):
             os.set_blocking(end, False)
         self._selector.register(self._output, selectors.EVENT_READ, self._receive)
+        self._frames.register(self._output, selectors.EVENT_READ)
         program = Path(far_side.__file__).read_bytes()
         self._write(b"%d\n%b" % (len(program), program), _START_TIMEOUT_S)
         end_s = time.monotonic() + _START_TIMEOUT_S
         hellos: list[Mapping[str, Any]] = []
         self._take_frame: Callable[[Mapping[str, Any]], None] = hellos.append
         while not hellos:
-            if self._lost is not None or time.monotonic() > end_s:
-                raise OSError(errno.ENOTCONN, self._why_lost())
+            if time.monotonic() > end_s:
+                self._lose()
+            if self._lost is not None:
+                raise self._lost
             self._select(end_s - time.monotonic())
         self._take_frame = self._dispatch
         if hellos[0].get("protocol") != far_side.PROTOCOL:
@@ -160,28 +164,29 @@ class BridgedHandle:
         self._write(far_side.LENGTH.pack(len(data)) + data, _WRITE_TIMEOUT_S)
 
     def _write(self, data: bytes, timeout_s: float) -> None:
-        """Write all of it. Read meanwhile: a far side that waits for us to read does not read itself."""
+        """Write all of it, or raise ``OSError``."""
         rest, end_s = memoryview(data), time.monotonic() + timeout_s
+        while rest:
+            if self._lost is not None:
+                raise self._lost
+            try:
+                rest = rest[os.write(self._input, rest) :]
+            except BlockingIOError:
+                self._wait_for_room(end_s)
+            except BrokenPipeError:
+                self._lose()
+
+    def _wait_for_room(self, end_s: float) -> None:
+        """Wait until more can be written. Read meanwhile: a far side that waits for us to read does not read."""
+        if time.monotonic() > end_s:
+            self._lose(OSError(errno.ENOTCONN, "the bridge to Flux does not read"))
+            return
         with selectors.DefaultSelector() as both:
             both.register(self._input, selectors.EVENT_WRITE)
             both.register(self._output, selectors.EVENT_READ)
-            while rest:
-                if self._lost is not None:
-                    raise OSError(errno.ENOTCONN, self._why_lost())
-                try:
-                    rest = rest[os.write(self._input, rest) :]
-                    continue
-                except BlockingIOError:
-                    pass
-                except BrokenPipeError as error:
-                    self._lose()
-                    raise OSError(errno.ENOTCONN, self._why_lost()) from error
-                if time.monotonic() > end_s:
-                    self._lose()
-                    raise OSError(errno.ENOTCONN, "the bridge to Flux does not read")
-                for key, _ in both.select(end_s - time.monotonic()):
-                    if key.fd == self._output:
-                        self._receive()
+            for key, _ in both.select(end_s - time.monotonic()):
+                if key.fd == self._output:
+                    self._receive()
 
     # --- frames from the far side ---
 
@@ -231,8 +236,6 @@ class BridgedHandle:
             future.arrive(self._lost)
 
     def _why_lost(self) -> str:
-        if self._lost is not None:
-            return str(self._lost.strerror)
         self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - _WORDS_KEPT))
         words = self._words.read().decode(errors="replace").strip()
         return f"the bridge to Flux ended: {words}" if words else _LOST
@@ -245,10 +248,8 @@ class BridgedHandle:
                 raise self._lost
             if (left_s := end_s - time.monotonic()) <= 0.0:
                 raise OSError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-            with selectors.DefaultSelector() as output:
-                output.register(self._output, selectors.EVENT_READ)
-                if output.select(left_s):
-                    self._receive()
+            if self._frames.select(left_s):
+                self._receive()
 
     def cancel(self, number: int, topic: str) -> None:
         self._send("cancel", stream=number, topic=topic)
@@ -323,6 +324,7 @@ class BridgedHandle:
         """End the process: it exits when its input ends."""
         self._lost = self._lost or OSError(errno.ENOTCONN, "closed")
         self._selector.close()
+        self._frames.close()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -6,6 +6,7 @@ thread uses the connection. A watch or a stream refers to itself, so its owner d
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import shutil
@@ -27,15 +28,22 @@ def load() -> None:
 
     Raises ``BindingsMissing``.
     """
+    if why := _why_missing():
+        raise BindingsMissing(why)
+
+
+@functools.cache  # each connection of a bridged manager asks, and the search starts flux
+def _why_missing() -> str:
+    """Import the bindings. Return why that fails, and what to do; "" if it does not."""
     if (fault := _import_fault()) is None:
-        return
+        return ""
     folders = [folder for folder in _folders_of_flux() if folder not in sys.path]
     sys.path.extend(folders)
     if (second_fault := _import_fault()) is None:
-        return
+        return ""
     for folder in folders:
         sys.path.remove(folder)
-    raise BindingsMissing(_missing_bindings_text(second_fault if folders else fault, folders))
+    return _missing_bindings_text(second_fault if folders else fault, folders)
 
 
 def _import_fault() -> ImportError | None:
