@@ -36,7 +36,7 @@ from nodemanager.core.facts import (
     SteeringKept,
     SteeringNotKept,
 )
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
@@ -217,6 +217,16 @@ class Flux:
     def requeue(self, job: JobId) -> JobId:
         self._call(f"requeue {job}")
         return JobId(job + 1)
+
+    def result(self, job: JobId) -> JobResult | None:
+        self._call(f"result {job}")
+        return JobResult.COMPLETED
+
+    def start_copy(self, job: JobId) -> None:
+        self._call(f"start_copy {job}")
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self._call(f"cancel_copy {job} {why}")
 
     def repair(self) -> bool:
         self._call("repair")
