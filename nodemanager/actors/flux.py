@@ -68,7 +68,7 @@ from nodemanager.core.orders import (
     WithDeadline,
 )
 from nodemanager.core.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
-from nodemanager.core.reason_text import with_user_names
+from nodemanager.core.reason_text import ClockReading, with_user_names
 from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 
 
@@ -198,7 +198,8 @@ class FluxWorker(CrashOnlyActor):
                 self._port.start_copy(job)
                 return CopySettled(job)
             case CancelCopy(job=job, reason=reason):
-                self._port.cancel_copy(job, str(reason))
+                reading = ClockReading(self._clock.monotonic_s(), self._clock.wall_at())
+                self._port.cancel_copy(job, reading.sentence(reason))
                 return CopySettled(job)
             case HoldJobs(jobs=jobs):
                 self._port.hold_jobs(jobs)

@@ -47,6 +47,10 @@ class ClockReading:
         """Convert a reason's figures: moments to wall-clock time (``until_s`` to ``until_at``), job ids to F58."""
         return dict(self._figure(name, value) for name, value in reason.figures.items())
 
+    def sentence(self, reason: Reason) -> str:
+        """Write a reason as a sentence for people."""
+        return to_sentence(reason.code, self.figures(reason))
+
     def _figure(self, name: str, value: Figure) -> tuple[str, Figure]:
         if name in MOMENT_FIGURES and isinstance(value, float):
             return MOMENT_FIGURES[name], self.to_wall(value)

@@ -108,5 +108,7 @@ def _copy_order(copy: JobId, original: JobId, call: CopyCall) -> CopyOrder:
         return ReadResult(copy, original, because(Code.ORIGINAL_ENDED, job=str(original)))
     if call.result is JobResult.UNKNOWN:
         return CancelCopy(copy, because(Code.COPY_UNDECIDED, job=str(original)))
-    order, code = (StartCopy, Code.COPY_STARTS) if call.result in _STARTS else (CancelCopy, Code.COPY_NOT_NEEDED)
-    return order(copy, because(code, job=str(original), result=str(call.result)))
+    job, result = str(original), str(call.result)
+    if call.result in _STARTS:
+        return StartCopy(copy, because(Code.COPY_STARTS, job=job, result=result))
+    return CancelCopy(copy, because(Code.COPY_NOT_NEEDED, job=job, result=result))
