@@ -25,6 +25,14 @@ def node_index_of(snapshot: Snapshot) -> NodeIndex:
     return _new_index(snapshot, snapshot.indexes.nodes.confirmations)
 
 
+def with_node_index(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with an index of its nodes, so that no reader has to build one."""
+    index = node_index_of(snapshot)
+    if snapshot.indexes.nodes is index:
+        return snapshot
+    return replace(snapshot, indexes=replace(snapshot.indexes, nodes=index))
+
+
 def with_confirmations(snapshot: Snapshot, confirmations: int) -> Snapshot:
     """The snapshot with an index in which a node is at rest after so many looks that found it idle."""
     if snapshot.indexes.nodes.confirmations == confirmations:
