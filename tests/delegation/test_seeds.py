@@ -253,5 +253,26 @@ def test_a_running_copy_of_a_lost_job_is_listed_and_a_held_one_is_cancelled(rele
     assert (copy.ended, listed) == ((False, [copy.id]) if released else (True, []))
 
 
+def test_a_job_sent_to_a_peer_shows_why_the_planner_sent_it() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    blocker, job = (
+        scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": {"system": {"duration": 90}}})
+        for _ in range(2)
+    )
+    reason = because(
+        Code.PEER_CHOSEN,
+        peer="b",
+        wait="0 s",
+        price_per_hour=Decimal(0),
+        others="new nodes: wait 60 s, 0.4 an hour",
+    )
+    scene.inbox.tell(DelegateJob(job, PeerName("b"), 16, reason))
+    scene.world.advance_by(10.0)
+    assert scene.home.jobs[blocker].runs
+    shown = scene.views[-1].jobs[job]
+    assert (shown.peer, shown.chosen) == ("b", reason)
+
+
 def test_inboxes_are_those_of_the_pump() -> None:
     assert isinstance(Scene(0).pumps[0].inboxes[0], Inbox)

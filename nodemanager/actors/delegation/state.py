@@ -10,6 +10,7 @@ import structlog
 from nodemanager.actors.delegation.tracked import PeerState, TrackedJob
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import Clock
+from nodemanager.core.reasons import Reason
 from nodemanager.delegation.home_port import HomePort, HomeRequest
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.peer_port import PeerRequest
@@ -26,6 +27,7 @@ class DelegationState:
         self.jobs: dict[JobId, TrackedJob] = {}
         self.peers: dict[PeerName, PeerState] = {}
         self.home_fault = "not connected yet"
+        self.ordered: dict[JobId, Reason] = {}  # why the planner sent a job to a peer
         self._ended = 0
         self._events: list[DelegationEvent] = []
 
@@ -55,6 +57,7 @@ class DelegationState:
     def forget(self, job: JobId) -> None:
         """Forget a job that has ended at both sides."""
         del self.jobs[job]
+        self.ordered.pop(job, None)
         self._ended += 1
         for state in self.peers.values():
             state.forget_job(job)
@@ -64,6 +67,11 @@ class DelegationState:
     def jobs_by_peer(self) -> Counter[PeerName | None]:
         """Count the jobs of each peer: those that it has, and those for which it is chosen."""
         return Counter(it.proxy.placed.peer if it.proxy.placed else it.chosen for it in self.jobs.values())
+
+    def why_chosen(self, tracked: TrackedJob) -> Reason | None:
+        """Why its peer was chosen: by the planner, which also weighed own nodes, or else among the peers."""
+        chosen = tracked.choice.reason if tracked.choice else None
+        return self.ordered.get(tracked.proxy.id, chosen) if tracked.proxy.taken else chosen
 
     def note(self, subject: str, what: str, detail: str = "") -> None:
         """Add an event to the next view."""
@@ -110,5 +118,5 @@ class DelegationState:
             state.peer.uri if state else "",
             placed.remote if placed else None,
             copy.started_at if copy else None,
-            tracked.choice.reason if tracked.choice else None,
+            self.why_chosen(tracked),
         )

@@ -17,6 +17,7 @@ from nodemanager.core.reasons import because
 from nodemanager.delegation.choose import PeerLoad
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.view import DelegatedJob, DelegationView, PeerStatus
+from nodemanager.planner.peers.burst import Bursts, WayToRun
 from tests.builders import a_job
 from tests.web.fleets import HOST, Stand, a_fleet, a_stand
 
@@ -122,3 +123,16 @@ def test_why_a_job_waits_while_delegation_is_stopped() -> None:
     assert explained["reason"]["code"] == "delegation_stopped"
     assert "add plugins" in explained["reason"]["text"]
     assert explained["job"]["delegated"]["target"] == "any"
+
+
+def test_explain_names_the_ways_that_a_job_did_not_take(tmp_path: Path) -> None:
+    stand = a_delegating_stand()
+    published = a_fleet(2)
+    waiting = next(iter(published.plan.jobs))
+    away = WayToRun("c", 0.0, Decimal(0), "connection refused")
+    weighed = Bursts(not_taken={waiting: [WayToRun("b", 90.0, Decimal("0.5")), away]})
+    stand.post(replace(published, plan=replace(published.plan, bursts=weighed)))
+    document = get(stand, f"/explain/job/{waiting}")
+    assert document["not_taken"] == ["b: wait 90 s, 0.5 an hour", "c: connection refused"]
+    shown = printed(tables.explanation(document), tmp_path)
+    assert "not taken b: wait 90 s, 0.5 an hour not taken c: connection refused" in shown
