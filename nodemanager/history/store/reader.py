@@ -158,11 +158,14 @@ class HistoryReader:
 
     # --- jobs ---
 
-    def jobs(self, until_at: float = math.inf) -> Iterator[sqlite3.Row]:
-        """Yield the jobs that had ended by a time, in order of submission. There may be very many."""
-        query = "SELECT * FROM jobs WHERE ended_at <= ? ORDER BY submitted_at, job"
+    def jobs(self, until_at: float = math.inf, since_at: float = 0.0) -> Iterator[sqlite3.Row]:
+        """Yield the jobs that were submitted since a time and had ended by another, in order of submission.
+
+        There may be very many.
+        """
+        query = "SELECT * FROM jobs WHERE ended_at <= ? AND submitted_at >= ? ORDER BY submitted_at, job"
         with self._connected() as connection:
-            yield from connection.execute(query, (until_at,))
+            yield from connection.execute(query, (until_at, since_at))
 
     def ended_job(self, job_id: int) -> tuple[float | None, float] | None:
         """When an ended job began (None: nobody saw it begin) and ended; None if it is not recorded."""
@@ -174,10 +177,16 @@ class HistoryReader:
         (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")
         return float(row["last_at"] or 0.0)
 
-    def count_jobs(self) -> int:
-        """The number of recorded jobs."""
-        (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs")
+    def count_jobs(self, since_at: float = 0.0) -> int:
+        """The number of recorded jobs that were submitted since a time."""
+        (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs WHERE submitted_at >= ?", since_at)
         return int(row["count"])
+
+    def submission_of_latest(self, count: int) -> float:
+        """When the first of the ``count`` latest jobs was submitted; 0 if there are not so many."""
+        query = "SELECT submitted_at FROM jobs ORDER BY submitted_at DESC LIMIT 1 OFFSET ?"
+        rows = self._rows(query, count - 1)
+        return float(rows[0]["submitted_at"]) if rows else 0.0
 
     # --- nodes' lives ---
 
