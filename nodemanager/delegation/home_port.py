@@ -88,11 +88,10 @@ class CountOutput:
 
 @dataclass(frozen=True, slots=True)
 class AppendOutput:
-    """Append lines to the output of a running proxy. ``key`` is one of ``relay``."""
+    """Append lines to the logs of a running proxy, all at once. Their keys are those of ``relay``."""
 
     job: JobId
-    key: str
-    lines: str
+    lines: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,10 +263,10 @@ def test_output_is_appended_in_order_and_counted(subject: Subject) -> None:
               "count": {"stdout": 1, "stderr": 1}, "options": {}}  # fmt: skip
     first = json.dumps({"timestamp": 1.0, "name": "header", "context": header}) + "\n"
     requests = [
-        AppendOutput(job, EXEC_LOG, shell),
-        AppendOutput(job, OUTPUT, first + a_line("one\n")),
-        AppendOutput(job, OUTPUT, a_line("two\n")),
-        AppendOutput(job, OUTPUT, a_line("three\n")),
+        AppendOutput(job, {EXEC_LOG: shell}),
+        AppendOutput(job, {OUTPUT: first + a_line("one\n")}),
+        AppendOutput(job, {OUTPUT: a_line("two\n")}),
+        AppendOutput(job, {OUTPUT: a_line("three\n")}),
     ]
     for request in requests:
         subject.port.send(request)
@@ -345,7 +345,7 @@ ON_A_JOB: dict[str, Callable[[JobId], HomeRequest]] = {
     "show running": ShowRunning,
     "finish": lambda job: ShowFinished(job, 0),
     "memo": lambda job: ShowMemo(job, "b f7"),
-    "append": lambda job: AppendOutput(job, OUTPUT, a_line("too late\n")),
+    "append": lambda job: AppendOutput(job, {OUTPUT: a_line("too late\n")}),
     "take": lambda job: TakeJob(job, "b", 16),
     "hold": HoldJob,
     "release": lambda job: ReleaseJob(job, 16),
@@ -372,7 +372,7 @@ def test_to_end_a_job_that_never_was_or_to_remove_its_hold_is_no_error(subject: 
 
 def test_a_job_that_is_held_does_not_run(subject: Subject) -> None:
     job = delegated(subject)
-    for request in (ShowRunning(job), ShowFinished(job, 0), AppendOutput(job, OUTPUT, a_line("too early\n"))):
+    for request in (ShowRunning(job), ShowFinished(job, 0), AppendOutput(job, {OUTPUT: a_line("too early\n")})):
         refused(subject, request)
     assert subject.proxy(job).phase is Phase.WAITING
     end(subject, job)
