@@ -1,7 +1,7 @@
 """The port of delegation to our instance.
 
 It has a thread and a connection of its own. So no method waits: ``send`` passes a request on, and facts come back
-to the listener, in the port's thread. ``tests/contract/test_home_port.py`` checks the adapters, real and simulated.
+to the listener, in the port's thread. ``tests/contract/test_home_*.py`` checks the adapters, real and simulated.
 """
 
 from __future__ import annotations

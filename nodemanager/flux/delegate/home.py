@@ -42,14 +42,16 @@ from nodemanager.delegation.home_port import (
     TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import DURATION, TAKEN, nodelist_of
+from nodemanager.delegation.jobs import DURATION, PROXY_EVENTS, TAKEN, nodelist_of
 from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
 from nodemanager.flux.delegate.events import (
     CAUGHT_UP,
+    JOURNAL,
     is_submitted_by,
+    journal_request,
     read_eventlog,
     read_events,
     read_journal,
@@ -118,10 +120,10 @@ class _HomeSession(LinkSession[HomeRequest]):
         started = ask(handle, "attr.get", {"name": "broker.starttime"}, timeout_s=self._timeout_s)
         self._started_at = float(str(object_at(started, "attr.get").get("value")))
         self._retry = self._reactor.every(_RETRY_S, self._try_again)
-        self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
+        self._reactor.subscribe(JOURNAL, journal_request(PROXY_EVENTS), self._on_jobs, self.fail)
 
     def _ensure_actor(self) -> None:
-        """Check that the name is ours. One answer counts for some milliseconds, so that one check covers many requests.
+        """Check that the name is ours. An answer counts for some milliseconds, so one check covers many requests.
 
         A request that is sent too late does no harm: what is on record at home decides, not who writes it.
         """
