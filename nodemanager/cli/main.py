@@ -95,7 +95,7 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
     if chosen.config is None:
         chosen.usage_error("give the site file: --config SITE.INI")
     try:
-        # The join service must not have the cloud's credentials, and simulate does not need them.
+        # The join service must not have the cloud's credentials, and simulate and suggest do not need them.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
         if chosen.verb in service_verbs.GUESTS_ASK and any(it.problem.endswith(DENIED) for it in error.faults):
@@ -545,6 +545,16 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
 
 
+def suggest(site: Site, chosen: argparse.Namespace) -> int:
+    """Replay the site's own jobs with other settings and print the three that would have saved most."""
+    from nodemanager.whatif import suggest as suggest_verb
+
+    try:
+        return suggest_verb.suggest(site, chosen)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
 VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "run": run,
     "check": check,
@@ -555,6 +565,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "join-service": join_service,
     "rotate-cert": rotate_cert,
     "simulate": simulate,
+    "suggest": suggest,
     "chaos": chaos,
     "ensemble": ensemble,
     "slots": slots,
@@ -579,7 +590,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
 WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos, "ensemble": ensemble}
 names = service_verbs.with_exit_status(service_verbs.names)
 SERVING = frozenset({"run", "join-service"})  # they print nothing
-WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command"})
+WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command", "suggest"})
 
 ROTATED_TEXT = """\
 Replaced: {certificate}. Running brokers keep the old certificate until they end.

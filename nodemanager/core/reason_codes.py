@@ -38,6 +38,7 @@ class Figures(TypedDict, total=False):
     image: str
     job: str
     nearest: str
+    not_taken: str
     node: str
     node_type: str
     period: str
@@ -260,7 +261,7 @@ class Code(StrEnum):
     SLOTS_DO_NOT_ADD_UP = "slots_do_not_add_up", "wanted have types"
     SLOTS_UNKNOWN_TYPE = "slots_unknown_type", "node_type"
     # a node is bought, recorded, created
-    DEMAND = "demand", "node_type job_count"
+    DEMAND = "demand", "node_type job_count", "not_taken"
     NODES_MIN = "nodes_min", "nodes_min", "node_type"
     SPARE = "spare", "node_type spares"
     LEASE_TO_RECORD = "lease_to_record"

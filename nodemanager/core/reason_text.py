@@ -81,8 +81,9 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
     shown = {name: _format_figure(name, value) for name, value in figures.items()}
     template = SENTENCES.get(code)
     if template is not None:
-        if shown.get("jobs"):
-            template += ENDINGS.get(code, "")
+        figure, ending = ENDINGS.get(code, ("", ""))
+        if shown.get(figure):
+            template += ending
         try:
             sentence = template.format_map(shown).removesuffix(": ")  # some have no text
             return _ONE_OF_MANY.sub(lambda found: f"1{found[1]} {found[2]}", sentence)
@@ -337,5 +338,8 @@ SENTENCES: Mapping[str, str] = {
     Code.ENSEMBLE_SHARE: "it asks for {wanted} nodes, and its share of nodes_max = {nodes_max} is {have}: {others}",
     Code.ENSEMBLE_BUDGET_SPENT: "its nodes have cost {spent} today (UTC), and its per_day = {budget}",
 }
-# Added to the sentence if the reason names jobs.
-ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}
+# Added to the sentence if the reason has this figure.
+ENDINGS: Mapping[str, tuple[str, str]] = {
+    Code.NO_FREE_SLOT: ("jobs", "; waits for jobs {jobs}"),
+    Code.DEMAND: ("not_taken", "; not taken: {not_taken}"),
+}

@@ -196,6 +196,7 @@ class Delegator(CrashOnlyActor):
         detail = f"{order.peer}: {to_sentence(order.reason.code, order.reason.figures)}"
         self._log.info("taken", job=format_job_id(order.job), peer=order.peer, why=detail)
         self._state.note(str(int(order.job)), "taken", detail)
+        self._state.ordered[order.job] = order.reason
         self._home.send(TakeJob(order.job, order.peer, order.urgency))
 
     # --- our instance ---

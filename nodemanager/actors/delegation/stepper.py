@@ -88,6 +88,7 @@ class Stepper:
                 self._state.log.info("given_back", job=format_job_id(job), why=why)
                 self._state.note(str(int(job)), "given_back", why)
                 tracked.chosen, tracked.choice, tracked.no_peer = None, None, ""
+                self._state.ordered.pop(job, None)
             case steps.RecordRefusal(peer=peer, why=why):
                 self._state.log.info("delegation_refused", job=format_job_id(job), peer=peer, why=why)
                 self._state.note(str(int(job)), "delegation_refused", f"{peer}: {why}")
@@ -165,7 +166,7 @@ class Stepper:
         placed = tracked.proxy.placed
         if placed is None:
             return
-        why = tracked.choice.reason if tracked.choice else None
+        why = self._state.why_chosen(tracked)
         remote = format_job_id(placed.remote)
         text = f"{placed.peer} {remote}" + (f": {to_sentence(why.code, why.figures)}" if why else "")
         self._state.log.info("delegated", job=format_job_id(tracked.proxy.id), peer=placed.peer, remote=remote)

@@ -135,6 +135,12 @@ def _simulate(parser: Parser) -> None:
     command.add_options(parser)
 
 
+def _suggest(parser: Parser) -> None:
+    from nodemanager.whatif import suggest
+
+    suggest.add_options(parser)
+
+
 def _ensemble(parser: Parser) -> None:
     verbs = parser.add_subparsers(dest="ensemble_verb", required=True, metavar="VERB", title="verbs")
     for name, meaning, add in (
@@ -211,6 +217,7 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "join-service": VerbOptions(),
     "rotate-cert": VerbOptions(),
     "simulate": VerbOptions("poisson:jobs=1000 --sweep idle_timeout=60s..15m", _simulate, prints_json=True),
+    "suggest": VerbOptions("--since 30d", _suggest, prints_json=True),
     "chaos": VerbOptions("--seeds 0-99", _chaos, prints_json=True, has_site=False),
     "ensemble": VerbOptions("run ensemble.yaml --until-done", _ensemble, has_site=False),
     "slots": VerbOptions("--slots large=8 gpu=2", _slots),
