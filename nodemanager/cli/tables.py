@@ -505,7 +505,18 @@ def report(document: Mapping[str, Any]) -> Group:
         )
         if document[key]
     ]
+    sums += [_by_peer(document["by_peer"])] if document["by_peer"] else []
     return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def _by_peer(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What ran in other instances. Its cost is not part of the report's, which is of our nodes."""
+    columns = ("jobs ended", "lost", "core-hours", "cost there")
+    table = _table("by peer", *columns, right=columns)
+    for row in rows:
+        numbers = str(row["jobs"]), str(row["lost"]), f"{row['core_hours']:.2f}", money(row["cost"])
+        table.add_row(row["peer"], *numbers)
+    return table
 
 
 def _whole_hours(document: Mapping[str, Any]) -> str:

@@ -129,7 +129,9 @@ class Copy:
     urgency: int = 0
     duration_s: float = 0.0
     phase: Phase = Phase.NEW
+    cores: int = 0  # that it asks for
     started_at: float | None = None
+    ended_at: float | None = None  # when its tasks ended, by the peer's clock
     status: int | None = None  # of ``waitpid``, once it has finished
     failure: Failure | None = None
     expected_at: float | None = None  # when the peer's scheduler expects it to start
@@ -286,7 +288,9 @@ def _copy_after(job: Copy, event: EventlogEntry) -> Copy:
         case "start":
             job = replace(job, started_at=job.started_at or event.at)
         case "finish":
-            job = replace(job, status=_status(context))
+            job = replace(job, status=_status(context), ended_at=job.ended_at or event.at)
+        case "clean":
+            job = replace(job, ended_at=job.ended_at or event.at)
         case "exception" if context.get("severity") == 0:
             ending = Phase.ENDING if job.phase.value < Phase.ENDING.value else job.phase
             job = replace(job, failure=_fatal(job, event), phase=ending)

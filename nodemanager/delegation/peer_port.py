@@ -115,13 +115,17 @@ class PeerLoadSeen:
 
 @dataclass(frozen=True, slots=True)
 class CopyEvents:
-    """Events of one copy, in order. With ``submit`` first they are its whole eventlog, and ``marker`` is given."""
+    """Events of one copy, in order. With ``submit`` first they are its whole eventlog, and ``marker`` is given.
+
+    ``cores``: that its jobspec asks for, given with ``marker``.
+    """
 
     peer: PeerName
     remote: JobId
     events: Sequence[EventlogEntry]
     marker: Marker | None = None
     duration_s: float = 0.0
+    cores: int = 0
 
 
 @dataclass(frozen=True, slots=True)

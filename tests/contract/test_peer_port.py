@@ -167,6 +167,7 @@ def test_a_copy_is_held_and_reported_with_its_marker(subject: Subject) -> None:
     job, remote = subject.submits()
     seen = subject.until(CopyEvents, lambda it: it.remote == remote)
     assert seen.marker == Marker(CLUSTER, job, 1.0)
+    assert seen.cores == 1
     copy = subject.until_copy(remote, "it is validated", lambda it: it.phase.value >= Phase.WAITING.value)
     assert copy.urgency == 0
     assert copy.started_at is None
@@ -230,6 +231,7 @@ def test_a_copy_that_has_ended_can_still_be_read(subject: Subject) -> None:
     read = next(it for it in subject.facts[before:] if isinstance(it, CopyEvents) and it.remote == remote)
     assert (read.events[0].name, read.events[-1].name) == ("submit", "clean")
     assert read.marker is not None
+    assert read.cores == 1
     assert read.marker.job == job
 
 

@@ -224,6 +224,40 @@ def test_nothing_is_lost_and_nothing_runs_twice(seed: int) -> None:
         agree(scene, scene.home.jobs[job])
 
 
+def test_each_job_that_ran_at_a_peer_is_told_once_with_its_cores_and_times() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    attributes = {"system": delegate_to("b") | {"duration": 30}}
+    jobs = [
+        scene.home.submit({"resources": [{"type": "core", "count": cores}], "attributes": attributes})
+        for cores in (1, 3)
+    ]
+    scene.world.advance_by(20.0)
+    scene.restart_manager()
+    scene.world.advance_by(60.0)
+    told = {run.job: run for view in scene.views for run in view.runs}
+    copies = {run.job: scene.peers[run.peer].jobs[run.remote] for run in told.values()}
+    at = {job: {event.name: event.at for event in copy.events} for job, copy in copies.items()}
+    assert [(told[job].cores, told[job].started_at, told[job].ended_at) for job in jobs] == [
+        (1, at[jobs[0]]["start"], at[jobs[0]]["finish"]),
+        (3, at[jobs[1]]["start"], at[jobs[1]]["finish"]),
+    ]
+    events = [event.detail for view in scene.views for event in view.events if event.what == "ended_at_peer"]
+    assert [detail.endswith("ran for 30s, exit code 3") for detail in events] == [True, True]
+
+
+def test_a_job_that_its_peer_lost_is_told_as_lost() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    attributes = {"system": delegate_to("b") | {"duration": 1000}}
+    job = scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": attributes})
+    scene.world.advance_by(10.0)
+    scene.peers[PeerName("b")].restart(keeps_state=False)
+    scene.world.advance_by(30.0)
+    assert scene.home.jobs[job].failed
+    assert [(run.job, run.peer, run.started_at) for view in scene.views for run in view.runs] == [(job, "b", None)]
+
+
 def agree(scene: Scene, job: SimulatedJob) -> None:
     """A job that ended well here has a copy that ended well, with the same status; and its output, once."""
     if job.failed or job.runs:

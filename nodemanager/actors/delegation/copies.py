@@ -33,7 +33,7 @@ class PeerCopies:
             if tracked is not None and abs(tracked.proxy.submitted_at - fact.marker.submitted_at) > SAME_MOMENT_S:
                 return False  # of an instance that is gone, whose jobs had the same ids
             former = state.copies.get(job, {}).get(fact.remote)
-            fresh = Copy(fact.remote, duration_s=fact.duration_s)
+            fresh = Copy(fact.remote, duration_s=fact.duration_s, cores=fact.cores)
             whole = bool(fact.events) and fact.events[0].name == "submit"
             copy = fresh if whole else (former or fresh)
             state.add_copy(job, copy.after(fact.events))
@@ -46,6 +46,7 @@ class PeerCopies:
             copies[fact.remote] = copies[fact.remote].after(fact.events)
             if copies[fact.remote].ended and job not in self._state.jobs:
                 state.orphans.pop(fact.remote, None)
+                self._state.note_run(state, job, copies[fact.remote])
                 state.forget_job(job)
         return False
 
@@ -53,7 +54,9 @@ class PeerCopies:
         """Take the id of a copy, unless its events came first."""
         if fact.remote not in state.job_of:
             tracked = self._state.jobs.get(fact.job)
-            state.add_copy(fact.job, Copy(fact.remote, duration_s=tracked.proxy.duration_s if tracked else 0.0))
+            cores = tracked.needs.cores if tracked and tracked.needs else 0
+            duration_s = tracked.proxy.duration_s if tracked else 0.0
+            state.add_copy(fact.job, Copy(fact.remote, duration_s=duration_s, cores=cores))
 
     def find_orphans(self, state: PeerState) -> None:
         """Ask our instance for the jobs of the copies that belong to none of its active jobs."""

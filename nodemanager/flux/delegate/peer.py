@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import Clock, FluxError
 from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.jobspec import read_duration_s, read_marker
+from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker
 from nodemanager.delegation.peer_port import (
     ChangeDuration,
     ChangeUrgency,
@@ -164,7 +164,8 @@ class _PeerSession(LinkSession[PeerRequest]):
                 return
             self._copies.add(job)
             events = read_events(entries)
-            self._tell(CopyEvents(self._name, JobId(job), events, marker, read_duration_s(jobspec)))
+            duration_s, cores = read_duration_s(jobspec), read_cores(jobspec)
+            self._tell(CopyEvents(self._name, JobId(job), events, marker, duration_s, cores))
         elif job in self._copies:
             self._tell(CopyEvents(self._name, JobId(job), read_events(entries)))
             if entries and entries[-1]["name"] == "clean":
@@ -247,7 +248,8 @@ class _PeerSession(LinkSession[PeerRequest]):
             found = object_at(answer, "job-info.lookup")
             events = read_events(read_eventlog(found.get("eventlog")))
             jobspec = read_json(found.get("jobspec"))
-            self._tell(CopyEvents(self._name, remote, events, read_marker(jobspec), read_duration_s(jobspec)))
+            duration_s, cores = read_duration_s(jobspec), read_cores(jobspec)
+            self._tell(CopyEvents(self._name, remote, events, read_marker(jobspec), duration_s, cores))
 
         def take_refusal(failure: CallFailed) -> None:
             if failure.errno == errno.ENOENT:

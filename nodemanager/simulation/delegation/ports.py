@@ -36,7 +36,7 @@ from nodemanager.delegation.home_port import (
     Validate,
 )
 from nodemanager.delegation.jobs import TAKEN, EventlogEntry, PeerName
-from nodemanager.delegation.jobspec import read_duration_s, read_marker, read_needs, read_target
+from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker, read_needs, read_target
 from nodemanager.delegation.peer_port import (
     ChangeDuration,
     ChangeUrgency,
@@ -211,9 +211,8 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
         if marker is None or marker.cluster_uuid != self._cluster_uuid:
             return
         whole = events[0].name == "submit"
-        self.tell(
-            CopyEvents(self._name, job.id, tuple(events), marker if whole else None, read_duration_s(job.jobspec))
-        )
+        duration_s, cores = read_duration_s(job.jobspec), read_cores(job.jobspec)
+        self.tell(CopyEvents(self._name, job.id, tuple(events), marker if whole else None, duration_s, cores))
 
     def carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
         match request:
@@ -257,7 +256,8 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
             self.tell(CopyMissing(self._name, remote))
         else:
             marker, duration_s = read_marker(job.jobspec), read_duration_s(job.jobspec)
-            self.tell(CopyEvents(self._name, remote, tuple(job.events), marker, duration_s))
+            cores = read_cores(job.jobspec)
+            self.tell(CopyEvents(self._name, remote, tuple(job.events), marker, duration_s, cores))
 
     def _send_output(self, remote: JobId, stream: int, state: _Stream) -> None:
         job = self.instance.jobs.get(remote)
