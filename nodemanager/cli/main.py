@@ -537,10 +537,10 @@ def ensemble(site: Site | None, chosen: argparse.Namespace) -> int:
 
 def data_safe(site: Site | None, chosen: argparse.Namespace) -> int:
     """Say that the data of a job was copied off its nodes, from housekeeping or an epilog."""
-    from nodemanager.cli import in_job
+    from nodemanager.cli.in_job import command
 
     del site
-    return in_job.data_safe(chosen)
+    return command.data_safe(chosen)
 
 
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
