@@ -56,7 +56,7 @@ from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
 from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
-from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
+from nodemanager.planner.state.node_index import calls_in_flight, node_index_of, with_node_index
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
@@ -175,6 +175,7 @@ class Plan:
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what to do. Pure: all it knows is in its arguments."""
+    snapshot = with_node_index(snapshot)
     acting = _decide(snapshot, policy)
     if not policy.observed or acting.stands_still is not None:
         return acting

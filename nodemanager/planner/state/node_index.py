@@ -25,6 +25,14 @@ def node_index_of(snapshot: Snapshot) -> NodeIndex:
     return _new_index(snapshot, snapshot.indexes.nodes.confirmations)
 
 
+def with_node_index(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with an index of its nodes, so that no reader has to build one."""
+    index = node_index_of(snapshot)
+    if snapshot.indexes.nodes is index:
+        return snapshot
+    return replace(snapshot, indexes=replace(snapshot.indexes, nodes=index))
+
+
 def with_confirmations(snapshot: Snapshot, confirmations: int) -> Snapshot:
     """The snapshot with an index in which a node is at rest after so many looks that found it idle."""
     if snapshot.indexes.nodes.confirmations == confirmations:
@@ -180,9 +188,10 @@ def _makes_and_ages(
 ) -> tuple[Mapping[Make, int], Sequence[tuple[float, LaunchId]]]:
     """What the nodes were made from, and their ages, after some were removed or added."""
     removed, added = {node.id: node.launch for node in uncounted}, {node.id: node.launch for node in counted}
-    kept = [id_ for id_, launch in removed.items() if id_ in added and _make_of(launch) == _make_of(added[id_])]
-    for id_ in kept:
-        del removed[id_], added[id_]
+    for id_, launch in list(removed.items()):
+        now = added.get(id_)
+        if now is launch or (now is not None and _make_of(now) == _make_of(launch)):
+            del removed[id_], added[id_]
     if not removed and not added:
         return index.count_by_make, index.by_age
     counts = dict(index.count_by_make)
