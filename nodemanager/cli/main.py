@@ -555,6 +555,14 @@ def ensemble(site: Site | None, chosen: argparse.Namespace) -> int:
     return command.ensemble(chosen)
 
 
+def data_safe(site: Site | None, chosen: argparse.Namespace) -> int:
+    """Say that the data of a job was copied off its nodes, from housekeeping or an epilog."""
+    from nodemanager.cli.in_job import command
+
+    del site
+    return command.data_safe(chosen)
+
+
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under the site's policy and report cost and waiting times."""
     from nodemanager.whatif import command
@@ -588,6 +596,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "suggest": suggest,
     "chaos": chaos,
     "ensemble": ensemble,
+    "data-safe": data_safe,
     "slots": slots,
     "resize": resize,
     "expand": expand,
@@ -607,7 +616,11 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "resume": service_verbs.with_exit_status(service_verbs.resume),
     "reload": service_verbs.with_exit_status(service_verbs.reload),
 }
-WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos, "ensemble": ensemble}
+WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {
+    "chaos": chaos,
+    "ensemble": ensemble,
+    "data-safe": data_safe,
+}
 names = service_verbs.with_exit_status(service_verbs.names)
 SERVING = frozenset({"run", "join-service"})  # they print nothing
 WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command", "suggest"})
@@ -631,7 +644,7 @@ def make_parser(given: Sequence[str] | None = None) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version(PROGRAM)}")
     parser.add_argument(
-        "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos and ensemble need"
+        "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos, ensemble and data-safe need"
     )
     add_verbs(parser, {name: verb.__doc__ or "" for name, verb in VERBS.items()}, given)
     return parser

@@ -222,7 +222,11 @@ class FluxPort(Protocol):
         ...
 
     def ranks(self) -> tuple[FluxRank, ...]:
-        """Look once at every rank but the leader."""
+        """Look once at every rank but the leader.
+
+        Ranks of the types that wait for data show which jobs ended there, since the lease on record began, whose
+        data nobody has called safe. The end of a job may show a moment after its resources are free.
+        """
         ...
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:

@@ -115,6 +115,7 @@ class Figures(TypedDict, total=False):
     hangs_s: float
     hours: float
     housekeeping_max_s: float
+    data_max_s: float
     idle_s: float
     idle_timeout_s: float
     lasts_s: float
@@ -252,6 +253,7 @@ class Code(StrEnum):
     REQUEUED = "requeued", "job node"
     UNFIT = "unfit", "node why"
     HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
+    DATA_NOT_SAFE = "data_not_safe", "node jobs lasts_s data_max_s"
     GONE_AT_PROVIDER_YET_UP = "gone_at_provider_yet_up", "node absences"
     # the slots change
     SLOTS_WISHED = "slots_wished", "slots"
@@ -291,6 +293,7 @@ class Code(StrEnum):
     DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
     HELD_BY_DRAIN = "held_by_drain", "drain_reason"
     HELD_BY_OPERATOR = "held_by_operator", "by since_at"
+    HELD_FOR_DATA = "held_for_data", "jobs lasts_s"
     RELEASED_BY_OPERATOR = "released_by_operator"
     MAY_REJOIN = "may_rejoin", "away_s"
     WANTED_AGAIN = "wanted_again", "jobs"

@@ -217,6 +217,10 @@ SENTENCES: Mapping[str, str] = {
     Code.REQUEUED: "job {job} is submitted again: the provider takes back its node {node}",
     Code.UNFIT: "{node} gets no more work ({why})",
     Code.HANGS_AT_WORK: "{node} is busy, and its broker has not answered for {hangs_s}",
+    Code.DATA_NOT_SAFE: (
+        "the data of job {jobs} on {node} is not safe, {lasts_s} after its end: copy it, then flux-node-manager"
+        " data-safe"
+    ),
     Code.GONE_AT_PROVIDER_YET_UP: "{absences} lists of the provider lack {node}, but it is still up",
     # the slots change
     Code.SLOTS_WISHED: "{slots} slots change their type: requested",
@@ -265,6 +269,7 @@ SENTENCES: Mapping[str, str] = {
     Code.DRAINED_BY_FLUX: "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
     "{foreign_drain_after_s}",
     Code.HELD_BY_OPERATOR: "held by {by} since {since_at}",
+    Code.HELD_FOR_DATA: "kept: the data of job {jobs}, which ended {lasts_s} ago, is not safe yet",
     Code.MAY_REJOIN: "its broker disconnected {away_s} ago and may come back",
     Code.WANTED_AGAIN: "needed again by {jobs}: kept",
     Code.JOB_SLIPPED_IN: "a job started on it: kept",

@@ -54,6 +54,12 @@ def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: floa
         future.wait(timeout_s).get()
 
 
+def append(handle: Handle, key: str, text: str, *, timeout_s: float) -> None:
+    """Append text to a value; return only when it is on disk. Raises ``CallFailed``."""
+    with flux_call("KVS append"), handle.commit([Change(key, text, append=True)], sync=True) as future:
+        future.wait(timeout_s).get()
+
+
 def send_append(handle: Handle, key: str, text: str) -> Future:
     """Send text to append to a value, and return the future of the answer. Raises ``CallFailed``.
 

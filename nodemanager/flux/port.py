@@ -44,10 +44,12 @@ from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, queues_tha
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
+from nodemanager.flux.records import data_safe as data_record
 from nodemanager.flux.records import held as held_record
 from nodemanager.flux.records import lease as lease_record
 from nodemanager.flux.records import spend as spend_record
 from nodemanager.flux.records import steering as steering_record
+from nodemanager.flux.records.unsafe_data import UnsafeJobs, read_ended_jobs
 from nodemanager.flux.resubmit import requeue_jobspec
 from nodemanager.flux.submit import submit
 
@@ -58,6 +60,7 @@ Record = TypeVar("Record")
 CLUSTER = f"{SERVICE}.cluster"
 _LOOK = ("resource.status", "sched.resource-status", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
+_ENDED_JOBS_WITH_DATA_MAX = 10_000  # one that is missed would count as safe
 _TOPOLOGIES_PER_LOOK = 16  # a topology has some ten thousand bytes
 
 
@@ -76,6 +79,7 @@ class RealFluxPort:
         measures: bool = False,
         flub: bool = False,
         leader_runs_jobs: bool = False,
+        types_with_data: Iterable[TypeName] = (),
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -94,7 +98,11 @@ class RealFluxPort:
         self._config: Any = None
         self._slot_types: Mapping[SlotName, TypeName] = {}
         self._look = Look(with_leader=leader_runs_jobs)
+        types = frozenset(types_with_data)
+        others = [slot for it in node_types if it.name not in types for slot in it.slots]
+        self._unsafe = UnsafeJobs(types, others) if types else None
         self._ended_known_until_at = 0.0
+        self._knows_data = False  # whether what ran before the present leases was left out
         self._log: Any = structlog.get_logger()
 
     def close(self) -> None:
@@ -247,6 +255,8 @@ class RealFluxPort:
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
             self._commit({lease_record.key_of(launch.slot): None})
+        if self._unsafe is not None:
+            self._unsafe.drop_rank(launch.rank)
 
     def _read_records(self, slots: Sequence[SlotName]) -> dict[SlotName, Launch]:
         keys = {lease_record.key_of(slot): slot for slot in slots}
@@ -352,7 +362,7 @@ class RealFluxPort:
                     " node counts as idle: load one, for example: flux module load sched-simple"
                 ) from failure
         try:
-            self._update_last_job_ends()
+            ended = self._update_last_job_ends()
             resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
             if config != self._config:
                 self._config, self._slot_types = config, read_slot_types(config)
@@ -361,6 +371,8 @@ class RealFluxPort:
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
+        if self._unsafe is not None:
+            ranks = self._with_unsafe_data(ranks, ended, self._unsafe)
         if self._names is not None:
             ranks = self._with_slot_names(ranks, self._names)
         if self._measures:
@@ -408,10 +420,29 @@ class RealFluxPort:
                 if failure.errno != errno.ENOENT:
                     raise
 
-    def _update_last_job_ends(self) -> None:
-        """Ask for the jobs that became inactive since the last look, at most the latest ``_ENDED_JOBS_MAX``."""
+    def _with_unsafe_data(
+        self, ranks: tuple[FluxRank, ...], ended: object, unsafe: UnsafeJobs
+    ) -> tuple[FluxRank, ...]:
+        """Return the ranks with the jobs whose data is not safe. ``ended``: the answer of ``job-list.list``."""
+        try:
+            unsafe.add(read_ended_jobs(ended), ranks)
+            if not self._knows_data:
+                unsafe.drop_before(self.launches())
+                self._knows_data = True
+            keys = unsafe.keys()
+            texts = self._read(list(keys))
+            unsafe.apply({keys[key]: data_record.decode(text) for key, text in texts.items()})
+        except ValueError as fault:
+            raise FluxError(f"what is known of the data of jobs cannot be read: {fault}") from fault
+        return unsafe.mark(ranks)
+
+    def _update_last_job_ends(self) -> object:
+        """Ask for the jobs that became inactive since the last look, at most the latest ``_ENDED_JOBS_MAX``.
+
+        Returns the answer.
+        """
         request = {
-            "max_entries": _ENDED_JOBS_MAX,
+            "max_entries": _ENDED_JOBS_MAX if self._unsafe is None else _ENDED_JOBS_WITH_DATA_MAX,
             "attrs": ["ranks", "t_inactive"],
             "since": self._ended_known_until_at,
             "constraint": {"states": ["inactive"]},
@@ -424,6 +455,7 @@ class RealFluxPort:
         # Those that never ran have no ranks, and need not be shown again either.
         ended = [job["t_inactive"] for job in reply["jobs"] if job.get("t_inactive")]
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
+        return reply
 
     def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
         self.ensure_actor()

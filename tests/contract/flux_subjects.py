@@ -21,6 +21,7 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxPort
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux import bindings, kvs, retype
+from nodemanager.flux.in_job.data_safe import say_data_safe
 from nodemanager.flux.instance import RealFlux
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 
@@ -79,6 +80,10 @@ class FluxSubject(Protocol):
         """Drain the rank like an administrator; None means no reason."""
         ...
 
+    def say_data_safe(self, job: JobId, rank: Rank) -> None:
+        """Say that the data of a job was copied off a rank, like the verb."""
+        ...
+
     def wish(self, wish: SlotsWish) -> None:
         """Request other slot types, like the verb."""
         ...
@@ -112,6 +117,7 @@ class RealSubject:
             folder=self._instance.directory,
             node_types=(SMALL, LARGE),
             timeout_s=2.0,
+            types_with_data=[SMALL.name],
         )
         port = flux.port()
 
@@ -166,6 +172,10 @@ class RealSubject:
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         self._instance.run("resource", "drain", str(rank), *([] if reason is None else [reason]))
+
+    def say_data_safe(self, job: JobId, rank: Rank) -> None:
+        with bindings.connection(self._instance.uri) as handle:
+            say_data_safe(handle, job, str(rank), timeout_s=10.0)
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
         eventually(what, holds)

@@ -30,7 +30,9 @@ class SimulatedFluxSubject:
         self._managers += 1
         token = f"manager-{self._managers}"
         return OneManager(
-            SimulatedFluxPort(self.flux, token, cluster_uuid), lambda: self._drop(token), lambda: self._drop(token)
+            SimulatedFluxPort(self.flux, token, cluster_uuid, [SMALL.name]),
+            lambda: self._drop(token),
+            lambda: self._drop(token),
         )
 
     def _drop(self, token: str) -> None:
@@ -60,6 +62,9 @@ class SimulatedFluxSubject:
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         self.flux.drain(rank, reason)
+
+    def say_data_safe(self, job: JobId, rank: Rank) -> None:
+        self.flux.say_data_safe(job, rank)
 
     def wish(self, wish: SlotsWish) -> None:
         self.flux.wish_slots(wish)

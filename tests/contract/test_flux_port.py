@@ -46,6 +46,14 @@ def actor(subject: FluxSubject) -> FluxPort:
     return port
 
 
+@pytest.fixture
+def leased(actor: FluxPort) -> Launch:
+    """Return a lease on record that began before every job."""
+    launch = replace(a_launch(1, 1), requested_at=1.0)
+    actor.record([launch])
+    return launch
+
+
 def a_launch(number: int, rank: int) -> Launch:
     return Launch(
         id=LaunchId(f"launch-{number}"),
@@ -261,6 +269,46 @@ def test_the_end_of_a_rank_s_last_job_is_known_to_a_new_manager(subject: FluxSub
     subject.occupy(Rank(1))()
     subject.until("the end of its job is known", lambda: look(actor, 1).last_job_ended_at is not None)
     assert look(subject.manager().port, 1).last_job_ended_at == look(actor, 1).last_job_ended_at
+
+
+def test_the_data_of_a_job_is_not_safe_until_somebody_says_so(
+    subject: FluxSubject, actor: FluxPort, leased: Launch
+) -> None:
+    rank = leased.rank
+    subject.bring_online(rank)
+    job, end = subject.job_on(rank)
+    assert look(actor, rank).unsafe == ()  # it has not ended
+    end()
+    subject.until("its end is known", lambda: [it.job for it in look(actor, rank).unsafe] == [job])
+    ended_at = look(actor, rank).unsafe[0].ended_at
+    assert look(subject.manager().port, rank).unsafe[0].ended_at == ended_at  # the next manager knows it too
+    subject.say_data_safe(job, rank)
+    subject.until("its data is safe", lambda: look(actor, rank).unsafe == ())
+    assert look(subject.manager().port, rank).unsafe == ()
+
+
+def test_what_is_safe_before_the_end_of_the_job_stays_so(
+    subject: FluxSubject, actor: FluxPort, leased: Launch
+) -> None:
+    subject.bring_online(leased.rank)
+    job, end = subject.job_on(leased.rank)
+    subject.say_data_safe(job, leased.rank)
+    end()
+    subject.until("its end is known", lambda: look(actor, leased.rank).last_job_ended_at is not None)
+    assert look(actor, leased.rank).unsafe == ()
+
+
+def test_the_data_of_a_node_that_is_gone_is_not_awaited(
+    subject: FluxSubject, actor: FluxPort, leased: Launch
+) -> None:
+    subject.bring_online(leased.rank)
+    subject.job_on(leased.rank)[1]()
+    subject.until("its end is known", lambda: bool(look(actor, leased.rank).unsafe))
+    actor.forget(leased)
+    assert look(actor, leased.rank).unsafe == ()
+    again = replace(leased, id=LaunchId("launch-again"), requested_at=2_000_000_000.0)
+    actor.record([again])
+    assert look(subject.manager().port, leased.rank).unsafe == ()
 
 
 # --- drains -----------------------------------------------------------------------------------------------

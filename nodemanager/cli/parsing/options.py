@@ -153,6 +153,19 @@ def _simulate(parser: Parser) -> None:
     command.add_options(parser)
 
 
+def _data_safe(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOBID", help="the job whose data was copied off its nodes")
+    parser.add_argument(
+        "ranks",
+        nargs="?",
+        default="",
+        metavar="RANKS",
+        help='on rank 0: the ranks that are done, such as 1-3, or "all"; default: the rank of this machine, and '
+        "on rank 0 all",
+    )
+    parser.add_argument("--uri", default="", help="the Flux instance (default: the enclosing one)")
+
+
 def _suggest(parser: Parser) -> None:
     from nodemanager.whatif import suggest
 
@@ -238,6 +251,7 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "suggest": VerbOptions("--since 30d", _suggest, prints_json=True),
     "chaos": VerbOptions("--seeds 0-99", _chaos, prints_json=True, has_site=False),
     "ensemble": VerbOptions("run ensemble.yaml --until-done", _ensemble, has_site=False),
+    "data-safe": VerbOptions("$FLUX_JOB_ID", _data_safe, has_site=False),
     "slots": VerbOptions("--slots large=8 gpu=2", _slots),
     "resize": VerbOptions("--slots large=64", _resize),
     "expand": VerbOptions("f23Abc -N 2", _expand),

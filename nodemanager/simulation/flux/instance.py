@@ -506,6 +506,16 @@ class SimulatedFlux:
         with self.world.lock:
             return dict(self._jobs.last_ended_at)
 
+    def say_data_safe(self, job_id: JobId, rank: Rank) -> None:
+        """Say that the data of a job was copied off a rank."""
+        with self.world.lock:
+            self._jobs.say_data_safe(job_id, rank)
+
+    def unsafe_data(self) -> Mapping[Rank, Mapping[JobId, float]]:
+        """The ended jobs whose data nobody called safe, by rank, with the time of their end."""
+        with self.world.lock:
+            return {rank: dict(jobs) for rank, jobs in self._jobs.unsafe_on.items()}
+
     def drain_reason(self, rank: Rank) -> str | None:
         with self.world.lock:
             return self._brokers.drain_reason(self._require_rank(rank))

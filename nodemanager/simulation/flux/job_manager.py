@@ -68,6 +68,7 @@ class _Job:
     grants: tuple[Grant, ...] = ()
     next_step: Scheduled | None = None
     failed: bool = False
+    safe_ranks: set[Rank] = field(default_factory=set)  # from which its data was copied before its end
     dependencies: dict[JobId, Dependency] = field(default_factory=dict)
     events: list[JobEvent] = field(default_factory=list)
 
@@ -85,6 +86,7 @@ class JobManager:
         self.clock_skew_s = 0.0
         self.stopped_queues: dict[str, None] = {}
         self.last_ended_at: dict[Rank, float] = {}
+        self.unsafe_on: dict[Rank, dict[JobId, float]] = {}  # ended jobs whose data nobody called safe, and when
         self.ended_count = 0
         self._world = world
         self._pool = pool
@@ -143,6 +145,12 @@ class JobManager:
         if (job := self._active.get(job_id)) is not None:
             cancelled = {"type": "cancel", "severity": 0, "note": "", "userid": _USER}
             self._fail(job, cancelled, _STATUS_CANCELLED)
+
+    def say_data_safe(self, job_id: JobId, rank: Rank) -> None:
+        """Note that the data of a job was copied off a rank."""
+        self.unsafe_on.get(rank, {}).pop(job_id, None)
+        if (job := self._active.get(job_id)) is not None:
+            job.safe_ranks.add(rank)
 
     def stop_queue(self, queue: str) -> None:
         self.stopped_queues[queue] = None
@@ -323,6 +331,8 @@ class JobManager:
         for grant in job.grants:
             del self._by_rank[grant.rank][job.id]
             self.last_ended_at[Rank(grant.rank)] = self._wall_at()
+            if Rank(grant.rank) not in job.safe_ranks:
+                self.unsafe_on.setdefault(Rank(grant.rank), {})[job.id] = self._wall_at()
         for awaited in job.dependencies:
             self._dependents[awaited].pop(job.id, None)
         if job.request.requeue and job.failed and job.grants:
