@@ -6,13 +6,11 @@ import argparse
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, Survey
 from nodemanager.config.price_list import read_bundled_table
-from nodemanager.core.ports import Clock
 
 CALL_TIMEOUT_S = 60.0
 NODE_PORTS = (8050, 8443)  # rank 0 and the join service, unless the site says otherwise
@@ -70,8 +68,7 @@ class Ec2Account(Account):
         clock = SystemClock()
         keys = key_source({}, self._environment, clock)
         driver = Ec2Driver(endpoint_of(self._region, self._endpoint), keys, timeout_s=CALL_TIMEOUT_S)
-        with _as_cloud_errors(clock):
-            return survey_region(driver, self._region, self._prices)
+        return survey_region(driver, self._region, self._prices, clock)
 
     def cloud_keys(self, image: OfferedImage, network: OfferedNetwork) -> dict[str, str]:
         keys = {"region": self._region}
@@ -158,8 +155,7 @@ class OpenStackAccount(Account):
             project_domain_id=environment.get("OS_PROJECT_DOMAIN_ID", "default"),
             region=self._region,
         )
-        with _as_cloud_errors(SystemClock()):
-            return survey_project(NovaDriver(account, CALL_TIMEOUT_S), self._region)
+        return survey_project(NovaDriver(account, CALL_TIMEOUT_S), self._region, SystemClock())
 
     def cloud_keys(self, image: OfferedImage, network: OfferedNetwork) -> dict[str, str]:
         keys = {"auth_url": self._environment["OS_AUTH_URL"]}
@@ -176,19 +172,6 @@ class OpenStackAccount(Account):
                 f"openstack security group rule create {group} --protocol tcp --dst-port {port} "
                 f"--remote-group {group}"
             )
-
-
-@contextmanager
-def _as_cloud_errors(clock: Clock) -> Iterator[None]:
-    from libcloud.common.exceptions import BaseHTTPError  # noqa: PLC0415
-    from libcloud.common.types import LibcloudError  # noqa: PLC0415
-
-    from nodemanager.cloud.common.libcloud_port import classify  # noqa: PLC0415
-
-    try:
-        yield
-    except (BaseHTTPError, LibcloudError, OSError) as error:
-        raise classify(error, creating=False, now_at=clock.wall_at()) from error
 
 
 ACCOUNTS: Mapping[str, type[Ec2Account | OpenStackAccount]] = {

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from enum import StrEnum
 from xml.etree.ElementTree import Element
 
+from nodemanager.cloud.common.libcloud_port import reading
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey
 from nodemanager.cloud.ec2.driver import Ec2Driver
 from nodemanager.cloud.ec2.replies import set_in, text_in
 from nodemanager.config.price_list import PriceTable
+from nodemanager.core.ports import Clock
 
 _MIB = 2**20
 _TYPES_PER_PAGE = "100"  # EC2's limit
@@ -26,20 +28,20 @@ class SurveyAction(StrEnum):
     DESCRIBE_SUBNETS = "DescribeSubnets"
 
 
-def survey_region(driver: Ec2Driver, region: str, prices: PriceTable) -> Survey:
-    """Read one region. Raises the exceptions that ``libcloud_port.classify`` accepts, or ``CloudError``."""
-    regions = driver.read(SurveyAction.DESCRIBE_REGIONS, {})
-    zones = driver.read(
-        SurveyAction.DESCRIBE_AVAILABILITY_ZONES, {"Filter.1.Name": "state", "Filter.1.Value.1": "available"}
-    )
-    return Survey(
-        region,
-        tuple(sorted(text_in(item, "regionName") for item in set_in(regions, "regionInfo"))),
-        tuple(sorted(text_in(item, "zoneName") for item in set_in(zones, "availabilityZoneInfo"))),
-        tuple(sorted(_images(driver), key=lambda image: image.created, reverse=True)),
-        tuple(_networks(driver)),
-        tuple(_sizes(driver, region, prices)),
-    )
+def survey_region(driver: Ec2Driver, region: str, prices: PriceTable, clock: Clock) -> Survey:
+    """Read one region. Raises :class:`CloudError`."""
+    available = {"Filter.1.Name": "state", "Filter.1.Value.1": "available"}
+    with reading(clock):
+        regions = driver.read(SurveyAction.DESCRIBE_REGIONS, {})
+        zones = driver.read(SurveyAction.DESCRIBE_AVAILABILITY_ZONES, available)
+        return Survey(
+            region,
+            tuple(sorted(text_in(item, "regionName") for item in set_in(regions, "regionInfo"))),
+            tuple(sorted(text_in(item, "zoneName") for item in set_in(zones, "availabilityZoneInfo"))),
+            tuple(sorted(_images(driver), key=lambda image: image.created, reverse=True)),
+            tuple(_networks(driver)),
+            tuple(_sizes(driver, region, prices)),
+        )
 
 
 def _images(driver: Ec2Driver) -> Iterator[OfferedImage]:
