@@ -163,6 +163,12 @@ _PHASE_OF_EVENT = {
     "clean": Phase.ENDED,
     "invalidate": Phase.ENDED,
 }
+# What the folds below read: an instance need not send the other events.
+COPY_EVENTS = frozenset({*_PHASE_OF_EVENT, "submit", "urgency", "jobspec-update", "annotations", "exception"})
+PROXY_EVENTS = frozenset(
+    {*_PHASE_OF_EVENT, "submit", "urgency", "jobspec-update", "dependency-add", "dependency-remove", "set-flags"}
+    | {"exception", SUBMITTED, STARTED, REFUSED, TAKEN, RETURNED}
+)
 
 
 def _later(phase: Phase, event: EventlogEntry) -> Phase:

@@ -17,7 +17,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import because
 from nodemanager.delegation import steps
-from nodemanager.delegation.home_port import AppendOutput, HomeRequest, PostEvent, ShowMemo
+from nodemanager.delegation.home_port import AppendOutput, HomeRequest, PostEvent, ShowMemo, ShowRunning
 from nodemanager.delegation.jobs import SUBMITTED
 from nodemanager.delegation.next_step import next_step
 from nodemanager.delegation.peer_port import ChangeDuration, ChangeUrgency, EndCopy, Peer, PeerRequest
@@ -97,8 +97,14 @@ class Stepper:
             self._state.ask_peer(tracked, *asked)
             return
         uri = peers[step.peer].peer.uri if isinstance(step, steps.RecordCopy) else ""
-        request = to_home(step, job, self._state.clock.wall_at(), uri)
+        now_at = self._state.clock.wall_at()
+        request = to_home(step, job, now_at, uri)
         assert request is not None, step  # noqa: S101 - every step is one of the above
+        if isinstance(step, steps.RecordStart):  # for people only, so the next step does not wait for it
+            tracked.proxy = tracked.proxy.after(caused_at_home(request, now_at))
+            self._state.home.send(request)
+            self.step(job)
+            return
         self._state.ask_home(tracked, request)
 
     # --- answers ---
@@ -114,6 +120,7 @@ class Stepper:
         tracked.proxy = tracked.proxy.after(caused_at_home(request, self._state.clock.wall_at()))
         if isinstance(request, PostEvent) and request.event.name == SUBMITTED:
             self._show_where(tracked)
+        tracked.shown_by_us |= isinstance(request, ShowRunning)
         self.answered(request.job)
 
     def home_refused(self, request: HomeRequest, why: str) -> None:

@@ -49,6 +49,8 @@ class TrackedJob:
     # Lines of the exec eventlog, until there is output: ``flux job attach`` looks for output once it reads them.
     held_back: str = ""
     has_output: bool = False
+    # This manager has shown it as running, on this connection: no other one has copied output before.
+    shown_by_us: bool = False
 
     def answered(self) -> None:
         """The request in flight was carried out."""

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import Clock, FluxError
-from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.jobs import COPY_EVENTS, PeerName
 from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker
 from nodemanager.delegation.peer_port import (
     ChangeDuration,
@@ -47,7 +47,9 @@ from nodemanager.delegation.steps import HELD_URGENCY
 from nodemanager.flux.bindings import CallFailed, ask, resolve
 from nodemanager.flux.delegate.events import (
     CAUGHT_UP,
+    JOURNAL,
     is_submitted_by,
+    journal_request,
     read_eventlog,
     read_events,
     read_journal,
@@ -135,7 +137,7 @@ class _PeerSession(LinkSession[PeerRequest]):
         self._ensure_owner()
         self._reactor.every(LOAD_EVERY_S, self._look_at_load).start()
         self._output_again = self._reactor.every(_OUTPUT_AGAIN_S, self._follow_unwritten)
-        self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
+        self._reactor.subscribe(JOURNAL, journal_request(COPY_EVENTS), self._on_jobs, self.fail)
 
     def _ensure_owner(self) -> None:
         """The journal refuses other users, but does not say why."""

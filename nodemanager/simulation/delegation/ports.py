@@ -339,10 +339,11 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
                 found = instance.running(job)
                 logs = {OUTPUT: found.output, EXEC: found.exec_events}
                 return OutputCounted(job, {key: counts_for_relay(key, log) for key, log in logs.items()})
-            case AppendOutput(key=key, lines=lines):
+            case AppendOutput(lines=lines):
                 found = instance.running(job)
-                log = found.output if key == OUTPUT else found.exec_events
-                log.extend(json.loads(line) for line in lines.splitlines())
+                for key, text in lines.items():
+                    log = found.output if key == OUTPUT else found.exec_events
+                    log.extend(json.loads(line) for line in text.splitlines())
             case TakeJob(target=target, urgency=urgency):
                 instance.post(instance.active(job), TAKEN, target=target, urgency=urgency)
             case HoldJob():
