@@ -92,6 +92,8 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
         if chosen.config is not None:
             chosen.usage_error(f"{chosen.verb} takes no --config")
         return WITHOUT_SITE[chosen.verb](None, chosen)
+    if chosen.verb == "init" and chosen.provider is not None:
+        return new_site(chosen)
     if chosen.config is None:
         chosen.usage_error("give the site file: --config SITE.INI")
     try:
@@ -235,7 +237,7 @@ def _grpc_faults(site: Site) -> list[str]:
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
-    """Write the bootstrap of an elastic instance, or print what to add to an existing one."""
+    """Write a first site file, or the bootstrap of an elastic instance, or print what to add to an existing one."""
     from nodemanager.flux.setup.bootstrap import BootstrapError, FluxTooOld, find_bootstrap, write_bootstrap
     from nodemanager.join.key_material import MaterialError, make_material
 
@@ -260,6 +262,24 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
     except (BootstrapError, MaterialError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def new_site(chosen: argparse.Namespace) -> int:
+    """Write a first site file from what an account offers."""
+    from nodemanager.cli.new_site.command import NewSiteError, write_new_site
+    from nodemanager.cli.new_site.questions import Questions, Unanswered
+    from nodemanager.core.ports import CloudError
+
+    if chosen.config is not None or chosen.existing is not None:
+        chosen.usage_error("--provider writes a new site file, so --config and --existing do not go with it")
+    try:
+        write_new_site(chosen, Questions.on_terminal(), os.environ, _print_now)
+    except Unanswered as error:
+        chosen.usage_error(str(error))
+    except (CloudError, NewSiteError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
