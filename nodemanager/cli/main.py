@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,9 @@ from nodemanager.core.notation import escape_unprintable
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison
     from nodemanager.config.price_list import PriceTable
+    from nodemanager.core.nodes import Launch
     from nodemanager.core.ports import CloudPort
+    from nodemanager.core.slots import NodeType
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
     from nodemanager.service.service import Companion
@@ -190,7 +192,9 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 def _check_online(site: Site) -> int:
     from nodemanager.cli.cloud_test import make_test_site, user_data
-    from nodemanager.cli.online.checks import Verdict, check_online
+    from nodemanager.cli.online.checks import check_online
+    from nodemanager.cloud.common.findings import Finding, Verdict
+    from nodemanager.cloud.preflight import check_creates
     from nodemanager.cloud.providers import cloud_factory
     from nodemanager.service import service
 
@@ -201,10 +205,18 @@ def _check_online(site: Site) -> int:
     prices = _compare_prices(site, _bundled_prices(site))
     is_good = True
 
-    def make_port() -> CloudPort:
-        return cloud_factory(site, lambda _launch, _node_type: user_data(site), service.SystemClock())()
+    clock = service.SystemClock()
 
-    for finding in check_online(site, make_port, prices):
+    def script(_launch: Launch, _node_type: NodeType) -> str:
+        return user_data(site)
+
+    def make_port() -> CloudPort:
+        return cloud_factory(site, script, clock)()
+
+    def creates() -> Iterator[Finding]:
+        return check_creates(site, script, clock)
+
+    for finding in check_online(site, make_port, creates, prices):
         print(escape_unprintable(str(finding)), flush=True)
         is_good = is_good and finding.verdict is not Verdict.FAULT
     return EXIT_OK if is_good else EXIT_FAILED
