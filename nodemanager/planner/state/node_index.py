@@ -103,6 +103,7 @@ def is_at_rest(node: Node, confirmations: int) -> bool:
         and rank.schedulable
         and rank.drain_reason is None
         and not rank.excluded
+        and not rank.unsafe
     )
 
 
