@@ -427,7 +427,9 @@ def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     extra = policy.has_spares or policy.limits.nodes_min > 0
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
     wanted = [*((purchase, _demand(purchase, weighed)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
-    if policy.stacked and wanted:
+    if not wanted:
+        return ()
+    if policy.stacked:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
