@@ -21,12 +21,13 @@ import structlog
 
 from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, read_slot_types
 from nodemanager.core.drains import is_drain_by_flux, is_our_drain
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import format_job_id, parse_idset
 from nodemanager.core.ports import FluxError, NotRequeued, NotTheActor
 from nodemanager.core.records import NOTHING_SPENT, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.delegation.jobs import HOLD
 from nodemanager.flux import kvs, retype
 from nodemanager.flux.bindings import (
     LEADER,
@@ -41,6 +42,7 @@ from nodemanager.flux.bindings import (
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
 from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, queues_that_deny
+from nodemanager.flux.parse.job_end import read_job_end
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
@@ -568,8 +570,36 @@ class RealFluxPort:
         with self._handle() as handle:
             new = JobId(submit(handle, jobspec, timeout_s=self._timeout_s))
         memo = {"id": int(job), "volatile": False, "memo": {"requeued_as": format_job_id(new)}}
-        self._ask("job-manager.memo", memo)
+        with _ignoring(errno.ENOENT):  # the first one has ended meanwhile
+            self._ask("job-manager.memo", memo)
         return new
+
+    def result(self, job: JobId) -> JobResult | None:
+        try:
+            answer = self._ask("job-info.lookup", {"id": int(job), "keys": ["eventlog"], "flags": 0})
+            end = read_job_end(answer["eventlog"])
+        except ValueError as fault:
+            raise FluxError(f"the eventlog of job {job} cannot be read: {fault}") from fault
+        except CallFailed as failure:
+            if failure.errno != errno.ENOENT:
+                raise
+            return JobResult.UNKNOWN
+        if end is None:
+            return None
+        return JobResult(end.result) if end.result in list(JobResult) else JobResult.FAILED
+
+    def start_copy(self, job: JobId) -> None:
+        self.ensure_actor()
+        event = {"id": int(job), "name": "dependency-remove", "context": {"description": HOLD}}
+        with _ignoring(errno.ENOENT, errno.EEXIST, errno.EINVAL):  # it has started or ended, or has no hold
+            self._ask("job-manager.post-event.post", event)
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self.ensure_actor()
+        with _ignoring(errno.ENOENT):  # it has ended
+            seen = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid", "dependencies"]})["job"]
+            if seen["userid"] == os.getuid() and HOLD in (seen.get("dependencies") or ()):
+                self._ask("job-manager.raise", {"id": int(job), "type": "cancel", "severity": 0, "note": why})
 
     def _disconnect(self, rank: Rank) -> None:
         """Make the parent disconnect a broker that does not answer from the overlay."""
@@ -598,6 +628,15 @@ class _RetypingCalls:
 
     def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]:
         return tuple(self.port._read_records(slots))  # noqa: SLF001
+
+
+@contextmanager
+def _ignoring(*expected: int) -> Iterator[None]:
+    try:
+        yield
+    except CallFailed as failure:
+        if failure.errno not in expected:
+            raise
 
 
 def terminate_command(pid: int) -> dict[str, object]:

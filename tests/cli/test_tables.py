@@ -15,7 +15,7 @@ from nodemanager.core.drains import hold_text
 from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.planner.plan import plan
-from tests.builders import a_job, a_node, a_policy, a_rank, a_snapshot, drained, tasks, whole_nodes
+from tests.builders import WALL_AT, a_job, a_node, a_policy, a_rank, a_snapshot, drained, tasks, whole_nodes
 from tests.web.fleets import HOST, a_stand
 
 POLICY = a_policy()
