@@ -251,7 +251,7 @@ def _grpc_faults(site: Site) -> list[str]:
 def _token_faults(site: Site) -> list[str]:
     if site.web.tokens_file is None:
         return []
-    from nodemanager.web.token import TokenError, read_named_tokens
+    from nodemanager.web.state.token import TokenError, read_named_tokens
 
     try:
         read_named_tokens(site.web.tokens_file)

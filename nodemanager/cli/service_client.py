@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from nodemanager.config.site import Site
 from nodemanager.web.listen import ListenAddress, TcpAddress, UnixSocket, listen_addresses
-from nodemanager.web.token import TokenError, read_token
+from nodemanager.web.state.token import TokenError, read_token
 
 TIMEOUT_S = 30.0
 STATUS_WITHIN_S = 5.0  # it is ready at any time

@@ -30,8 +30,8 @@ from nodemanager.web.listen import UnixSocket, listen_addresses
 from nodemanager.web.state.access import Access, Team
 from nodemanager.web.state.board import Board
 from nodemanager.web.state.samples import SAMPLES_FILE, SampleKeeper, read_samples
+from nodemanager.web.state.token import NamedToken, TokenError, read_named_tokens, read_or_make_token
 from nodemanager.web.thread import WebServer
-from nodemanager.web.token import NamedToken, TokenError, read_named_tokens, read_or_make_token
 
 STATUS_EVERY_S = 1.0
 ENSEMBLE_PUBLIC = frozenset({"begun", "resumed", "ended"})

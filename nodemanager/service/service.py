@@ -58,7 +58,7 @@ from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
-from nodemanager.web.token import TokenError
+from nodemanager.web.state.token import TokenError
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource

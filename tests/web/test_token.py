@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.web.token import NamedToken, Role, TokenError, read_named_tokens
+from nodemanager.web.state.token import NamedToken, Role, TokenError, read_named_tokens
 
 ADA, BOB = "a" * 32, "b" * 32
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
-from nodemanager.web.token import NamedToken, Role
+from nodemanager.web.state.token import NamedToken, Role
 
 
 class RequestRefused(Exception):

@@ -23,7 +23,7 @@ from nodemanager.planner.state.snapshot import Source
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
 from nodemanager.web.app import SECURITY_HEADERS
-from nodemanager.web.token import NamedToken, Role
+from nodemanager.web.state.token import NamedToken, Role
 from tests.builders import (
     NOW_S,
     a_job,
