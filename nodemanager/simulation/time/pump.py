@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from nodemanager.actors.base import CrashOnlyActor
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.delegation.delegator import Delegator
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager
@@ -34,6 +35,7 @@ TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
         CloudWatcher: (0.05, 2.0),
         CloudWorker: (0.05, 5.0),
         JoinClerk: (0.0, 0.05),
+        Delegator: (0.0, 0.05),
     }
 )
 
