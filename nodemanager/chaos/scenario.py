@@ -126,7 +126,7 @@ class Scenario:
         self._check_spend()
         self._check_history()
         if self.peers is not None:
-            self.peers.truth.check_end()
+            self.peers.truth.check_end(self.jobs.held)
         return RunSummary(
             seed=self.script.seed,
             jobs=len(self.jobs.shapes),

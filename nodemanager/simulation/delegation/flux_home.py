@@ -56,7 +56,7 @@ class FluxHome(SimulatedInstance):
         except FluxError:
             return False
         if self._starts != self.flux.starts:
-            self._starts, self.started_at = self.flux.starts, self.world.wall_at()
+            self._starts, self.started_at = self.flux.starts, self.world.steady_at()
         return True
 
     @up.setter
@@ -90,7 +90,7 @@ class FluxHome(SimulatedInstance):
             urgency = int(event.context["urgency"])
             self.jobs[event.job_id] = SimulatedJob(event.job_id, submitted, event.jobspec, urgency)
         job = self.jobs[event.job_id]
-        entry = EventlogEntry(event.name, event.timestamp, event.context)
+        entry = EventlogEntry(event.name, self.world.steady_at(), event.context)
         job.events.append(entry)
         for watcher in list(self._watchers):
             watcher(job.id, [entry])

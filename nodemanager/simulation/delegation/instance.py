@@ -57,9 +57,9 @@ class SimulatedJob:
 class InstanceFaults:
     """The faults of an instance that answers badly.
 
-    ``travel_s``: the longest that a message travels. ``answers_from_s``: it hangs until then. ``p_repeats``: of each
-    message, that it comes twice. ``p_loses_submit``: that the connection breaks before a submission is answered.
-    ``p_rejects``: of a job about to start, that the scheduler says it never can.
+    ``travel_s``: the longest that a message travels. ``answers_from_s``: it hangs until then. ``p_repeats``: of
+    each message, that it comes twice. ``p_loses_submit``: that the connection breaks before a submission is
+    answered. ``p_rejects``: of a job about to start, that the scheduler says it never can.
     """
 
     travel_s: float = 0.3
@@ -82,7 +82,7 @@ class SimulatedInstance:
         self.jobs: dict[JobId, SimulatedJob] = {}
         self.up = True
         self.incarnation = 0  # a new one after each restart: connections end
-        self.started_at = world.wall_at()
+        self.started_at = world.steady_at()
         self.status = 768
         self.actor: object = None  # who holds the name node-manager
         self.queue_disabled = False
@@ -107,7 +107,7 @@ class SimulatedInstance:
 
     def post(self, job: SimulatedJob, name: str, **context: object) -> None:
         """Post an event to a job's eventlog."""
-        event = EventlogEntry(name, self.world.wall_at(), context)
+        event = EventlogEntry(name, self.world.steady_at(), context)
         job.events.append(event)
         if name == "jobspec-update":
             if isinstance(changed := context.get(EXEC), Mapping):
@@ -241,7 +241,7 @@ class SimulatedInstance:
             return
         job.runs += 1
         self.post(job, "start")
-        job.output.append({"timestamp": self.world.wall_at(), "name": "data", "context": {"data": "said\n"}})
+        job.output.append({"timestamp": self.world.steady_at(), "name": "data", "context": {"data": "said\n"}})
         incarnation = self.incarnation
 
         def end() -> None:
@@ -257,7 +257,7 @@ class SimulatedInstance:
         self.incarnation += 1
         self.up = True
         self._noted.clear()
-        self.started_at = self.world.wall_at()
+        self.started_at = self.world.steady_at()
         if not keeps_state:
             self.jobs.clear()
         for job in list(self.jobs.values()):

@@ -136,7 +136,7 @@ class SimulatedLink(Generic[Request, Fact]):
         arrives_s = self._world.now_s + self._draws.uniform(0.0, faults.travel_s)
         at_s = max(self._last_s[way], arrives_s, faults.answers_from_s)
         self._last_s[way] = at_s
-        self._world.after(at_s - self._world.now_s, arrive)
+        self._world.at(at_s, arrive)
 
     def _is_on(self, connection: int) -> bool:
         if self.closed or connection != self._connection:

@@ -1,8 +1,8 @@
 """The job manager with what delegation uses: proxy jobs, alloc-bypass, and job-exec's override.
 
-A *proxy* (attribute ``delegate``) is held until the hold is removed. alloc-bypass then gives it pretended resources,
-so it takes no core. Like the real plugin, alloc-bypass forgets its jobs when rank 0 restarts, and only a validation
-reminds it. An *inert* job gets its resources from the scheduler and starts nothing by itself.
+A *proxy* (attribute ``delegate``) is held until the hold is removed. alloc-bypass then gives it pretended
+resources, so it takes no core. Like the real plugin, alloc-bypass forgets its jobs when rank 0 restarts, and only a
+validation reminds it. An *inert* job gets its resources from the scheduler and starts nothing by itself.
 """
 
 from __future__ import annotations
