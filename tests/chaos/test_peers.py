@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,8 +24,6 @@ from nodemanager.delegation.jobs import Phase
 from nodemanager.delegation.relay import OutputRelay
 from nodemanager.delegation.steps import (
     FinishProxy,
-    HoldHere,
-    MakeInert,
     RecordRefusal,
     Revalidate,
     SetUrgency,
@@ -141,8 +140,7 @@ def letting_a_job_run_here_and_there(patch: Patch) -> None:
     right = next_step._keep_from_running_here
 
     def careless(sides: Sides) -> Step | None:
-        step = right(sides)
-        return None if isinstance(step, HoldHere | MakeInert) else step
+        return right(replace(sides, proxy=replace(sides.proxy, inert=True, urgency=0)))
 
     patch.setattr(next_step, "_keep_from_running_here", careless)
 
@@ -167,7 +165,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     showing_success_whatever_happened: 1,
     leaving_the_copies_of_ended_jobs: 1,
     not_looking_for_a_copy_before_a_submission: 1,
-    not_reminding_alloc_bypass_after_a_restart: 1,
+    not_reminding_alloc_bypass_after_a_restart: 22,
     letting_a_job_run_here_and_there: 1,
     passing_on_output_twice: 1,
 }
