@@ -166,7 +166,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     leaving_the_copies_of_ended_jobs: 1,
     not_looking_for_a_copy_before_a_submission: 1,
     not_reminding_alloc_bypass_after_a_restart: 22,
-    letting_a_job_run_here_and_there: 1,
+    letting_a_job_run_here_and_there: 22,
     passing_on_output_twice: 1,
 }
 
