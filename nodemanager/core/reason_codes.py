@@ -45,6 +45,7 @@ class Figures(TypedDict, total=False):
     phase: str
     queue: str
     remote: str
+    result: str
     scope: str
     size: str
     source: str
@@ -115,6 +116,7 @@ class Figures(TypedDict, total=False):
     hangs_s: float
     hours: float
     housekeeping_max_s: float
+    data_max_s: float
     idle_s: float
     idle_timeout_s: float
     lasts_s: float
@@ -178,6 +180,7 @@ class Code(StrEnum):
     ONE_ZONE_SHORT = "one_zone_short", "zone have short"
     HELD = "held", "urgency priority"
     DEPENDENCY = "dependency"
+    COPY_WAITS = "copy_waits", "job"
     NOT_YET_SCHEDULED = "not_yet_scheduled", "state"
     QUEUE_STOPPED = "queue_stopped", "queue"
     TOO_MANY_SHAPES = "too_many_shapes", "shapes considered"
@@ -250,8 +253,13 @@ class Code(StrEnum):
     PRICE_OUT_OF_DATE = "price_out_of_date", "node_type ended_at"
     NODES_DRIFTED = "nodes_drifted", "node_type changed nodes node_count"
     REQUEUED = "requeued", "job node"
+    ORIGINAL_ENDED = "original_ended", "job"
+    COPY_STARTS = "copy_starts", "job result"
+    COPY_NOT_NEEDED = "copy_not_needed", "job result"
+    COPY_UNDECIDED = "copy_undecided", "job"
     UNFIT = "unfit", "node why"
     HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
+    DATA_NOT_SAFE = "data_not_safe", "node jobs lasts_s data_max_s"
     GONE_AT_PROVIDER_YET_UP = "gone_at_provider_yet_up", "node absences"
     # the slots change
     SLOTS_WISHED = "slots_wished", "slots"
@@ -291,6 +299,7 @@ class Code(StrEnum):
     DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
     HELD_BY_DRAIN = "held_by_drain", "drain_reason"
     HELD_BY_OPERATOR = "held_by_operator", "by since_at"
+    HELD_FOR_DATA = "held_for_data", "jobs lasts_s"
     RELEASED_BY_OPERATOR = "released_by_operator"
     MAY_REJOIN = "may_rejoin", "away_s"
     WANTED_AGAIN = "wanted_again", "jobs"

@@ -25,7 +25,6 @@ class ProxyJobManager(JobManager):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._on_hold: set[JobId] = set()
         self._flagged: set[JobId] = set()  # the scheduler is never asked for these
         self._noted: set[JobId] = set()  # alloc-bypass's memory
         self._pretending: set[JobId] = set()  # a job that was taken, with resources for alloc-bypass
@@ -47,12 +46,10 @@ class ProxyJobManager(JobManager):
         """Remove a dependency. The event is posted even if it is gone already. A job that has ended ignores it."""
         if (job := self._active.get(job_id)) is None:
             return
-        held = job_id in self._on_hold
-        if description == HOLD:
-            self._on_hold.discard(job_id)
-        self._post_event(job, "dependency-remove", {"description": description})
-        if held and job.state is JobState.DEPEND and not self._has_dependencies(job):
-            self._enter_priority(job)
+        if job.hold == description:
+            self.remove_hold(job_id, description)
+        else:
+            self._post_event(job, "dependency-remove", {"description": description})
 
     def validate(self, job_id: JobId, duration_s: float) -> None:
         """Validate a job again, by an update of its time limit: so alloc-bypass takes note of it again."""
@@ -98,11 +95,8 @@ class ProxyJobManager(JobManager):
         if read_target(job.jobspec):
             self._flag(job)
             self._inert.add(job.id)
-            self._on_hold.add(job.id)
+            job.hold = HOLD
             self._post_event(job, "dependency-add", {"description": HOLD})
-
-    def _has_dependencies(self, job: SimulatedJobState) -> bool:
-        return job.id in self._on_hold or super()._has_dependencies(job)
 
     def _flag(self, job: SimulatedJobState) -> None:
         self._flagged.add(job.id)
