@@ -189,7 +189,7 @@ def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
         rank.cores_free,
         rank.gpus_free,
         Availability.UP,
-        is_empty=not rank.allocated,
+        is_empty=not rank.allocated and rank.given_back is None,
         zone=_zone_of(node),
     )
 

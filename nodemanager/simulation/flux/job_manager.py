@@ -12,7 +12,7 @@ import heapq
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,7 @@ class _Job:
     grants: tuple[Grant, ...] = ()
     next_step: Scheduled | None = None
     failed: bool = False
+    given_back: frozenset[Rank] = frozenset()  # on which nothing of it runs any more, although it holds them
     safe_ranks: set[Rank] = field(default_factory=set)  # from which its data was copied before its end
     dependencies: dict[JobId, Dependency] = field(default_factory=dict)
     events: list[JobEvent] = field(default_factory=list)
@@ -146,6 +147,21 @@ class JobManager:
             cancelled = {"type": "cancel", "severity": 0, "note": "", "userid": _USER}
             self._fail(job, cancelled, _STATUS_CANCELLED)
 
+    def give_back(self, job_id: JobId, ranks: Collection[Rank]) -> None:
+        """Let a running job, an instance, give back ranks but its first one."""
+        job = self._active[job_id]
+        held = sorted(Rank(grant.rank) for grant in job.grants)
+        job.given_back = frozenset(ranks) & frozenset(held[1:])
+
+    def given_back(self) -> Mapping[Rank, JobId]:
+        """The ranks that jobs hold whole and have given back."""
+        return {
+            Rank(grant.rank): job.id
+            for job in self._active.values()
+            for grant in job.grants
+            if grant.rank in job.given_back and grant.cores.bit_count() == self._pool.ranks[grant.rank].cores
+        }
+
     def say_data_safe(self, job_id: JobId, rank: Rank) -> None:
         """Note that the data of a job was copied off a rank."""
         self.unsafe_on.get(rank, {}).pop(job_id, None)
@@ -168,7 +184,7 @@ class JobManager:
         """Fail the jobs of a rank whose broker is gone, and end its housekeeping."""
         host = self._pool.ranks[rank].host
         for job in tuple(self._by_rank[rank].values()):
-            if job.started:
+            if job.started and rank not in job.given_back:
                 self._fail(job, _exec_exception(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
         self.housekeepers.lose_rank(rank)
 
