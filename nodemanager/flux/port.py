@@ -435,9 +435,9 @@ class RealFluxPort:
         cores = {it.rank: it.cores for it in ranks}
         holder: dict[Rank, JobId] = {}
         try:
-            for job in given_back.jobs_that_gave_back(listed):
-                folder = data_record.job_directory(job)
-                texts = self._read([f"{folder}.eventlog", f"{folder}.R"])
+            folders = {job: data_record.job_directory(job) for job in given_back.jobs_that_gave_back(listed)}
+            texts = self._read([f"{folder}.{name}" for folder in folders.values() for name in ("eventlog", "R")])
+            for job, folder in folders.items():
                 log, r = (texts.get(f"{folder}.{name}", "") for name in ("eventlog", "R"))
                 holder |= dict.fromkeys(given_back.read_given_back(log, r, cores), job)
         except ValueError as fault:

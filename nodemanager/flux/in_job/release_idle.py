@@ -28,7 +28,7 @@ from nodemanager.flux.records import given_back
 
 DRAIN_REASON = "given back to the outer instance"
 _LOOK = ("resource.status", "sched.resource-status")
-_LEAVES_WITHIN_S = 20.0
+_WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.2
 
 
@@ -124,24 +124,27 @@ class _Instance:
         chosen = begun + sorted(idle, reverse=True)[: most if most is not None else len(idle)]
         for rank in chosen:
             self._drain(rank)
-        seen = self._look()
-        stopped = [rank for rank in chosen if not seen[rank].allocated and seen[rank].drain_reason == DRAIN_REASON]
+        # The scheduler may notice a drain a moment later, and give the rank a job until then.
+        seen = self._look_until(lambda seen: not any(seen[rank].schedulable for rank in chosen))
+        stopped = [rank for rank in chosen if _is_at_rest(seen[rank])]
         for rank in chosen:
             if rank in stopped:
                 self._stop(rank)
             elif seen[rank].drain_reason == DRAIN_REASON:  # a job began just before the drain
                 self._ask("resource.undrain", {"targets": str(rank)})
-        self._await_gone(stopped)
+        self._look_until(lambda seen: not any(seen[rank].online for rank in stopped))
         return stopped
 
     def gone(self) -> list[Rank]:
         """The ranks that we drained and whose brokers are gone."""
         return [it.rank for it in self._look().values() if it.drain_reason == DRAIN_REASON and not it.online]
 
-    def _await_gone(self, ranks: list[Rank]) -> None:
-        until_s = self._now_s() + _LEAVES_WITHIN_S
-        while any(self._look()[rank].online for rank in ranks) and self._now_s() < until_s:
+    def _look_until(self, holds: Callable[[Mapping[Rank, FluxRank]], bool]) -> Mapping[Rank, FluxRank]:
+        """Look until something holds, or for as long as that may take; return the last look."""
+        until_s = self._now_s() + _WITHIN_S
+        while not holds(seen := self._look()) and self._now_s() < until_s:
             self._wait_s(_LOOK_EVERY_S)
+        return seen
 
     def _drain(self, rank: Rank) -> None:
         try:
@@ -168,6 +171,10 @@ class _Instance:
 
     def _ask(self, topic: str, payload: object = None, rank: int = LEADER) -> Any:
         return ask(self._handle, topic, payload, rank=rank, timeout_s=self._timeout_s)
+
+
+def _is_at_rest(rank: FluxRank) -> bool:
+    return rank.drain_reason == DRAIN_REASON and not (rank.allocated or rank.schedulable)
 
 
 def _outer_ranks(outer: Handle, instance: _Instance, job: int, timeout_s: float) -> Mapping[Rank, Rank]:

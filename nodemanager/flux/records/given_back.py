@@ -11,13 +11,14 @@ import json
 from collections.abc import Iterable, Mapping
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.notation import NotationError, format_idset, parse_idset
+from nodemanager.core.notation import NotationError, format_idset, parse_idset_ranges
 from nodemanager.core.slots import Rank
 from nodemanager.flux.parse.json_fields import list_at, object_at, text_at, whole_at
 from nodemanager.flux.parse.resources import read_holdings
 
 MEMO = "node_manager_given_back"  # an idset of the outer instance's ranks
 INSTANCE_MEMO = "uri"  # which a sub-instance sets when it is up
+_LOG_MAX = 1 << 20  # characters; an ordinary job has some thousand
 # A job that has reached one of these is about to free all its ranks.
 _ENDINGS = frozenset({"finish", "release", "free", "clean"})
 
@@ -45,6 +46,8 @@ def read_given_back(eventlog: str, r: str, cores: Mapping[Rank, int]) -> frozens
     holds all cores, so that no other job runs there, and never its first one, without which it would die.
     """
     memos: dict[str, object] = {}
+    if len(eventlog) > _LOG_MAX:
+        return frozenset()
     try:
         for line in eventlog.splitlines():
             event = object_at(json.loads(line), "event")
@@ -54,12 +57,13 @@ def read_given_back(eventlog: str, r: str, cores: Mapping[Rank, int]) -> frozens
                 memos |= object_at(event.get("context"), "context")
         if not memos.get(INSTANCE_MEMO):
             return frozenset()
-        given = frozenset(map(Rank, parse_idset(text_at(memos.get(MEMO), MEMO))))
+        given = parse_idset_ranges(text_at(memos.get(MEMO), MEMO))  # ranges, because a user may name any number
         held, _ = read_holdings(json.loads(r))
     except (ValueError, NotationError):
         return frozenset()
     first = min((it.rank for it in held), default=None)
-    return frozenset(it.rank for it in held if it.rank in given - {first} and it.cores == cores.get(it.rank))
+    whole = (it.rank for it in held if it.rank != first and it.cores == cores.get(it.rank))
+    return frozenset(rank for rank in whole if any(low <= rank <= high for low, high in given))
 
 
 def outer_ranks(r: object) -> list[Rank]:

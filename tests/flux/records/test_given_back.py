@@ -54,6 +54,10 @@ def test_odd_values_mean_nothing(value: object) -> None:
     assert read(URI, ("memo", {MEMO: value})) == set()
 
 
+def test_a_memo_may_name_more_ranks_than_memory_has_room_for() -> None:
+    assert read(URI, ("memo", {MEMO: "0-4000000000"})) == {2, 3, 4}
+
+
 @pytest.mark.parametrize("log", ["", "{", "[]\n", '{"name": "memo"}\n', '{"name": "memo", "context": 5}\n'])
 def test_an_odd_log_means_nothing(log: str) -> None:
     assert read_given_back(log, json.dumps(an_r()), CORES) == frozenset()
