@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nodemanager.core.elsewhere.peers import PeerOffer
-from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobResult, NodeOrder, UnreadableJob
 from nodemanager.core.nodes import (
     CloudNode,
     FailureKind,
@@ -67,6 +67,7 @@ class RanksSeen:
     """All ranks but the leader, from one look, and an unanswered wish to change the slots' types, if there is one.
 
     ``jobs_ended``: how many ended jobs the instance remembers. ``took_s``: how long the look took.
+    ``node_order``: which node the scheduler gives to a job; None if that is not known.
     ``previous``: if given, ``ranks`` holds only the ranks that differ from this mapping.
     """
 
@@ -75,6 +76,7 @@ class RanksSeen:
     wish: SlotsWish | None = None
     jobs_ended: int = 0
     took_s: float = 0.0
+    node_order: NodeOrder | None = None
     previous: Mapping[Rank, FluxRank] | None = None
 
 
@@ -194,6 +196,21 @@ class JobRequeued:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRead:
+    """How the job ended that the copy ``job`` replaces; None: it has not ended."""
+
+    job: JobId
+    result: JobResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettled:
+    """The copy was started or cancelled, or had ended already."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class HousekeepingKilled:
     """A signal was sent to the housekeeping that runs on the node's rank after a job."""
 
@@ -246,7 +263,7 @@ class SpendNotKept:
 
 @dataclass(frozen=True, slots=True)
 class FluxCallFailed:
-    """An order to Flux failed, or it is unknown whether it was carried out. ``job`` is the job of a requeue."""
+    """An order to Flux failed, or it is unknown whether it was carried out. ``job`` is its job."""
 
     launches: tuple[LaunchId, ...]
     order: str
@@ -359,7 +376,7 @@ class CloudCallFailed:
 class OrderLapsed:
     """An order was certainly not carried out: it was too late, or the manager could not prove that it still acts.
 
-    ``provider_id`` belongs to a destroy, ``job`` to a requeue.
+    ``provider_id`` belongs to a destroy, ``job`` to an order about one job.
     """
 
     order: str
@@ -410,6 +427,8 @@ FluxFact = (
     | BrokerStopped
     | HousekeepingKilled
     | JobRequeued
+    | ResultRead
+    | CopySettled
     | JobsHeld
     | JobsReleased
     | LeaseEnded

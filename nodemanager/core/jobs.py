@@ -153,6 +153,16 @@ class Job:
     delegated_to: str = ""  # it runs in another instance: what its user asked for (``delegate:TARGET``)
 
 
+class JobResult(StrEnum):
+    """How a job ended, in the words of ``flux jobs``."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    TIMEOUT = "TIMEOUT"
+    UNKNOWN = "UNKNOWN"  # Flux no longer knows the job
+
+
 @dataclass(frozen=True, slots=True)
 class JobException:
     """An exception of a job in Flux's words (RFC 21). Severity 0 ends the job."""
@@ -195,6 +205,16 @@ class QueuePolicy(StrEnum):
 
     FIFO = "fifo"  # a job that cannot start holds up all jobs behind it: sched-simple
     BACKFILL = "backfill"  # jobs behind it may start first: Fluxion, by its own queue policies
+
+
+class NodeOrder(StrEnum):
+    """Which node the scheduler gives to a job, of those that are free for it."""
+
+    MOST_FREE = "most-free"  # sched-simple, and Fluxion's ``high``
+    EMPTY_FIRST = "empty-first"  # Fluxion's ``first``: empty nodes, then the most free; the last rank first
+    LEAST_USED = "least-used"  # Fluxion's ``low``
+    LOWEST = "lowest"  # Fluxion's ``lonode``: the lowest number in the host name
+    HIGHEST = "highest"  # Fluxion's ``hinode``
 
 
 class PackingPolicy(StrEnum):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from nodemanager.core.facts import CloudChanged, JoinFact, QueueProbed, QueueSeen, RanksChanged
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult, NodeOrder
 from nodemanager.core.nodes import (
     CloudNode,
     FailureKind,
@@ -160,8 +160,8 @@ class FluxPort(Protocol):
     """One Flux instance, by request and response. An object belongs to one thread.
 
     Calls that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
-    kill_housekeeping, show_on_jobs, repair, change_slots, refuse_slots) first check that this manager still holds
-    the name, and raise ``NotTheActor`` if it does not.
+    kill_housekeeping, requeue, start_copy, cancel_copy, show_on_jobs, repair, change_slots, refuse_slots) first
+    check that this manager still holds the name, and raise ``NotTheActor`` if it does not.
     """
 
     def claim(self) -> None:
@@ -231,6 +231,10 @@ class FluxPort(Protocol):
         """
         ...
 
+    def node_order(self) -> NodeOrder | None:
+        """Which node the scheduler gives to a job, as of the last look; None if that is not known."""
+        ...
+
     def read_hardware(self) -> Mapping[Rank, Hardware]:
         """Read the hardware of machines whose ranks came online, as the last look showed; each is reported once.
 
@@ -271,11 +275,23 @@ class FluxPort(Protocol):
         ...
 
     def requeue(self, job: JobId) -> JobId:
-        """Submit an active job again, to start only if the first one fails; return the new job's id.
+        """Submit an active job again, held until ``start_copy``; return the new job's id.
 
         Each job names the other: the new one in ``node-manager.requeued-from``, the old one in a memo. Raises
         ``NotRequeued`` if the job cannot be submitted in its user's name.
         """
+        ...
+
+    def result(self, job: JobId) -> JobResult | None:
+        """Read how a job ended; None if it is active."""
+        ...
+
+    def start_copy(self, job: JobId) -> None:
+        """Take our hold off a copy, which may then start. A copy that has started or ended is no error."""
+        ...
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        """Cancel a copy that still waits for our hold. Flux shows ``why``. Any other job is left alone."""
         ...
 
     # --- the types of the slots ---

@@ -45,6 +45,7 @@ class Figures(TypedDict, total=False):
     phase: str
     queue: str
     remote: str
+    result: str
     scope: str
     size: str
     source: str
@@ -179,6 +180,7 @@ class Code(StrEnum):
     ONE_ZONE_SHORT = "one_zone_short", "zone have short"
     HELD = "held", "urgency priority"
     DEPENDENCY = "dependency"
+    COPY_WAITS = "copy_waits", "job"
     NOT_YET_SCHEDULED = "not_yet_scheduled", "state"
     QUEUE_STOPPED = "queue_stopped", "queue"
     TOO_MANY_SHAPES = "too_many_shapes", "shapes considered"
@@ -251,6 +253,10 @@ class Code(StrEnum):
     PRICE_OUT_OF_DATE = "price_out_of_date", "node_type ended_at"
     NODES_DRIFTED = "nodes_drifted", "node_type changed nodes node_count"
     REQUEUED = "requeued", "job node"
+    ORIGINAL_ENDED = "original_ended", "job"
+    COPY_STARTS = "copy_starts", "job result"
+    COPY_NOT_NEEDED = "copy_not_needed", "job result"
+    COPY_UNDECIDED = "copy_undecided", "job"
     UNFIT = "unfit", "node why"
     HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
     DATA_NOT_SAFE = "data_not_safe", "node jobs lasts_s data_max_s"

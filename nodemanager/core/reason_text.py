@@ -47,6 +47,10 @@ class ClockReading:
         """Convert a reason's figures: moments to wall-clock time (``until_s`` to ``until_at``), job ids to F58."""
         return dict(self._figure(name, value) for name, value in reason.figures.items())
 
+    def sentence(self, reason: Reason) -> str:
+        """Write a reason as a sentence for people."""
+        return to_sentence(reason.code, self.figures(reason))
+
     def _figure(self, name: str, value: Figure) -> tuple[str, Figure]:
         if name in MOMENT_FIGURES and isinstance(value, float):
             return MOMENT_FIGURES[name], self.to_wall(value)
@@ -154,6 +158,7 @@ SENTENCES: Mapping[str, str] = {
     Code.SPEND_TO_RECORD: "gone: its cost is recorded first",
     Code.HELD: "held: its urgency or priority is 0",
     Code.DEPENDENCY: "waits for its dependency",
+    Code.COPY_WAITS: "starts only if job {job} fails, and is cancelled if that ends well",
     Code.NOT_YET_SCHEDULED: "Flux has not handed it to the scheduler yet",
     Code.QUEUE_STOPPED: "queue {queue} is stopped",
     Code.TOO_MANY_SHAPES: "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
@@ -215,6 +220,10 @@ SENTENCES: Mapping[str, str] = {
     Code.PRICE_OUT_OF_DATE: "the price of {node_type} in the site was valid until {ended_at}",
     Code.NODES_DRIFTED: "{node_count} nodes of type {node_type} were made differently ({changed}): {nodes}",
     Code.REQUEUED: "job {job} is submitted again: the provider takes back its node {node}",
+    Code.ORIGINAL_ENDED: "job {job} has ended: how it ended decides whether its copy starts",
+    Code.COPY_STARTS: "starts in place of job {job}, which ended as {result}",
+    Code.COPY_NOT_NEEDED: "not needed: job {job}, which it would have replaced, ended as {result}",
+    Code.COPY_UNDECIDED: "Flux no longer knows how job {job} ended: submit it again if it failed",
     Code.UNFIT: "{node} gets no more work ({why})",
     Code.HANGS_AT_WORK: "{node} is busy, and its broker has not answered for {hangs_s}",
     Code.DATA_NOT_SAFE: (

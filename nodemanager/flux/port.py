@@ -21,12 +21,13 @@ import structlog
 
 from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, read_slot_types
 from nodemanager.core.drains import is_drain_by_flux, is_our_drain
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult, NodeOrder
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import format_job_id, parse_idset
 from nodemanager.core.ports import FluxError, NotRequeued, NotTheActor
 from nodemanager.core.records import NOTHING_SPENT, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.delegation.jobs import HOLD
 from nodemanager.flux import kvs, retype
 from nodemanager.flux.bindings import (
     LEADER,
@@ -40,7 +41,8 @@ from nodemanager.flux.bindings import (
 )
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
-from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, queues_that_deny
+from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, node_order_of, queues_that_deny
+from nodemanager.flux.parse.job_end import read_job_end
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
@@ -106,6 +108,7 @@ class RealFluxPort:
         self._unsafe = UnsafeJobs(types, others) if types else None
         self._ended_known_until_at = 0.0
         self._knows_data = False  # whether what ran before the present leases was left out
+        self._node_order: NodeOrder | None = None
         self._log: Any = structlog.get_logger()
 
     def close(self) -> None:
@@ -140,16 +143,7 @@ class RealFluxPort:
         has_gpus = any(node_type.gpus for node_type in self._node_types)
         if ours is not None and ours < GPUS_IN_SCHED_SIMPLE and has_gpus and "sched-simple" in str(modules):
             self._log.warning("scheduler_knows_no_gpus", what_to_do=no_gpus_text(ours))
-        if is_loaded(modules):
-            try:
-                policy = match_policy(self._ask(PARAMS))
-            except CallFailed as failure:
-                policy = f"unknown: {failure.text}"
-            self._log.info(
-                "fluxion_places_otherwise",
-                match_policy=policy,
-                what="nodes are planned as if sched-simple placed the jobs; Fluxion may use other nodes for them",
-            )
+        self._node_order = self._read_node_order() if is_loaded(modules) else NodeOrder.MOST_FREE
         if queues:
             self._log.warning(
                 "fluxion_denies_jobs",
@@ -157,6 +151,22 @@ class RealFluxPort:
                 what_to_do='set queue-policy = "easy" in [sched-fluxion-qmanager]: with fcfs Fluxion denies jobs'
                 " for more nodes than are up, so no nodes can be bought for them",
             )
+
+    def _read_node_order(self) -> NodeOrder | None:
+        """Ask Fluxion for its match policy, and say how nodes are planned with it."""
+        try:
+            policy = match_policy(self._ask(PARAMS))
+        except CallFailed as failure:
+            policy = f"unknown: {failure.text}"
+        order = node_order_of(policy)
+        if order is None:
+            what = "this match policy is not modelled: nodes are planned as if the most free one were used first"
+        elif policy.endswith("nodex"):
+            what = "jobs take whole nodes, and nodes are bought as if jobs shared them: the rest is bought later"
+        else:
+            what = f"nodes are planned by this match policy: {order}"
+        self._log.info("fluxion_match_policy", match_policy=policy, what=what)
+        return order
 
     # --- the right to act ---
 
@@ -393,6 +403,9 @@ class RealFluxPort:
         names.learn({Rank(rank): SlotName(str(answer["value"])) for rank, answer in answers.items()})
         return names.rename_ranks(ranks)
 
+    def node_order(self) -> NodeOrder | None:
+        return self._node_order
+
     def read_hardware(self) -> Mapping[Rank, Hardware]:
         unknown = sorted(self._online - self._measured)[:_TOPOLOGIES_PER_LOOK]
         if not unknown:
@@ -592,8 +605,36 @@ class RealFluxPort:
         with self._handle() as handle:
             new = JobId(submit(handle, jobspec, timeout_s=self._timeout_s))
         memo = {"id": int(job), "volatile": False, "memo": {"requeued_as": format_job_id(new)}}
-        self._ask("job-manager.memo", memo)
+        with _ignoring(errno.ENOENT):  # the first one has ended meanwhile
+            self._ask("job-manager.memo", memo)
         return new
+
+    def result(self, job: JobId) -> JobResult | None:
+        try:
+            answer = self._ask("job-info.lookup", {"id": int(job), "keys": ["eventlog"], "flags": 0})
+            end = read_job_end(answer["eventlog"])
+        except ValueError as fault:
+            raise FluxError(f"the eventlog of job {job} cannot be read: {fault}") from fault
+        except CallFailed as failure:
+            if failure.errno != errno.ENOENT:
+                raise
+            return JobResult.UNKNOWN
+        if end is None:
+            return None
+        return JobResult(end.result) if end.result in list(JobResult) else JobResult.FAILED
+
+    def start_copy(self, job: JobId) -> None:
+        self.ensure_actor()
+        event = {"id": int(job), "name": "dependency-remove", "context": {"description": HOLD}}
+        with _ignoring(errno.ENOENT, errno.EEXIST, errno.EINVAL):  # it has started or ended, or has no hold
+            self._ask("job-manager.post-event.post", event)
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self.ensure_actor()
+        with _ignoring(errno.ENOENT):  # it has ended
+            seen = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid", "dependencies"]})["job"]
+            if seen["userid"] == os.getuid() and HOLD in (seen.get("dependencies") or ()):
+                self._ask("job-manager.raise", {"id": int(job), "type": "cancel", "severity": 0, "note": why})
 
     def _disconnect(self, rank: Rank) -> None:
         """Make the parent disconnect a broker that does not answer from the overlay."""
@@ -622,6 +663,15 @@ class _RetypingCalls:
 
     def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]:
         return tuple(self.port._read_records(slots))  # noqa: SLF001
+
+
+@contextmanager
+def _ignoring(*expected: int) -> Iterator[None]:
+    try:
+        yield
+    except CallFailed as failure:
+        if failure.errno not in expected:
+            raise
 
 
 def terminate_command(pid: int) -> dict[str, object]:

@@ -23,6 +23,7 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LEAVING, CallKind, FluxRank, Identity, Launch, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CordonNode,
     CreateNode,
@@ -30,10 +31,12 @@ from nodemanager.core.orders import (
     DestroyNode,
     EndLease,
     HoldJobs,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
+    StartCopy,
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
@@ -52,7 +55,7 @@ from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mod
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.requeue import requeue_orders
+from nodemanager.planner.requeue import CopyOrder, copies_change_s, copy_orders, requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
 from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
@@ -69,7 +72,17 @@ from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
-Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
+Action = (
+    BootNode
+    | NodeAction
+    | RequeueJob
+    | CopyOrder
+    | DelegateJob
+    | HoldJobs
+    | ReleaseJobs
+    | ChangeSlots
+    | RefuseSlots
+)
 
 
 @dataclass(frozen=True)
@@ -203,6 +216,8 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
         case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
+        case ReadResult() | StartCopy() | CancelCopy():
+            return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
             return node.launch.type_name if node is not None else None
@@ -239,6 +254,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
+            *copy_orders(snapshot),
             *bursting.orders,
             *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
             *boots,
@@ -250,6 +266,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         again_at_s=min(
             steps.again_at_s,
             _strays_change_s(snapshot, policy),
+            copies_change_s(snapshot),
             _purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
             basis.emptying.again_at_s,
@@ -410,7 +427,9 @@ def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     extra = policy.has_spares or policy.limits.nodes_min > 0
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
     wanted = [*((purchase, _demand(purchase, weighed)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
-    if policy.stacked and wanted:
+    if not wanted:
+        return ()
+    if policy.stacked:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)

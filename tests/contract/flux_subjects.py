@@ -17,7 +17,7 @@ from typing import Protocol
 
 import pytest
 
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.ports import FluxPort
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux import bindings, kvs, retype
@@ -71,6 +71,10 @@ class FluxSubject(Protocol):
 
     def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
         """Like ``occupy``, but also return the job's id."""
+        ...
+
+    def job_that_ends(self, rank: Rank, result: JobResult) -> JobId:
+        """Run a job on the rank, which asks to be submitted again and ends in a second or two, as told."""
         ...
 
     def shown_on(self, job: JobId) -> str:
@@ -170,6 +174,17 @@ class RealSubject:
 
     def shown_on(self, job: JobId) -> str:
         return self._instance.run("jobs", "-no", "{user.nodes}", str(job)).strip()
+
+    def job_that_ends(self, rank: Rank, result: JobResult) -> JobId:
+        asks = ("-n1", "--setattr=node-manager.requeue", f"--requires=rank:{rank}")
+        limit = "1s" if result is JobResult.TIMEOUT else "60s"
+        command = ("sleep", "1") if result is JobResult.COMPLETED else ("sleep", "30")
+        text = self._instance.run("submit", *asks, "-t", limit, *command)
+        job = JobId(int(self._instance.run("job", "id", "--to=dec", text)))
+        eventually("the job runs", lambda: self._instance.run("jobs", "-no", "{status}", text) == "RUN")
+        if result is JobResult.CANCELED:
+            self._instance.run("cancel", text)
+        return job
 
     def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
         job = self._instance.submit("-N1", "-n1", "-c1", f"--requires=rank:{rank}")

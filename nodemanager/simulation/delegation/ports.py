@@ -46,6 +46,7 @@ from nodemanager.delegation.peer_port import (
     CopyOutput,
     CopyOutputEnded,
     EndCopy,
+    FindCopies,
     FitChecked,
     FollowOutput,
     PeerDone,
@@ -214,7 +215,7 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
         duration_s, cores = read_duration_s(job.jobspec), read_cores(job.jobspec)
         self.tell(CopyEvents(self._name, job.id, tuple(events), marker if whole else None, duration_s, cores))
 
-    def carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
+    def carry_out(self, request: PeerRequest) -> None:  # noqa: C901, PLR0912 - one arm a request
         match request:
             case PlaceCopy(job=job, jobspec=jobspec):
                 try:
@@ -226,6 +227,10 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
                 self.tell(FitChecked(self._name, key, "" if fits else "unsatisfiable request"))
             case ReadCopy(remote=remote):
                 self._read_copy(remote)
+            case FindCopies():
+                for job_ in self.instance.jobs.values():
+                    self.report(job_, job_.events)
+                self.tell(PeerDone(self._name, request))
             case ChangeUrgency(remote=remote, urgency=urgency):
                 self._change(request, lambda: self.instance.set_urgency(remote, urgency))
             case ChangeDuration(remote=remote, duration_s=duration_s):
@@ -339,10 +344,11 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
                 found = instance.running(job)
                 logs = {OUTPUT: found.output, EXEC: found.exec_events}
                 return OutputCounted(job, {key: counts_for_relay(key, log) for key, log in logs.items()})
-            case AppendOutput(key=key, lines=lines):
+            case AppendOutput(lines=lines):
                 found = instance.running(job)
-                log = found.output if key == OUTPUT else found.exec_events
-                log.extend(json.loads(line) for line in lines.splitlines())
+                for key, text in lines.items():
+                    log = found.output if key == OUTPUT else found.exec_events
+                    log.extend(json.loads(line) for line in text.splitlines())
             case TakeJob(target=target, urgency=urgency):
                 instance.post(instance.active(job), TAKEN, target=target, urgency=urgency)
             case HoldJob():

@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeVar
 
 from nodemanager.core.drains import is_drain_by_flux, is_our_drain
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult, NodeOrder
 from nodemanager.core.nodes import FluxRank, Launch, UnsafeData
 from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.core.records import HeldJob, Spend, Steering
@@ -112,6 +112,9 @@ class SimulatedFluxPort:
 
     # --- jobs ---
 
+    def node_order(self) -> NodeOrder | None:
+        return NodeOrder.MOST_FREE
+
     def read_hardware(self) -> Mapping[Rank, Hardware]:
         return {}
 
@@ -182,6 +185,15 @@ class SimulatedFluxPort:
 
     def requeue(self, job: JobId) -> JobId:
         return self._change(lambda: self._flux.requeue(job))
+
+    def result(self, job: JobId) -> JobResult | None:
+        return self._call(lambda: self._flux.result(job))
+
+    def start_copy(self, job: JobId) -> None:
+        self._change(lambda: self._flux.start_copy(job))
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self._change(lambda: self._flux.cancel_copy(job, why))
 
     # --- slot types ---
 
