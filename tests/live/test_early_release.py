@@ -25,8 +25,8 @@ WITHIN_S = 90.0
 SCRIPT = """\
 #!/bin/sh
 cd {folder}
-flux getattr local-uri > uri.tmp && mv uri.tmp uri
 flux getattr broker.critical-ranks > critical
+flux getattr local-uri > uri.tmp && mv uri.tmp uri
 until [ -e give ]; do sleep 0.1; done
 (cd {root} && {python} -m nodemanager release-idle {options}) > told 2>&1; echo $? > status
 until [ -e end ]; do sleep 0.1; done
