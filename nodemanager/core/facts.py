@@ -303,6 +303,7 @@ class NodeReleased:
     """An operator withdrew the node's hold, retirement or replacement."""
 
     launch: LaunchId
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +316,8 @@ class DecisionsPaused:
 @dataclass(frozen=True, slots=True)
 class DecisionsResumed:
     """An operator resumed the decisions."""
+
+    by: str = ""
 
 
 # --- from the cloud ---------------------------------------------------------------------------------------
