@@ -244,15 +244,8 @@ def peers(document: Mapping[str, Any]) -> RenderableType:
             money(peer["price_per_core_hour"]),
             f"{peer['jobs']}/{peer['jobs_max']}",
         )
-    notes = [
-        Text(
-            f"{peer['name']}: {', '.join(peer['orphans'])} may run there, and no job here knows of it", style="red"
-        )
-        for peer in document["peers"]
-        if peer["orphans"]
-    ]
     fault = [Text(f"No job is delegated now: {document['fault']}", style="red")] if document["fault"] else []
-    return Group(*fault, table, *notes)
+    return Group(*fault, table)
 
 
 def _peer_state(peer: Mapping[str, Any]) -> Text:
@@ -466,6 +459,9 @@ def event(document: Mapping[str, Any]) -> Text:
         text.append(f"  {document['figures']['detail']}", style="dim")
     elif document["figures"].get("story"):
         text.append(f"  was {document['figures'].get('was', '')}", style="dim")
+    elif by := document["figures"].get("by"):
+        words = document["figures"].get("why")
+        text.append(f"  by {by}{f': {words}' if words else ''}", style="dim")
     return text
 
 

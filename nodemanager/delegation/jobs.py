@@ -130,6 +130,7 @@ class Copy:
     duration_s: float = 0.0
     phase: Phase = Phase.NEW
     cores: int = 0  # that it asks for
+    made_for_at: float = 0.0  # when the job at home was submitted, by its marker
     started_at: float | None = None
     ended_at: float | None = None  # when its tasks ended, by the peer's clock
     status: int | None = None  # of ``waitpid``, once it has finished

@@ -44,6 +44,14 @@ class ReadCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class FindCopies:
+    """Report every copy with our cluster's marker once more, also those that have ended, as ``CopyEvents``.
+
+    ``PeerDone`` follows the last one.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeUrgency:
     """Set the urgency of a copy."""
 
@@ -85,7 +93,17 @@ class StopOutput:
     remote: JobId
 
 
-PeerRequest = CheckFit | PlaceCopy | ReadCopy | ChangeUrgency | ChangeDuration | EndCopy | FollowOutput | StopOutput
+PeerRequest = (
+    CheckFit
+    | PlaceCopy
+    | ReadCopy
+    | FindCopies
+    | ChangeUrgency
+    | ChangeDuration
+    | EndCopy
+    | FollowOutput
+    | StopOutput
+)
 
 # --- facts ----------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ class DelegatedJob:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """One peer. ``jobs``: our jobs there; ``orphans``: copies there whose job our instance does not know."""
+    """One peer. ``jobs``: our jobs there."""
 
     name: PeerName
     uri: str
@@ -39,7 +39,6 @@ class PeerStatus:
     jobs: int
     jobs_max: int
     price_per_core_hour: Decimal
-    orphans: tuple[JobId, ...] = ()
     configured: bool = True  # False: a URI that a user gave
 
 

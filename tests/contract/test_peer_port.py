@@ -22,6 +22,7 @@ from nodemanager.delegation.peer_port import (
     CopyOutput,
     CopyOutputEnded,
     EndCopy,
+    FindCopies,
     FitChecked,
     FollowOutput,
     PeerDone,
@@ -233,6 +234,27 @@ def test_a_copy_that_has_ended_can_still_be_read(subject: Subject) -> None:
     assert read.marker is not None
     assert read.cores == 1
     assert read.marker.job == job
+
+
+def test_copies_are_found_also_once_they_have_ended(subject: Subject) -> None:
+    ended_job, ended = subject.submits()
+    held_job, held = subject.submits()
+    _, foreign = subject.submits(cluster="another-cluster")
+    for remote in (ended, foreign):
+        subject.asks(ChangeUrgency(remote, 16))
+    subject.until_copy(ended, "it ends", lambda it: it.ended)
+    before = len(subject.facts)
+    subject.port.send(FindCopies())
+    subject.until(PeerDone, lambda it: it.request == FindCopies())
+    found = {it.remote: it for it in subject.facts[before:] if isinstance(it, CopyEvents) and it.marker}
+    assert [found[it].marker for it in (ended, held)] == [
+        Marker(CLUSTER, ended_job, 1.0),
+        Marker(CLUSTER, held_job, 1.0),
+    ]
+    assert foreign not in found
+    assert Copy(ended).after(found[ended].events).status == 0
+    assert not Copy(held).after(found[held].events).ended
+    subject.asks(EndCopy(held, "the end of the test"))
 
 
 def test_a_copy_that_never_was_is_missing(subject: Subject) -> None:

@@ -116,7 +116,6 @@ class DelegationState:
                 counts[name],
                 state.peer.jobs_max,
                 state.peer.price_per_core_hour,
-                tuple(state.orphans),
                 state.peer.configured,
             )
             for name, state in self.peers.items()

@@ -20,7 +20,7 @@ from nodemanager.delegation import steps
 from nodemanager.delegation.home_port import AppendOutput, HomeRequest, PostEvent, ShowMemo, ShowRunning
 from nodemanager.delegation.jobs import SUBMITTED
 from nodemanager.delegation.next_step import next_step
-from nodemanager.delegation.peer_port import ChangeDuration, ChangeUrgency, EndCopy, Peer, PeerRequest
+from nodemanager.delegation.peer_port import ChangeDuration, ChangeUrgency, EndCopy, FindCopies, Peer, PeerRequest
 from nodemanager.delegation.steps import Sides
 
 
@@ -62,11 +62,13 @@ class Stepper:
         for name in (tracked.chosen, tracked.proxy.placed and tracked.proxy.placed.peer):
             if name is not None and name in peers:
                 views.setdefault(name, peers[name].view(job))
+        if tracked.proxy.placed is None and tracked.proxy.submitted_at < self.home_started_at:
+            views = {state.peer.name: state.view(job) for state in self.chooser.may_have_it(tracked)} | views
         relay, no_peer = tracked.relay, (tracked.no_peer, tracked.never)
         step = next_step(Sides(tracked.proxy, views, tracked.chosen, self.home_started_at, relay, *no_peer))
         self._carry_out(tracked, step)
 
-    def _carry_out(self, tracked: TrackedJob, step: steps.Step) -> None:
+    def _carry_out(self, tracked: TrackedJob, step: steps.Step) -> None:  # noqa: C901 - one arm a step
         job, peers = tracked.proxy.id, self._state.peers
         match step:
             case steps.Wait(reason=reason):
@@ -74,6 +76,9 @@ class Stepper:
                 return
             case steps.Choose():
                 self.chooser.choose(tracked)
+                return
+            case steps.SearchCopies(peer=peer):
+                self._search(tracked, peers[peer])
                 return
             case steps.SubmitCopy(peer=peer):
                 self.chooser.submit(tracked, peers[peer])
@@ -106,6 +111,13 @@ class Stepper:
             self.step(job)
             return
         self._state.ask_home(tracked, request)
+
+    def _search(self, tracked: TrackedJob, state: PeerState) -> None:
+        """Ask a peer for the copies that have ended: one question for all jobs."""
+        tracked.in_flight, tracked.asked = FindCopies(), state.peer.name
+        if state.searching is None:
+            state.searching = {*self._state.jobs}
+            state.port.send(FindCopies())
 
     # --- answers ---
 
@@ -143,6 +155,9 @@ class Stepper:
         if remote is not None and (job := state.job_of.get(remote)) is not None:
             copies = state.copies[job]
             copies[remote] = copies[remote].after(caused_at_peer(request, self._state.clock.wall_at()))
+        if isinstance(request, FindCopies):
+            state.searched |= state.searching or set()
+            state.searching = None
         self.peer_answered(state, request)
 
     def peer_answered(self, state: PeerState, request: PeerRequest) -> None:
@@ -153,6 +168,8 @@ class Stepper:
 
     def peer_refused(self, state: PeerState, request: PeerRequest, why: str) -> None:
         """A peer refused a request: it is tried again."""
+        if isinstance(request, FindCopies):
+            state.searching = None
         for job, tracked in self._state.waiting_for(state, request):
             name = type(request).__name__
             self._state.log.warning(

@@ -33,7 +33,6 @@ def _peer_document(peer: PeerStatus) -> Document:
         "price_per_core_hour": float(peer.price_per_core_hour),
         "jobs": peer.jobs,
         "jobs_max": peer.jobs_max,
-        "orphans": [format_job_id(job) for job in peer.orphans],
         "load": _load_document(peer.load) if peer.load is not None else None,
     }
 
