@@ -2,8 +2,8 @@
 
 A node costs what its billing rule says, from its creation; each payment counts in the period in which it falls due.
 A job costs its share of a node (``billing.node_share``) at the node's price. Every figure is an estimate in the
-site's currency. The cost of gone nodes and ended jobs is added up in ``Snapshot.spend``; the cost of existing nodes is
-computed on demand.
+site's currency. The cost of gone nodes and ended jobs is added up in ``Snapshot.spend``; the cost of existing nodes
+is computed on demand.
 
 The sum outlives the manager: the instance stores it next to the leases. A gone node keeps its lease until a sum
 that includes it is on record, and the record names the node until then. So each node is counted exactly once, even
