@@ -225,6 +225,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
         "wait_for_data": "Nodes with this property stay until somebody has said that the data of their jobs was "
         "copied off ([upkeep.md](upkeep.md#data-is-safe)). `never`: no node waits.",
+        "early_release": "Whether nodes that a running job has given back (`release-idle`) are terminated before "
+        "the job ends ([upkeep.md](upkeep.md#early-release)).",
         "data_max": "Warn if the data of an ended job is not safe after this time.",
         "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
         "`--dependency=delegate:TARGET`. `peers`: also other jobs of the instance's owner, if a peer is better "
@@ -307,8 +309,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "and booting nodes are terminated, and busy nodes take no new job. Flux's KVS keeps the amount across "
         "restarts.",
         "per_month": "The same for a calendar month (UTC).",
-        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Running and waiting "
-        "jobs count up to their time limits. Beyond the budget no node is bought for that user.",
+        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores or of the GPUs, "
+        "whichever is larger. Running and waiting jobs count up to their time limits. Beyond the budget no node is "
+        "bought for that user.",
         "user_per_month": "The same for a calendar month.",
         "queue_per_day": "The same for each queue, in a day.",
         "queue_per_month": "The same for each queue, in a calendar month.",

@@ -18,8 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from nodemanager.cli import service_verbs
 from nodemanager.cli.parsing.options import NAMES_VERB, PROGRAM, add_verbs
 from nodemanager.cli.parsing.parser import Parser, WrongUse
@@ -28,6 +26,8 @@ from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, loa
 from nodemanager.core.notation import escape_unprintable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nodemanager.cli.prices import PriceComparison
     from nodemanager.config.price_list import PriceTable
     from nodemanager.core.nodes import Launch
@@ -112,8 +112,20 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
     return (names if chosen.verb == NAMES_VERB else VERBS[chosen.verb])(site, chosen)
 
 
+def load_structlog_without_rich() -> None:
+    """Keep Rich out of the service: 4 MB. Structlog loads it if it can, for tracebacks that we do not show."""
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment] # how Python says that there is no such module
+    try:
+        import structlog  # noqa: F401
+    finally:
+        del sys.modules["rich"]
+
+
 def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
+    load_structlog_without_rich()
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
     from nodemanager.service.outputs import Outputs
@@ -587,6 +599,14 @@ def data_safe(site: Site | None, chosen: argparse.Namespace) -> int:
     return command.data_safe(chosen)
 
 
+def release_idle(site: Site | None, chosen: argparse.Namespace) -> int:
+    """Give idle nodes of a batch job's own instance back before the job ends."""
+    from nodemanager.cli.in_job import command
+
+    del site
+    return command.release_idle(chosen)
+
+
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under the site's policy and report cost and waiting times."""
     from nodemanager.whatif import command
@@ -621,6 +641,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "chaos": chaos,
     "ensemble": ensemble,
     "data-safe": data_safe,
+    "release-idle": release_idle,
     "slots": slots,
     "resize": resize,
     "expand": expand,
@@ -644,6 +665,7 @@ WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {
     "chaos": chaos,
     "ensemble": ensemble,
     "data-safe": data_safe,
+    "release-idle": release_idle,
 }
 names = service_verbs.with_exit_status(service_verbs.names)
 SERVING = frozenset({"run", "join-service"})  # they print nothing
@@ -668,7 +690,9 @@ def make_parser(given: Sequence[str] | None = None) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version(PROGRAM)}")
     parser.add_argument(
-        "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos, ensemble and data-safe need"
+        "--config",
+        metavar="SITE.INI",
+        help="the site file, which the verbs need that work on a site",
     )
     add_verbs(parser, {name: verb.__doc__ or "" for name, verb in VERBS.items()}, given)
     return parser
