@@ -8,7 +8,7 @@ export function showPeers({ delegates, fault, peers }, { jobs, shown }) {
   if (!delegates) return;
   const rows = peers.map((peer) => [
     peer.name,
-    peer.reachable ? "up" : `away: ${peer.why}`,
+    peer.reachable ? (peer.load ? `up, ${peer.load.scheduler}` : "up") : `away: ${peer.why}`,
     peer.load ? `${peer.load.nodes_free} of ${peer.load.nodes}` : null,
     peer.load ? `${peer.load.cores_free} of ${peer.load.cores}` : null,
     peer.load ? String(peer.load.waiting) : null,
@@ -34,7 +34,8 @@ export function showEnsembles({ ensembles, nodes_kept: kept }) {
   the("ensembles").hidden = !names.length;
   the("ensembles-body").replaceChildren(...names.flatMap((name) => {
     const found = ensembles.find((it) => it.name === name);
-    const head = made("h3", "", name);
+    const head = made("h3");
+    head.append(link("ensemble", name));
     head.append(made("span", "note", `  nodes kept for it: ${kept[name] ?? found?.nodes_floor ?? 0}${found ? "" : "; it runs beside the service"}`));
     if (!found) return [head];
     const groups = Object.entries(found.groups);
