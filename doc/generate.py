@@ -221,6 +221,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "drift": "What to do with a node that was made from another image, size, network, zone or user-data than "
         "the site says now. `replace`: replace it in its turn, as `[Disruption]` allows "
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
+        "wait_for_data": "Nodes with this property stay until somebody has said that the data of their jobs was "
+        "copied off ([upkeep.md](upkeep.md#data-is-safe)). `never`: no node waits.",
+        "data_max": "Warn if the data of an ended job is not safe after this time.",
         "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
         "`--dependency=delegate:TARGET`. `peers`: also other jobs of the instance's owner, if a peer is better "
         "than own nodes by cost and wait. `never`: none.",

@@ -41,6 +41,7 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CordonNode,
     CreateNode,
@@ -50,10 +51,12 @@ from nodemanager.core.orders import (
     EndLease,
     HoldJobs,
     KillHousekeeping,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
+    StartCopy,
     StopBroker,
     UndrainNode,
 )
@@ -504,6 +507,12 @@ def _in_short(action: Action) -> str:  # noqa: C901, PLR0912 - one arm an order
             return f"stop-broker {launch_id}"
         case RequeueJob(job=job):
             return f"requeue {job}"
+        case ReadResult(job=job, original=original):
+            return f"read-result {original} for {job}"
+        case StartCopy(job=job):
+            return f"start-copy {job}"
+        case CancelCopy(job=job):
+            return f"cancel-copy {job}"
         case KillHousekeeping(launch=launch_id):
             return f"kill-housekeeping {launch_id}"
         case DestroyNode(provider_id=provider_id):

@@ -22,15 +22,18 @@ from nodemanager.core.nodes import JoinPhase
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CreateNode,
     DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
+    StartCopy,
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason
@@ -169,7 +172,7 @@ def _order_line(action: Action) -> str:
             subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
         case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
             subject = ",".join(map(format_job_id, jobs))
-        case DelegateJob(job=job):
+        case DelegateJob(job=job) | ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
             subject = format_job_id(job)
         case _:
             subject = action.launch

@@ -15,6 +15,7 @@ from nodemanager.core.facts import (
     BrokerStopped,
     ClaimHeld,
     ClaimRefused,
+    CopySettled,
     FluxCallFailed,
     FluxFact,
     FluxUnreachable,
@@ -31,6 +32,7 @@ from nodemanager.core.facts import (
     RanksMeasured,
     RanksSeen,
     RecordSeen,
+    ResultRead,
     SlotsChanged,
     SlotsRefused,
     SpendKept,
@@ -41,6 +43,7 @@ from nodemanager.core.facts import (
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, LaunchId
 from nodemanager.core.orders import (
+    CancelCopy,
     ChangeSlots,
     ClaimInstance,
     CordonNode,
@@ -53,17 +56,19 @@ from nodemanager.core.orders import (
     KeepSteering,
     KillHousekeeping,
     LookAtRanks,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
     ShowOnJobs,
+    StartCopy,
     StopBroker,
     UndrainNode,
     WithDeadline,
 )
 from nodemanager.core.ports import Clock, FluxError, FluxPort, NotRequeued, NotTheActor, SlotsUnchanged
-from nodemanager.core.reason_text import with_user_names
+from nodemanager.core.reason_text import ClockReading, with_user_names
 from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
 
 
@@ -157,7 +162,7 @@ class FluxWorker(CrashOnlyActor):
     def _carry_out(self, order: FluxEffect, start_before_s: float) -> None:
         started_s = self._clock.monotonic_s()
         name, launches = type(order).__name__, _launches_of(order)
-        job = order.job if isinstance(order, RequeueJob) else None
+        job = order.job if isinstance(order, RequeueJob | ReadResult | StartCopy | CancelCopy) else None
         if started_s > start_before_s:
             late = f"{started_s - start_before_s:.1f} s too late"
             self._manager.tell(OrderLapsed(name, launches, None, late, job))
@@ -187,6 +192,15 @@ class FluxWorker(CrashOnlyActor):
                 return BrokerStopped(launch)
             case RequeueJob(job=job):
                 return self._requeue(job)
+            case ReadResult(job=job, original=original):
+                return ResultRead(job, self._port.result(original))
+            case StartCopy(job=job):
+                self._port.start_copy(job)
+                return CopySettled(job)
+            case CancelCopy(job=job, reason=reason):
+                reading = ClockReading(self._clock.monotonic_s(), self._clock.wall_at())
+                self._port.cancel_copy(job, reading.sentence(reason))
+                return CopySettled(job)
             case HoldJobs(jobs=jobs):
                 self._port.hold_jobs(jobs)
                 return JobsHeld(jobs)
@@ -241,6 +255,8 @@ def _launches_of(order: FluxEffect) -> tuple[LaunchId, ...]:
         case EndLease(launch=launch):
             return (launch.id,)
         case ChangeSlots() | RefuseSlots() | RequeueJob() | HoldJobs() | ReleaseJobs():
+            return ()
+        case ReadResult() | StartCopy() | CancelCopy():
             return ()
         case _:
             return (order.launch,)

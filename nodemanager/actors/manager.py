@@ -31,6 +31,7 @@ from nodemanager.core.facts import (
 from nodemanager.core.nodes import Launch
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     ClaimInstance,
     CordonNode,
@@ -46,11 +47,13 @@ from nodemanager.core.orders import (
     ListCloud,
     LookAtRanks,
     PostRoster,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
     ShowOnJobs,
+    StartCopy,
     StopBroker,
     SweepCloud,
     Together,
@@ -202,6 +205,9 @@ class Manager(CrashOnlyActor):
                     | StopBroker()
                     | KillHousekeeping()
                     | RequeueJob()
+                    | ReadResult()
+                    | StartCopy()
+                    | CancelCopy()
                     | HoldJobs()
                     | ReleaseJobs()
                     | EndLease()

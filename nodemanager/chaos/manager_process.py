@@ -15,15 +15,18 @@ from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
 from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CreateNode,
     DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
+    StartCopy,
 )
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.plan import Action
@@ -128,7 +131,7 @@ def _describe_order(action: Action) -> str:
             whose = wish.id
         case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
             whose = ",".join(map(str, jobs))
-        case DelegateJob(job=job):
+        case DelegateJob(job=job) | ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
             whose = str(job)
         case _:
             whose = action.launch

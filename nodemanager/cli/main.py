@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,9 @@ from nodemanager.core.notation import escape_unprintable
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison
     from nodemanager.config.price_list import PriceTable
+    from nodemanager.core.nodes import Launch
     from nodemanager.core.ports import CloudPort
+    from nodemanager.core.slots import NodeType
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
     from nodemanager.service.service import Companion
@@ -92,10 +94,12 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
         if chosen.config is not None:
             chosen.usage_error(f"{chosen.verb} takes no --config")
         return WITHOUT_SITE[chosen.verb](None, chosen)
+    if chosen.verb == "init" and chosen.provider is not None:
+        return new_site(chosen)
     if chosen.config is None:
         chosen.usage_error("give the site file: --config SITE.INI")
     try:
-        # The join service must not have the cloud's credentials, and simulate does not need them.
+        # The join service must not have the cloud's credentials, and simulate and suggest do not need them.
         site = load_site(Path(chosen.config), with_credentials=chosen.verb not in WITHOUT_CREDENTIALS)
     except ConfigError as error:
         if chosen.verb in service_verbs.GUESTS_ASK and any(it.problem.endswith(DENIED) for it in error.faults):
@@ -188,7 +192,9 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 def _check_online(site: Site) -> int:
     from nodemanager.cli.cloud_test import make_test_site, user_data
-    from nodemanager.cli.online.checks import Verdict, check_online
+    from nodemanager.cli.online.checks import check_online
+    from nodemanager.cloud.common.findings import Finding, Verdict
+    from nodemanager.cloud.preflight import check_creates
     from nodemanager.cloud.providers import cloud_factory
     from nodemanager.service import service
 
@@ -199,10 +205,18 @@ def _check_online(site: Site) -> int:
     prices = _compare_prices(site, _bundled_prices(site))
     is_good = True
 
-    def make_port() -> CloudPort:
-        return cloud_factory(site, lambda _launch, _node_type: user_data(site), service.SystemClock())()
+    clock = service.SystemClock()
 
-    for finding in check_online(site, make_port, prices):
+    def script(_launch: Launch, _node_type: NodeType) -> str:
+        return user_data(site)
+
+    def make_port() -> CloudPort:
+        return cloud_factory(site, script, clock)()
+
+    def creates() -> Iterator[Finding]:
+        return check_creates(site, script, clock)
+
+    for finding in check_online(site, make_port, creates, prices):
         print(escape_unprintable(str(finding)), flush=True)
         is_good = is_good and finding.verdict is not Verdict.FAULT
     return EXIT_OK if is_good else EXIT_FAILED
@@ -235,7 +249,7 @@ def _grpc_faults(site: Site) -> list[str]:
 
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
-    """Write the bootstrap of an elastic instance, or print what to add to an existing one."""
+    """Write a first site file, or the bootstrap of an elastic instance, or print what to add to an existing one."""
     from nodemanager.flux.setup.bootstrap import BootstrapError, FluxTooOld, find_bootstrap, write_bootstrap
     from nodemanager.join.key_material import MaterialError, make_material
 
@@ -260,6 +274,24 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
     except (BootstrapError, MaterialError) as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK
+
+
+def new_site(chosen: argparse.Namespace) -> int:
+    """Write a first site file from what an account offers."""
+    from nodemanager.cli.new_site.command import NewSiteError, write_new_site
+    from nodemanager.cli.new_site.questions import Questions, Unanswered
+    from nodemanager.core.ports import CloudError
+
+    if chosen.config is not None or chosen.existing is not None:
+        chosen.usage_error("--provider writes a new site file, so --config and --existing do not go with it")
+    try:
+        write_new_site(chosen, Questions.on_terminal(), os.environ, _print_now)
+    except Unanswered as error:
+        chosen.usage_error(str(error))
+    except (CloudError, NewSiteError) as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
@@ -535,12 +567,30 @@ def ensemble(site: Site | None, chosen: argparse.Namespace) -> int:
     return command.ensemble(chosen)
 
 
+def data_safe(site: Site | None, chosen: argparse.Namespace) -> int:
+    """Say that the data of a job was copied off its nodes, from housekeeping or an epilog."""
+    from nodemanager.cli.in_job import command
+
+    del site
+    return command.data_safe(chosen)
+
+
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under the site's policy and report cost and waiting times."""
     from nodemanager.whatif import command
 
     try:
         return command.simulate(site, chosen)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def suggest(site: Site, chosen: argparse.Namespace) -> int:
+    """Replay the site's own jobs with other settings and print the three that would have saved most."""
+    from nodemanager.whatif import suggest as suggest_verb
+
+    try:
+        return suggest_verb.suggest(site, chosen)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -555,8 +605,10 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "join-service": join_service,
     "rotate-cert": rotate_cert,
     "simulate": simulate,
+    "suggest": suggest,
     "chaos": chaos,
     "ensemble": ensemble,
+    "data-safe": data_safe,
     "slots": slots,
     "resize": resize,
     "expand": expand,
@@ -576,10 +628,14 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "resume": service_verbs.with_exit_status(service_verbs.resume),
     "reload": service_verbs.with_exit_status(service_verbs.reload),
 }
-WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {"chaos": chaos, "ensemble": ensemble}
+WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {
+    "chaos": chaos,
+    "ensemble": ensemble,
+    "data-safe": data_safe,
+}
 names = service_verbs.with_exit_status(service_verbs.names)
 SERVING = frozenset({"run", "join-service"})  # they print nothing
-WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command"})
+WITHOUT_CREDENTIALS = frozenset({"join-service", "rotate-cert", "simulate", "start-command", "suggest"})
 
 ROTATED_TEXT = """\
 Replaced: {certificate}. Running brokers keep the old certificate until they end.
@@ -600,7 +656,7 @@ def make_parser(given: Sequence[str] | None = None) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version(PROGRAM)}")
     parser.add_argument(
-        "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos and ensemble need"
+        "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos, ensemble and data-safe need"
     )
     add_verbs(parser, {name: verb.__doc__ or "" for name, verb in VERBS.items()}, given)
     return parser

@@ -244,15 +244,8 @@ def peers(document: Mapping[str, Any]) -> RenderableType:
             money(peer["price_per_core_hour"]),
             f"{peer['jobs']}/{peer['jobs_max']}",
         )
-    notes = [
-        Text(
-            f"{peer['name']}: {', '.join(peer['orphans'])} may run there, and no job here knows of it", style="red"
-        )
-        for peer in document["peers"]
-        if peer["orphans"]
-    ]
     fault = [Text(f"No job is delegated now: {document['fault']}", style="red")] if document["fault"] else []
-    return Group(*fault, table, *notes)
+    return Group(*fault, table)
 
 
 def _peer_state(peer: Mapping[str, Any]) -> Text:
@@ -312,6 +305,7 @@ def explanation(document: Mapping[str, Any]) -> Group:
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
     for it in (document.get("ended") or {}).get("exceptions", ()):
         rows.append(("exception", f"{it['type']} (severity {it['severity']}): {it['note']}"))
+    rows += [("not taken", way) for way in document.get("not_taken", ())]
     rows += [(name, str(value)) for name, value in (document.get("ensemble") or {}).items() if value is not None]
     rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)
     if document.get("said_at"):
@@ -504,7 +498,18 @@ def report(document: Mapping[str, Any]) -> Group:
         )
         if document[key]
     ]
+    sums += [_by_peer(document["by_peer"])] if document["by_peer"] else []
     return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def _by_peer(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What ran in other instances. Its cost is not part of the report's, which is of our nodes."""
+    columns = ("jobs ended", "lost", "core-hours", "cost there")
+    table = _table("by peer", *columns, right=columns)
+    for row in rows:
+        numbers = str(row["jobs"]), str(row["lost"]), f"{row['core_hours']:.2f}", money(row["cost"])
+        table.add_row(row["peer"], *numbers)
+    return table
 
 
 def _whole_hours(document: Mapping[str, Any]) -> str:

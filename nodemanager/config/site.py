@@ -37,6 +37,7 @@ from nodemanager.config.text.settings import (
     HOST_NAME_ALLOWED,
     NAME,
     NAME_ALLOWED,
+    NEVER,
     BudgetSettings,
     Burst,
     CloudSettings,
@@ -264,6 +265,8 @@ class _SiteLoader:
         if cloud:
             needed = _provider_faults(self._document, cloud, nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
+        if policy and policy.wait_for_data != NEVER:
+            self._check_property(policy.wait_for_data, nodes)
         node_types = self._node_types(nodes, cloud) if cloud else ()
         flux = self._complete_flux(flux, cloud, state_dir) if flux else None
         if flux and not flux.simulated:
@@ -474,6 +477,13 @@ class _SiteLoader:
                 f"this cluster's nodes carry the name {kept}. With another name the manager would not find them, "
                 f"and they would keep costing money: write cluster = {kept}, or remove {file} once all are gone",
             )
+
+    def _check_property(self, name: str, nodes: Mapping[TypeName, NodeSettings]) -> None:
+        """Add a fault if no node would wait for its data."""
+        known = sorted({it for node in nodes.values() for it in node.properties})
+        if nodes and name not in known:
+            problem = f"no [Node NAME] has this property: give never, or one of {', '.join(known) or 'theirs'}"
+            self._fault("Policy", "wait_for_data", problem, nearest_name(name, known))
 
     def _complete_flux(self, flux: FluxSettings, cloud: CloudSettings | None, state_dir: Path) -> FluxSettings:
         folder = self._folder if "bootstrap_dir" in flux.model_fields_set else state_dir

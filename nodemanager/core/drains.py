@@ -57,7 +57,9 @@ def is_our_drain(drain_reason: str | None) -> bool:
 
 def is_drain_by_flux(drain_reason: str | None) -> bool:
     """Whether Flux itself drained a rank, because a job could not run there or the hardware differs."""
-    return drain_reason is not None and any(pattern.fullmatch(drain_reason) for pattern in _BY_FLUX)
+    if drain_reason is None or is_our_drain(drain_reason):
+        return False
+    return any(pattern.fullmatch(drain_reason) for pattern in _BY_FLUX)
 
 
 def job_of_drain(drain_reason: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nodemanager.core.elsewhere.peers import PeerOffer
-from nodemanager.core.jobs import Job, JobId, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobResult, UnreadableJob
 from nodemanager.core.nodes import (
     CloudNode,
     FailureKind,
@@ -194,6 +194,21 @@ class JobRequeued:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultRead:
+    """How the job ended that the copy ``job`` replaces; None: it has not ended."""
+
+    job: JobId
+    result: JobResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettled:
+    """The copy was started or cancelled, or had ended already."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
 class HousekeepingKilled:
     """A signal was sent to the housekeeping that runs on the node's rank after a job."""
 
@@ -246,7 +261,7 @@ class SpendNotKept:
 
 @dataclass(frozen=True, slots=True)
 class FluxCallFailed:
-    """An order to Flux failed, or it is unknown whether it was carried out. ``job`` is the job of a requeue."""
+    """An order to Flux failed, or it is unknown whether it was carried out. ``job`` is its job."""
 
     launches: tuple[LaunchId, ...]
     order: str
@@ -359,7 +374,7 @@ class CloudCallFailed:
 class OrderLapsed:
     """An order was certainly not carried out: it was too late, or the manager could not prove that it still acts.
 
-    ``provider_id`` belongs to a destroy, ``job`` to a requeue.
+    ``provider_id`` belongs to a destroy, ``job`` to an order about one job.
     """
 
     order: str
@@ -410,6 +425,8 @@ FluxFact = (
     | BrokerStopped
     | HousekeepingKilled
     | JobRequeued
+    | ResultRead
+    | CopySettled
     | JobsHeld
     | JobsReleased
     | LeaseEnded

@@ -153,6 +153,16 @@ class Job:
     delegated_to: str = ""  # it runs in another instance: what its user asked for (``delegate:TARGET``)
 
 
+class JobResult(StrEnum):
+    """How a job ended, in the words of ``flux jobs``."""
+
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELED = "CANCELED"
+    TIMEOUT = "TIMEOUT"
+    UNKNOWN = "UNKNOWN"  # Flux no longer knows the job
+
+
 @dataclass(frozen=True, slots=True)
 class JobException:
     """An exception of a job in Flux's words (RFC 21). Severity 0 ends the job."""

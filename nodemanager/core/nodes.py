@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
+from nodemanager.core.jobs import JobId
 from nodemanager.core.slots import Market, Rank, SlotName, Tariff, TypeName
 
 LaunchId = NewType("LaunchId", str)
@@ -97,6 +98,14 @@ class Leftover:
     launch: LaunchId
 
 
+@dataclass(frozen=True, slots=True)
+class UnsafeData:
+    """A job that ended on a node, and nobody has said that its data was copied off."""
+
+    job: JobId
+    ended_at: float  # by Flux's clock
+
+
 @dataclass(frozen=True)  # without slots, so that copies are fastest (``planner/state/frozen.py``)
 class FluxRank:
     """A rank of the instance, as one look showed it.
@@ -122,6 +131,7 @@ class FluxRank:
     # Flux remembers when the last job ended, so the idle time survives a restart of the manager.
     last_job_ended_at: float | None = None
     housekeeping_since_at: float | None = None  # when the oldest housekeeping that still runs there began
+    unsafe: tuple[UnsafeData, ...] = ()  # the oldest first; only of types that wait for data
 
     @property
     def idle(self) -> bool:

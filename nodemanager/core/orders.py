@@ -94,10 +94,35 @@ class KillHousekeeping:
 
 @dataclass(frozen=True, slots=True)
 class RequeueJob:
-    """Submit the job again, to start if the first one fails. ``launch``: the node that the provider takes back."""
+    """Submit the job again, held until the first one has ended. ``launch``: the node that is taken back."""
 
     job: JobId
     launch: LaunchId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """Read how ``original`` ended. ``job``: its copy, which waits for that."""
+
+    job: JobId
+    original: JobId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class StartCopy:
+    """Take our hold off the copy of a job that failed."""
+
+    job: JobId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCopy:
+    """Cancel the copy of a job that needs none. Flux shows the reason to its user."""
+
+    job: JobId
     reason: Reason
 
 
@@ -260,6 +285,9 @@ FluxEffect = (
     | StopBroker
     | KillHousekeeping
     | RequeueJob
+    | ReadResult
+    | StartCopy
+    | CancelCopy
     | HoldJobs
     | ReleaseJobs
     | EndLease

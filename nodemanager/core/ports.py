@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from nodemanager.core.facts import CloudChanged, JoinFact, QueueProbed, QueueSeen, RanksChanged
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import (
     CloudNode,
     FailureKind,
@@ -160,8 +160,8 @@ class FluxPort(Protocol):
     """One Flux instance, by request and response. An object belongs to one thread.
 
     Calls that change something (record, forget, keep_steering, keep_spend, drain, undrain, stop_broker,
-    kill_housekeeping, show_on_jobs, repair, change_slots, refuse_slots) first check that this manager still holds
-    the name, and raise ``NotTheActor`` if it does not.
+    kill_housekeeping, requeue, start_copy, cancel_copy, show_on_jobs, repair, change_slots, refuse_slots) first
+    check that this manager still holds the name, and raise ``NotTheActor`` if it does not.
     """
 
     def claim(self) -> None:
@@ -222,7 +222,11 @@ class FluxPort(Protocol):
         ...
 
     def ranks(self) -> tuple[FluxRank, ...]:
-        """Look once at every rank but the leader."""
+        """Look once at every rank but the leader.
+
+        Ranks of the types that wait for data show which jobs ended there, since the lease on record began, whose
+        data nobody has called safe. The end of a job may show a moment after its resources are free.
+        """
         ...
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:
@@ -265,11 +269,23 @@ class FluxPort(Protocol):
         ...
 
     def requeue(self, job: JobId) -> JobId:
-        """Submit an active job again, to start only if the first one fails; return the new job's id.
+        """Submit an active job again, held until ``start_copy``; return the new job's id.
 
         Each job names the other: the new one in ``node-manager.requeued-from``, the old one in a memo. Raises
         ``NotRequeued`` if the job cannot be submitted in its user's name.
         """
+        ...
+
+    def result(self, job: JobId) -> JobResult | None:
+        """Read how a job ended; None if it is active."""
+        ...
+
+    def start_copy(self, job: JobId) -> None:
+        """Take our hold off a copy, which may then start. A copy that has started or ended is no error."""
+        ...
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        """Cancel a copy that still waits for our hold. Flux shows ``why``. Any other job is left alone."""
         ...
 
     # --- the types of the slots ---

@@ -38,12 +38,14 @@ class Figures(TypedDict, total=False):
     image: str
     job: str
     nearest: str
+    not_taken: str
     node: str
     node_type: str
     period: str
     phase: str
     queue: str
     remote: str
+    result: str
     scope: str
     size: str
     source: str
@@ -114,6 +116,7 @@ class Figures(TypedDict, total=False):
     hangs_s: float
     hours: float
     housekeeping_max_s: float
+    data_max_s: float
     idle_s: float
     idle_timeout_s: float
     lasts_s: float
@@ -177,6 +180,7 @@ class Code(StrEnum):
     ONE_ZONE_SHORT = "one_zone_short", "zone have short"
     HELD = "held", "urgency priority"
     DEPENDENCY = "dependency"
+    COPY_WAITS = "copy_waits", "job"
     NOT_YET_SCHEDULED = "not_yet_scheduled", "state"
     QUEUE_STOPPED = "queue_stopped", "queue"
     TOO_MANY_SHAPES = "too_many_shapes", "shapes considered"
@@ -249,8 +253,13 @@ class Code(StrEnum):
     PRICE_OUT_OF_DATE = "price_out_of_date", "node_type ended_at"
     NODES_DRIFTED = "nodes_drifted", "node_type changed nodes node_count"
     REQUEUED = "requeued", "job node"
+    ORIGINAL_ENDED = "original_ended", "job"
+    COPY_STARTS = "copy_starts", "job result"
+    COPY_NOT_NEEDED = "copy_not_needed", "job result"
+    COPY_UNDECIDED = "copy_undecided", "job"
     UNFIT = "unfit", "node why"
     HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
+    DATA_NOT_SAFE = "data_not_safe", "node jobs lasts_s data_max_s"
     GONE_AT_PROVIDER_YET_UP = "gone_at_provider_yet_up", "node absences"
     # the slots change
     SLOTS_WISHED = "slots_wished", "slots"
@@ -260,7 +269,7 @@ class Code(StrEnum):
     SLOTS_DO_NOT_ADD_UP = "slots_do_not_add_up", "wanted have types"
     SLOTS_UNKNOWN_TYPE = "slots_unknown_type", "node_type"
     # a node is bought, recorded, created
-    DEMAND = "demand", "node_type job_count"
+    DEMAND = "demand", "node_type job_count", "not_taken"
     NODES_MIN = "nodes_min", "nodes_min", "node_type"
     SPARE = "spare", "node_type spares"
     LEASE_TO_RECORD = "lease_to_record"
@@ -290,6 +299,7 @@ class Code(StrEnum):
     DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
     HELD_BY_DRAIN = "held_by_drain", "drain_reason"
     HELD_BY_OPERATOR = "held_by_operator", "by since_at"
+    HELD_FOR_DATA = "held_for_data", "jobs lasts_s"
     RELEASED_BY_OPERATOR = "released_by_operator"
     MAY_REJOIN = "may_rejoin", "away_s"
     WANTED_AGAIN = "wanted_again", "jobs"

@@ -47,6 +47,10 @@ class ClockReading:
         """Convert a reason's figures: moments to wall-clock time (``until_s`` to ``until_at``), job ids to F58."""
         return dict(self._figure(name, value) for name, value in reason.figures.items())
 
+    def sentence(self, reason: Reason) -> str:
+        """Write a reason as a sentence for people."""
+        return to_sentence(reason.code, self.figures(reason))
+
     def _figure(self, name: str, value: Figure) -> tuple[str, Figure]:
         if name in MOMENT_FIGURES and isinstance(value, float):
             return MOMENT_FIGURES[name], self.to_wall(value)
@@ -81,8 +85,9 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
     shown = {name: _format_figure(name, value) for name, value in figures.items()}
     template = SENTENCES.get(code)
     if template is not None:
-        if shown.get("jobs"):
-            template += ENDINGS.get(code, "")
+        figure, ending = ENDINGS.get(code, ("", ""))
+        if shown.get(figure):
+            template += ending
         try:
             sentence = template.format_map(shown).removesuffix(": ")  # some have no text
             return _ONE_OF_MANY.sub(lambda found: f"1{found[1]} {found[2]}", sentence)
@@ -153,6 +158,7 @@ SENTENCES: Mapping[str, str] = {
     Code.SPEND_TO_RECORD: "gone: its cost is recorded first",
     Code.HELD: "held: its urgency or priority is 0",
     Code.DEPENDENCY: "waits for its dependency",
+    Code.COPY_WAITS: "starts only if job {job} fails, and is cancelled if that ends well",
     Code.NOT_YET_SCHEDULED: "Flux has not handed it to the scheduler yet",
     Code.QUEUE_STOPPED: "queue {queue} is stopped",
     Code.TOO_MANY_SHAPES: "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
@@ -214,8 +220,16 @@ SENTENCES: Mapping[str, str] = {
     Code.PRICE_OUT_OF_DATE: "the price of {node_type} in the site was valid until {ended_at}",
     Code.NODES_DRIFTED: "{node_count} nodes of type {node_type} were made differently ({changed}): {nodes}",
     Code.REQUEUED: "job {job} is submitted again: the provider takes back its node {node}",
+    Code.ORIGINAL_ENDED: "job {job} has ended: how it ended decides whether its copy starts",
+    Code.COPY_STARTS: "starts in place of job {job}, which ended as {result}",
+    Code.COPY_NOT_NEEDED: "not needed: job {job}, which it would have replaced, ended as {result}",
+    Code.COPY_UNDECIDED: "Flux no longer knows how job {job} ended: submit it again if it failed",
     Code.UNFIT: "{node} gets no more work ({why})",
     Code.HANGS_AT_WORK: "{node} is busy, and its broker has not answered for {hangs_s}",
+    Code.DATA_NOT_SAFE: (
+        "the data of job {jobs} on {node} is not safe, {lasts_s} after its end: copy it, then flux-node-manager"
+        " data-safe"
+    ),
     Code.GONE_AT_PROVIDER_YET_UP: "{absences} lists of the provider lack {node}, but it is still up",
     # the slots change
     Code.SLOTS_WISHED: "{slots} slots change their type: requested",
@@ -264,6 +278,7 @@ SENTENCES: Mapping[str, str] = {
     Code.DRAINED_BY_FLUX: "Flux itself drained it {lasts_s} ago: {drain_reason}; it is retired after "
     "{foreign_drain_after_s}",
     Code.HELD_BY_OPERATOR: "held by {by} since {since_at}",
+    Code.HELD_FOR_DATA: "kept: the data of job {jobs}, which ended {lasts_s} ago, is not safe yet",
     Code.MAY_REJOIN: "its broker disconnected {away_s} ago and may come back",
     Code.WANTED_AGAIN: "needed again by {jobs}: kept",
     Code.JOB_SLIPPED_IN: "a job started on it: kept",
@@ -337,5 +352,8 @@ SENTENCES: Mapping[str, str] = {
     Code.ENSEMBLE_SHARE: "it asks for {wanted} nodes, and its share of nodes_max = {nodes_max} is {have}: {others}",
     Code.ENSEMBLE_BUDGET_SPENT: "its nodes have cost {spent} today (UTC), and its per_day = {budget}",
 }
-# Added to the sentence if the reason names jobs.
-ENDINGS: Mapping[str, str] = {Code.NO_FREE_SLOT: "; waits for jobs {jobs}"}
+# Added to the sentence if the reason has this figure.
+ENDINGS: Mapping[str, tuple[str, str]] = {
+    Code.NO_FREE_SLOT: ("jobs", "; waits for jobs {jobs}"),
+    Code.DEMAND: ("not_taken", "; not taken: {not_taken}"),
+}

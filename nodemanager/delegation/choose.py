@@ -50,6 +50,13 @@ class PeerLoad:
     queues: Mapping[str, bool] | None = None  # by name: whether it takes jobs
     last_start_at: float | None = None
 
+    @property
+    def wait_s(self) -> float | None:
+        """How long a job of one core would wait, as of ``seen_at``; None if the peer forecasts nothing."""
+        if self.cores_free > 0 and not self.waiting:
+            return 0.0
+        return max(0.0, self.last_start_at - self.seen_at) if self.last_start_at is not None else None
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:

@@ -1,7 +1,7 @@
 """The port of delegation to our instance.
 
 It has a thread and a connection of its own. So no method waits: ``send`` passes a request on, and facts come back
-to the listener, in the port's thread. ``tests/contract/test_home_port.py`` checks the adapters, real and simulated.
+to the listener, in the port's thread. ``tests/contract/test_home_*.py`` checks the adapters, real and simulated.
 """
 
 from __future__ import annotations
@@ -88,11 +88,10 @@ class CountOutput:
 
 @dataclass(frozen=True, slots=True)
 class AppendOutput:
-    """Append lines to the output of a running proxy. ``key`` is one of ``relay``."""
+    """Append lines to the logs of a running proxy, all at once. Their keys are those of ``relay``."""
 
     job: JobId
-    key: str
-    lines: str
+    lines: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,7 +129,10 @@ class Copy:
     urgency: int = 0
     duration_s: float = 0.0
     phase: Phase = Phase.NEW
+    cores: int = 0  # that it asks for
+    made_for_at: float = 0.0  # when the job at home was submitted, by its marker
     started_at: float | None = None
+    ended_at: float | None = None  # when its tasks ended, by the peer's clock
     status: int | None = None  # of ``waitpid``, once it has finished
     failure: Failure | None = None
     expected_at: float | None = None  # when the peer's scheduler expects it to start
@@ -161,6 +164,12 @@ _PHASE_OF_EVENT = {
     "clean": Phase.ENDED,
     "invalidate": Phase.ENDED,
 }
+# What the folds below read: an instance need not send the other events.
+COPY_EVENTS = frozenset({*_PHASE_OF_EVENT, "submit", "urgency", "jobspec-update", "annotations", "exception"})
+PROXY_EVENTS = frozenset(
+    {*_PHASE_OF_EVENT, "submit", "urgency", "jobspec-update", "dependency-add", "dependency-remove", "set-flags"}
+    | {"exception", SUBMITTED, STARTED, REFUSED, TAKEN, RETURNED}
+)
 
 
 def _later(phase: Phase, event: EventlogEntry) -> Phase:
@@ -286,7 +295,9 @@ def _copy_after(job: Copy, event: EventlogEntry) -> Copy:
         case "start":
             job = replace(job, started_at=job.started_at or event.at)
         case "finish":
-            job = replace(job, status=_status(context))
+            job = replace(job, status=_status(context), ended_at=job.ended_at or event.at)
+        case "clean":
+            job = replace(job, ended_at=job.ended_at or event.at)
         case "exception" if context.get("severity") == 0:
             ending = Phase.ENDING if job.phase.value < Phase.ENDING.value else job.phase
             job = replace(job, failure=_fatal(job, event), phase=ending)

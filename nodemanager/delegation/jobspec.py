@@ -126,6 +126,14 @@ def read_needs(original: Mapping[str, Any]) -> Needs:
     )
 
 
+def read_cores(jobspec: object) -> int:
+    """Read how many cores a job asks for; 0 if the jobspec cannot be read."""
+    try:
+        return read_needs(jobspec).cores if isinstance(jobspec, Mapping) else 0
+    except (ValueError, TypeError):
+        return 0
+
+
 def _count(resource: object) -> dict[str, int]:
     """Count the nodes, cores and GPUs below one entry of ``resources``, each range by its lowest value."""
     if not isinstance(resource, Mapping):

@@ -3,10 +3,13 @@
 One rule makes a copy run exactly once: a copy is submitted with urgency 0, and gets the job's own urgency only
 after the eventlog of *our* instance names it (``delegate::submit``). The first such event counts. So a copy that
 was submitted before a crash, or by a second manager, waits at the peer until it is adopted or cancelled. A job
-whose copy may have started is never given to another peer.
+whose copy may have started is never given to another peer. If our instance lost what was on record, the copy is
+found by its marker.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import format_job_id
@@ -35,6 +38,7 @@ from nodemanager.delegation.steps import (
     ReleaseHere,
     RemoveHold,
     Revalidate,
+    SearchCopies,
     SetDuration,
     SetUrgency,
     Sides,
@@ -43,6 +47,12 @@ from nodemanager.delegation.steps import (
     SubmitCopy,
     Wait,
 )
+
+
+class _LeftCopy(NamedTuple):
+    remote: JobId
+    peer: PeerName
+    started: bool
 
 
 def next_step(sides: Sides) -> Step:
@@ -135,15 +145,19 @@ def _after_the_end(sides: Sides) -> Step:
 
 
 def _place(sides: Sides) -> Step:
-    """Find a copy that an earlier attempt left, or submit one to the chosen peer."""
-    for view in sides.peers.values():
-        usable = [
-            copy
-            for copy in view.copies
-            if copy.phase.value < Phase.ENDING.value and view.name not in sides.proxy.refusals
-        ]
-        if view.synced and usable:
-            return RecordCopy(view.name, min(copy.remote for copy in usable))
+    """Find a copy that an earlier attempt left, or submit one to the chosen peer.
+
+    An instance that is killed may come back without its latest events. So a job that waited when it started may
+    have a copy that runs, or has run, although nothing is on record: that copy is adopted, at whichever peer it is.
+    """
+    found = _left_copies(sides)
+    started = [copy for copy in found if copy.started]
+    if started:
+        return RecordCopy(started[0].peer, started[0].remote)
+    if sides.proxy.submitted_at < sides.home_started_at and (search := _search(sides)) is not None:
+        return search
+    if found:
+        return RecordCopy(found[0].peer, found[0].remote)
     if sides.chosen is None or sides.chosen in sides.proxy.refusals:
         return Choose()
     view_of_chosen = sides.peers.get(sides.chosen)
@@ -152,6 +166,32 @@ def _place(sides: Sides) -> Step:
     if view_of_chosen.refused:
         return RecordRefusal(sides.chosen, view_of_chosen.refused)
     return SubmitCopy(sides.chosen)
+
+
+def _left_copies(sides: Sides) -> list[_LeftCopy]:
+    """List the copies that may be put on record, lowest id first: they wait or run, or they have run."""
+    return sorted(
+        (
+            _LeftCopy(copy.remote, view.name, copy.started_at is not None)
+            for view in sides.peers.values()
+            if view.synced and view.name not in sides.proxy.refusals
+            for copy in view.copies
+            if copy.phase.value < Phase.ENDING.value or copy.started_at is not None
+        ),
+    )
+
+
+def _search(sides: Sides) -> Step | None:
+    """Ask every peer that may have a copy, before one is submitted."""
+    for view in sides.peers.values():
+        if view.name in sides.proxy.refusals:
+            continue
+        if not view.synced:
+            may_have = "it may have this job already, so no other peer gets it"
+            return Wait(because(Code.PEER_UNREACHABLE, peer=view.name, detail=f"{view.why}; {may_have}"))
+        if not view.searched:
+            return SearchCopies(view.name)
+    return None
 
 
 def _look_up_or_give_up(view: PeerView, remote: JobId) -> Step:

@@ -44,6 +44,14 @@ class ReadCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class FindCopies:
+    """Report every copy with our cluster's marker once more, also those that have ended, as ``CopyEvents``.
+
+    ``PeerDone`` follows the last one.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeUrgency:
     """Set the urgency of a copy."""
 
@@ -85,7 +93,17 @@ class StopOutput:
     remote: JobId
 
 
-PeerRequest = CheckFit | PlaceCopy | ReadCopy | ChangeUrgency | ChangeDuration | EndCopy | FollowOutput | StopOutput
+PeerRequest = (
+    CheckFit
+    | PlaceCopy
+    | ReadCopy
+    | FindCopies
+    | ChangeUrgency
+    | ChangeDuration
+    | EndCopy
+    | FollowOutput
+    | StopOutput
+)
 
 # --- facts ----------------------------------------------------------------------------------------------
 
@@ -115,13 +133,17 @@ class PeerLoadSeen:
 
 @dataclass(frozen=True, slots=True)
 class CopyEvents:
-    """Events of one copy, in order. With ``submit`` first they are its whole eventlog, and ``marker`` is given."""
+    """Events of one copy, in order. With ``submit`` first they are its whole eventlog, and ``marker`` is given.
+
+    ``cores``: that its jobspec asks for, given with ``marker``.
+    """
 
     peer: PeerName
     remote: JobId
     events: Sequence[EventlogEntry]
     marker: Marker | None = None
     duration_s: float = 0.0
+    cores: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class PeerView:
 
     ``synced``: every active copy of the peer is known. ``missing``: the peer says that it does not know these ids.
     ``why``: why the peer cannot be reached. ``refused``: the peer's words if it refused the submission.
+    ``searched``: the copies that had ended before are known too.
     """
 
     name: PeerName
@@ -39,6 +40,7 @@ class PeerView:
     missing: frozenset[JobId] = frozenset()
     why: str = ""
     refused: str = ""
+    searched: bool = False
 
     def copy(self, remote: JobId) -> Copy | None:
         """Return one copy."""
@@ -55,6 +57,13 @@ class Wait:
 @dataclass(frozen=True, slots=True)
 class Choose:
     """Choose a peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchCopies:
+    """Ask a peer also for the copies that have ended."""
+
+    peer: PeerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +217,7 @@ class Done:
 Step = (
     Wait
     | Choose
+    | SearchCopies
     | SubmitCopy
     | RecordCopy
     | LookUpCopy
@@ -235,7 +245,8 @@ Step = (
 class Sides:
     """Everything that the next step depends on.
 
-    ``peers`` holds the peers at which the job has a copy or may get one. ``chosen``: the peer chosen for a job that
+    ``peers`` holds the peers at which the job has a copy or may get one; of a job that waited when our instance
+    started, every peer that it may go to. ``chosen``: the peer chosen for a job that
     is not on record anywhere. ``home_started_at``: when our instance started.
     """
 

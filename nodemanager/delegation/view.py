@@ -29,7 +29,7 @@ class DelegatedJob:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """One peer. ``jobs``: our jobs there; ``orphans``: copies there whose job our instance does not know."""
+    """One peer. ``jobs``: our jobs there."""
 
     name: PeerName
     uri: str
@@ -39,7 +39,6 @@ class PeerStatus:
     jobs: int
     jobs_max: int
     price_per_core_hour: Decimal
-    orphans: tuple[JobId, ...] = ()
     configured: bool = True  # False: a URI that a user gave
 
 
@@ -54,6 +53,22 @@ class DelegationEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRun:
+    """A job that ran at a peer, once it has ended. Times are by the peer's clock.
+
+    ``started_at`` is None if the peer lost its state meanwhile, so that nobody knows how long the job ran.
+    """
+
+    job: JobId
+    peer: PeerName
+    remote: JobId
+    cores: int
+    started_at: float | None
+    ended_at: float
+    price_per_core_hour: Decimal
+
+
+@dataclass(frozen=True, slots=True)
 class DelegationView:
     """All of delegation at one moment. ``fault``: why no job is delegated now, "" if jobs are."""
 
@@ -62,6 +77,7 @@ class DelegationView:
     fault: str = ""
     ended: int = 0  # delegated jobs that ended since the service started
     events: tuple[DelegationEvent, ...] = ()  # since the view before
+    runs: tuple[PeerRun, ...] = ()  # that ended since the view before; a run may come twice
     # With ``burst = peers``: the jobs sent to a peer without being asked for, and the peers that refused a job.
     taken: frozenset[JobId] = frozenset()
     refused: Mapping[JobId, frozenset[str]] = field(default_factory=dict)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.ports import Clock, FluxError, Info
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.flux import bindings
 from nodemanager.flux.claim import Claim, Floor
 from nodemanager.flux.parse.job_end import read_job_end
@@ -24,6 +24,7 @@ class RealFlux:
     conf.d is rank 0's configuration. ``folder`` and ``node_types`` are needed to change the types of slots.
     ``info``: the answers to users of the instance who ask the service ``node-manager-info``. ``floor``: the answer
     to ensembles that ask for nodes.
+    ``types_with_data``: looks show the jobs whose data may still be on nodes of these types.
     ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks. ``leader_runs_jobs``: looks
     show rank 0 too, as a node that is not ours.
 
@@ -45,6 +46,7 @@ class RealFlux:
         measures: bool = False,
         flub: bool = False,
         leader_runs_jobs: bool = False,
+        types_with_data: Iterable[TypeName] = (),
     ) -> None:
         with suppress(FluxError), bindings.connection(uri):
             pass  # every connection checks the version; a wrong one should fail before anything is started
@@ -57,6 +59,7 @@ class RealFlux:
         self._measures = measures
         self._flub = flub
         self._leader_runs_jobs = leader_runs_jobs
+        self._types_with_data = frozenset(types_with_data)
         self._claim = Claim(uri, timeout_s=timeout_s, info=info, floor=floor)
         self._one_job_end = threading.Lock()
 
@@ -72,6 +75,7 @@ class RealFlux:
             measures=self._measures,
             flub=self._flub,
             leader_runs_jobs=self._leader_runs_jobs,
+            types_with_data=self._types_with_data,
         )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:

@@ -54,6 +54,12 @@ def commit(handle: Handle, changes: Mapping[str, str | None], *, timeout_s: floa
         future.wait(timeout_s).get()
 
 
+def append(handle: Handle, key: str, text: str, *, timeout_s: float) -> None:
+    """Append text to a value; return only when it is on disk. Raises ``CallFailed``."""
+    with flux_call("KVS append"), handle.commit([Change(key, text, append=True)], sync=True) as future:
+        future.wait(timeout_s).get()
+
+
 def send_append(handle: Handle, key: str, text: str) -> Future:
     """Send text to append to a value, and return the future of the answer. Raises ``CallFailed``.
 
@@ -88,17 +94,17 @@ def read_later(
 def append_later(
     reactor: Reactor,
     namespace: str,
-    key: str,
-    text: str,
+    texts: Mapping[str, str],
     on_answer: Callable[[object], None],
     on_failure: Callable[[CallFailed], None],
     *,
     timeout_s: float,
 ) -> None:
-    """Append to a value of a namespace."""
+    """Append to values of a namespace, by key, in one transaction."""
+    changes = [Change(key, text, append=True) for key, text in texts.items()]
     reactor.take_later(
-        f"KVS append to {key}",
-        lambda: reactor.handle.commit([Change(key, text, append=True)], namespace=namespace),
+        f"KVS append to {', '.join(texts)}",
+        lambda: reactor.handle.commit(changes, namespace=namespace),
         on_answer,
         on_failure,
         timeout_s=timeout_s,

@@ -21,12 +21,13 @@ import structlog
 
 from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, read_slot_types
 from nodemanager.core.drains import is_drain_by_flux, is_our_drain
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import format_job_id, parse_idset
 from nodemanager.core.ports import FluxError, NotRequeued, NotTheActor
 from nodemanager.core.records import NOTHING_SPENT, HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.delegation.jobs import HOLD
 from nodemanager.flux import kvs, retype
 from nodemanager.flux.bindings import (
     LEADER,
@@ -41,13 +42,16 @@ from nodemanager.flux.bindings import (
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
 from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, queues_that_deny
+from nodemanager.flux.parse.job_end import read_job_end
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
+from nodemanager.flux.records import data_safe as data_record
 from nodemanager.flux.records import held as held_record
 from nodemanager.flux.records import lease as lease_record
 from nodemanager.flux.records import spend as spend_record
 from nodemanager.flux.records import steering as steering_record
+from nodemanager.flux.records.unsafe_data import UnsafeJobs, read_ended_jobs
 from nodemanager.flux.resubmit import requeue_jobspec
 from nodemanager.flux.submit import submit
 
@@ -58,6 +62,7 @@ Record = TypeVar("Record")
 CLUSTER = f"{SERVICE}.cluster"
 _LOOK = ("resource.status", "sched.resource-status", "config.get", "job-manager.stats-get")
 _ENDED_JOBS_MAX = 1000
+_ENDED_JOBS_WITH_DATA_MAX = 10_000  # one that is missed would count as safe
 _TOPOLOGIES_PER_LOOK = 16  # a topology has some ten thousand bytes
 
 
@@ -76,6 +81,7 @@ class RealFluxPort:
         measures: bool = False,
         flub: bool = False,
         leader_runs_jobs: bool = False,
+        types_with_data: Iterable[TypeName] = (),
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -94,7 +100,11 @@ class RealFluxPort:
         self._config: Any = None
         self._slot_types: Mapping[SlotName, TypeName] = {}
         self._look = Look(with_leader=leader_runs_jobs)
+        types = frozenset(types_with_data)
+        others = [slot for it in node_types if it.name not in types for slot in it.slots]
+        self._unsafe = UnsafeJobs(types, others) if types else None
         self._ended_known_until_at = 0.0
+        self._knows_data = False  # whether what ran before the present leases was left out
         self._log: Any = structlog.get_logger()
 
     def close(self) -> None:
@@ -247,6 +257,8 @@ class RealFluxPort:
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
             self._commit({lease_record.key_of(launch.slot): None})
+        if self._unsafe is not None:
+            self._unsafe.drop_rank(launch.rank)
 
     def _read_records(self, slots: Sequence[SlotName]) -> dict[SlotName, Launch]:
         keys = {lease_record.key_of(slot): slot for slot in slots}
@@ -352,7 +364,7 @@ class RealFluxPort:
                     " node counts as idle: load one, for example: flux module load sched-simple"
                 ) from failure
         try:
-            self._update_last_job_ends()
+            ended = self._update_last_job_ends()
             resources, scheduler, config, stats = (seen[topic] for topic in _LOOK)
             if config != self._config:
                 self._config, self._slot_types = config, read_slot_types(config)
@@ -361,6 +373,8 @@ class RealFluxPort:
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
+        if self._unsafe is not None:
+            ranks = self._with_unsafe_data(ranks, ended, self._unsafe)
         if self._names is not None:
             ranks = self._with_slot_names(ranks, self._names)
         if self._measures:
@@ -408,10 +422,29 @@ class RealFluxPort:
                 if failure.errno != errno.ENOENT:
                     raise
 
-    def _update_last_job_ends(self) -> None:
-        """Ask for the jobs that became inactive since the last look, at most the latest ``_ENDED_JOBS_MAX``."""
+    def _with_unsafe_data(
+        self, ranks: tuple[FluxRank, ...], ended: object, unsafe: UnsafeJobs
+    ) -> tuple[FluxRank, ...]:
+        """Return the ranks with the jobs whose data is not safe. ``ended``: the answer of ``job-list.list``."""
+        try:
+            unsafe.add(read_ended_jobs(ended), ranks)
+            if not self._knows_data:
+                unsafe.drop_before(self.launches())
+                self._knows_data = True
+            keys = unsafe.keys()
+            texts = self._read(list(keys))
+            unsafe.apply({keys[key]: data_record.decode(text) for key, text in texts.items()})
+        except ValueError as fault:
+            raise FluxError(f"what is known of the data of jobs cannot be read: {fault}") from fault
+        return unsafe.mark(ranks)
+
+    def _update_last_job_ends(self) -> object:
+        """Ask for the jobs that became inactive since the last look, at most the latest ``_ENDED_JOBS_MAX``.
+
+        Returns the answer.
+        """
         request = {
-            "max_entries": _ENDED_JOBS_MAX,
+            "max_entries": _ENDED_JOBS_MAX if self._unsafe is None else _ENDED_JOBS_WITH_DATA_MAX,
             "attrs": ["ranks", "t_inactive"],
             "since": self._ended_known_until_at,
             "constraint": {"states": ["inactive"]},
@@ -424,6 +457,7 @@ class RealFluxPort:
         # Those that never ran have no ranks, and need not be shown again either.
         ended = [job["t_inactive"] for job in reply["jobs"] if job.get("t_inactive")]
         self._ended_known_until_at = max([self._ended_known_until_at, *ended])
+        return reply
 
     def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
         self.ensure_actor()
@@ -536,8 +570,36 @@ class RealFluxPort:
         with self._handle() as handle:
             new = JobId(submit(handle, jobspec, timeout_s=self._timeout_s))
         memo = {"id": int(job), "volatile": False, "memo": {"requeued_as": format_job_id(new)}}
-        self._ask("job-manager.memo", memo)
+        with _ignoring(errno.ENOENT):  # the first one has ended meanwhile
+            self._ask("job-manager.memo", memo)
         return new
+
+    def result(self, job: JobId) -> JobResult | None:
+        try:
+            answer = self._ask("job-info.lookup", {"id": int(job), "keys": ["eventlog"], "flags": 0})
+            end = read_job_end(answer["eventlog"])
+        except ValueError as fault:
+            raise FluxError(f"the eventlog of job {job} cannot be read: {fault}") from fault
+        except CallFailed as failure:
+            if failure.errno != errno.ENOENT:
+                raise
+            return JobResult.UNKNOWN
+        if end is None:
+            return None
+        return JobResult(end.result) if end.result in list(JobResult) else JobResult.FAILED
+
+    def start_copy(self, job: JobId) -> None:
+        self.ensure_actor()
+        event = {"id": int(job), "name": "dependency-remove", "context": {"description": HOLD}}
+        with _ignoring(errno.ENOENT, errno.EEXIST, errno.EINVAL):  # it has started or ended, or has no hold
+            self._ask("job-manager.post-event.post", event)
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self.ensure_actor()
+        with _ignoring(errno.ENOENT):  # it has ended
+            seen = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid", "dependencies"]})["job"]
+            if seen["userid"] == os.getuid() and HOLD in (seen.get("dependencies") or ()):
+                self._ask("job-manager.raise", {"id": int(job), "type": "cancel", "severity": 0, "note": why})
 
     def _disconnect(self, rank: Rank) -> None:
         """Make the parent disconnect a broker that does not answer from the overlay."""
@@ -566,6 +628,15 @@ class _RetypingCalls:
 
     def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]:
         return tuple(self.port._read_records(slots))  # noqa: SLF001
+
+
+@contextmanager
+def _ignoring(*expected: int) -> Iterator[None]:
+    try:
+        yield
+    except CallFailed as failure:
+        if failure.errno not in expected:
+            raise
 
 
 def terminate_command(pid: int) -> dict[str, object]:

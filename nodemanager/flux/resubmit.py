@@ -11,19 +11,26 @@ import binascii
 import json
 from typing import Any
 
+from nodemanager.delegation.jobs import HOLD_UNTIL_AT
 from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
 from nodemanager.flux.parse.jobspec import REQUEUED_FROM
 from nodemanager.flux.parse.json_fields import object_at, text_at
 
+_HELD = {"scheme": "begin-time", "value": f"{HOLD_UNTIL_AT:.0f}"}
+
 
 def requeue_jobspec(signed: str, old: str) -> dict[str, Any]:
-    """Make a jobspec that runs the job again if ``old``, the job's id, fails. Raises ``ValueError``."""
+    """Make a jobspec that runs the job again. It is held, and never begins before ``old``, the job's id, has ended.
+
+    Raises ``ValueError``.
+    """
     jobspec = unwrap_jobspec(signed)
     attributes = dict(object_at(jobspec.get("attributes", {}), "attributes"))
     system = dict(object_at(attributes.get("system", {}), "attributes.system"))
     wish = dict(object_at(system.get(OUR_ATTRIBUTES, {}), f"attributes.system.{OUR_ATTRIBUTES}"))
-    # This replaces the job's own dependencies: the job runs, so they are fulfilled.
-    system["dependencies"] = [{"scheme": "afternotok", "value": old}]
+    # These replace the job's own dependencies: the job runs, so they are fulfilled. Not ``afternotok``: with it
+    # Flux fails the copy if the original ends well, and nothing can prevent that in time.
+    system["dependencies"] = [_HELD, {"scheme": "afterany", "value": old}]
     system[OUR_ATTRIBUTES] = {**wish, REQUEUED_FROM: old}
     return {**jobspec, "attributes": {**attributes, "system": system}}
 

@@ -26,15 +26,18 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CreateNode,
     DelegateJob,
     DestroyNode,
     EndLease,
     HoldJobs,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
+    StartCopy,
 )
 from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
@@ -81,15 +84,21 @@ def launches_of(action: Action) -> tuple[LaunchId, ...]:
             return tuple(launch.id for launch in launches)
         case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return ()
+        case ReadResult() | StartCopy() | CancelCopy():
+            return ()
         case _:
             return (action.launch,) if action.launch is not None else ()
 
 
 def subject_of(action: Action) -> str:
-    """The order's subject: its launches, or the provider's id of a node that belongs to no launch."""
-    if isinstance(action, DestroyNode) and action.launch is None:
-        return action.provider_id
-    return ",".join(launches_of(action))
+    """The order's subject: its launches, the provider's id of a node that belongs to no launch, or a copied job."""
+    match action:
+        case DestroyNode(launch=None, provider_id=provider_id):
+            return provider_id
+        case ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
+            return str(job)
+        case _:
+            return ",".join(launches_of(action))
 
 
 def reason_of(action: Action) -> Reason | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import Fact
+from nodemanager.delegation.view import PeerRun
 from nodemanager.history.backlog import Backlog, condense
 from nodemanager.history.cost_ledger import CostLedger, Costs
 from nodemanager.history.ended_jobs import EndedJob, EndedJobTracker
@@ -47,11 +48,12 @@ class HistoryUpdate:
     costs: Costs
     savings: ObserveSavings | None = None
     ended_jobs: tuple[EndedJob, ...] = ()
+    peer_runs: tuple[PeerRun, ...] = ()
 
     @property
     def has_rows(self) -> bool:
         """Whether there is anything to write to the history file."""
-        return any((self.events, self.life_changes, self.costs, self.savings, self.ended_jobs))
+        return any((self.events, self.life_changes, self.costs, self.savings, self.ended_jobs, self.peer_runs))
 
     @property
     def condensed(self) -> HistoryUpdate:

@@ -17,6 +17,8 @@ from nodemanager.planner.state.snapshot import Snapshot, Source
 
 IN_TRANSITION = (NodeState.REQUESTED, NodeState.BOOTING, NodeState.LOST, NodeState.STOPPING)
 
+CLAIM, LOOK, LIST = ClaimInstance(), LookAtRanks(), ListCloud()
+
 Ask = ClaimInstance | LookAtRanks | ListCloud | SweepCloud | KeepSteering | KeepSpend
 
 
@@ -43,17 +45,17 @@ def next_ask_s(snapshot: Snapshot, policy: Policy) -> float:
 def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]]:
     """Everything that is to be asked, and when."""
     if not snapshot.sources.claimed:
-        yield ClaimInstance(), _not_before(-inf, snapshot.sources.claim)
+        yield CLAIM, _not_before(-inf, snapshot.sources.claim)
     look_s = (
         -inf
         if snapshot.news.look_due_since_s is not None
         else _stale_at_s(snapshot.sources.flux, policy.timing.probe_s)
     )
-    yield LookAtRanks(), _not_before(look_s, snapshot.sources.flux)
+    yield LOOK, _not_before(look_s, snapshot.sources.flux)
     list_every_s = _list_every_s(snapshot, policy)
     cloud = snapshot.sources.cloud
     list_s = -inf if cloud.news_s is not None else _stale_at_s(cloud, list_every_s)
-    yield ListCloud(), _not_before(list_s, cloud)
+    yield LIST, _not_before(list_s, cloud)
     if snapshot.sources.claimed and snapshot.operator.steering != snapshot.operator.steering_on_record:
         yield KeepSteering(snapshot.operator.steering), _not_before(-inf, snapshot.operator.steering_write)
     spend_s = budget.write_spend_at_s(snapshot, policy)

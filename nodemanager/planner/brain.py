@@ -26,7 +26,7 @@ from nodemanager.planner.observe.observe import advance_to, observe_all
 from nodemanager.planner.plan import Action, Plan, plan, settles_at_s
 from nodemanager.planner.slot_types import with_slot_types
 from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.node_index import node_index_of, with_node_index
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.upkeep.schedules import schedule_changes_at, scheduled_policy
@@ -68,7 +68,7 @@ class Brain:
         self._scheduled = -inf, -inf  # from when and until when the schedules' settings in the policy apply
         self._acts = acts
         self._hears_all = hears_all
-        self._snapshot = snapshot if snapshot is not None else Snapshot()
+        self._snapshot = with_node_index(snapshot) if snapshot is not None else Snapshot()
         self._tick: Tick | None = None  # the latest, until the snapshot has been advanced to it
         self._has_news = True
         self._next_at_s = 0.0

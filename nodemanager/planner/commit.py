@@ -13,6 +13,7 @@ from nodemanager.core.jobs import NodeLoad
 from nodemanager.core.nodes import LEAVING, Call, CallKind, Launch, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     ClaimInstance,
     CordonNode,
@@ -27,16 +28,19 @@ from nodemanager.core.orders import (
     KillHousekeeping,
     ListCloud,
     LookAtRanks,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
+    StartCopy,
     StopBroker,
     SweepCloud,
     UndrainNode,
 )
 from nodemanager.planner.cost.fleet import create_credit
 from nodemanager.planner.observe.backoff import count_failed_boot
+from nodemanager.planner.observe.held_jobs import commit_copy_order
 from nodemanager.planner.observe.rank_facts import delay_stop
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.frozen import replace
@@ -149,6 +153,8 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 snapshot = replace(
                     snapshot, queues=replace(snapshot.queues, requeued=snapshot.queues.requeued | {job})
                 )
+            case ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
+                snapshot = commit_copy_order(snapshot, job, policy.calls.call_timeout_s)
             case HoldJobs() | ReleaseJobs():
                 due_s = snapshot.now_s + policy.calls.call_timeout_s
                 snapshot = replace(

@@ -289,5 +289,6 @@ def fleet_needs(jobs: Mapping[JobId, Job], placement: Placement) -> FleetNeeds:
             purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count, node.load))
         else:
             needed.setdefault(node.place[0], []).extend(serves)
-    purchases.sort(key=lambda it: (min((-jobs[id_].priority, id_) for id_ in it.serves), it.place[1]))
+    order = {id_: (-jobs[id_].priority, id_) for it in purchases for id_ in it.serves}
+    purchases.sort(key=lambda it: (min(map(order.__getitem__, it.serves)), it.place[1]))
     return FleetNeeds({slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}, tuple(purchases))

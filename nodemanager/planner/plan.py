@@ -23,6 +23,7 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LEAVING, CallKind, FluxRank, Identity, Launch, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CordonNode,
     CreateNode,
@@ -30,10 +31,12 @@ from nodemanager.core.orders import (
     DestroyNode,
     EndLease,
     HoldJobs,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
+    StartCopy,
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
@@ -50,13 +53,13 @@ from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
-from nodemanager.planner.peers.burst import bursts, jobs_away, without_jobs
+from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.requeue import requeue_orders
+from nodemanager.planner.requeue import CopyOrder, copies_change_s, copy_orders, requeue_orders
 from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
 from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
-from nodemanager.planner.state.node_index import calls_in_flight, node_index_of
+from nodemanager.planner.state.node_index import calls_in_flight, node_index_of, with_node_index
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot, Stray
@@ -69,7 +72,17 @@ from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
 
-Action = BootNode | NodeAction | RequeueJob | DelegateJob | HoldJobs | ReleaseJobs | ChangeSlots | RefuseSlots
+Action = (
+    BootNode
+    | NodeAction
+    | RequeueJob
+    | CopyOrder
+    | DelegateJob
+    | HoldJobs
+    | ReleaseJobs
+    | ChangeSlots
+    | RefuseSlots
+)
 
 
 @dataclass(frozen=True)
@@ -148,6 +161,8 @@ class Plan:
     calls_held: bool = False  # a call waits until another one has been answered
     due: Mapping[LaunchId, DueNode] = field(default_factory=dict)  # nodes to be replaced
     basis: Basis | None = field(default=None, repr=False, compare=False)  # None if no job was placed
+    # The jobs weighed against the peers. Their figures change all the time, so they are no part of a job's reason.
+    bursts: Bursts = field(default_factory=Bursts, repr=False, compare=False)
 
     @lazy_property
     def types(self) -> Mapping[TypeName, Reason]:
@@ -173,6 +188,7 @@ class Plan:
 
 def plan(snapshot: Snapshot, policy: Policy) -> Plan:
     """Decide what to do. Pure: all it knows is in its arguments."""
+    snapshot = with_node_index(snapshot)
     acting = _decide(snapshot, policy)
     if not policy.observed or acting.stands_still is not None:
         return acting
@@ -200,6 +216,8 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
         case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
+        case ReadResult() | StartCopy() | CancelCopy():
+            return None
         case _:
             node = snapshot.nodes.get(action.launch) if action.launch is not None else None
             return node.launch.type_name if node is not None else None
@@ -226,7 +244,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     basis, bursting = _basis(snapshot, policy, price, quiet=quiet)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
-    boots = _boot_orders(basis) if quiet else ()
+    boots = _boot_orders(basis, bursting) if quiet else ()
     reasons = {id_: step.reason for id_, step in steps.steps.items()}
     reasons |= {boot.launch.id: boot.reason for boot in boots}
     orders = [step.action for step in steps.steps.values() if step.action is not None]
@@ -236,7 +254,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             *orders,
             *_strays(snapshot, policy),
             *requeue_orders(snapshot, policy),
-            *bursting,
+            *copy_orders(snapshot),
+            *bursting.orders,
             *(hold_orders(snapshot, policy, basis.placement) if may_hold(snapshot, policy) else ()),
             *boots,
         ),
@@ -247,6 +266,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         again_at_s=min(
             steps.again_at_s,
             _strays_change_s(snapshot, policy),
+            copies_change_s(snapshot),
             _purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
             basis.emptying.again_at_s,
@@ -254,22 +274,21 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         calls_held=any(step.held for step in steps.steps.values()),
         due=basis.upkeep[0].due,
         basis=basis,
+        bursts=bursting,
     )
 
 
-def _basis(
-    snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool
-) -> tuple[Basis, tuple[DelegateJob, ...]]:
+def _basis(snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool) -> tuple[Basis, Bursts]:
     """What the plan is made from, and the jobs to send to peers, which then ask for no nodes here."""
     away = jobs_away(snapshot) if policy.bursts or snapshot.peers.ordered else {}
     basis = Basis(without_jobs(snapshot, away), policy, price)
     if not (policy.bursts and quiet and basis.queue.batches):
-        return basis, ()
-    orders = bursts(basis.snapshot, policy, basis.placement)
-    if not orders:
-        return basis, ()
-    leaving = {order.job: order.reason for order in orders}
-    return Basis(without_jobs(basis.snapshot, leaving), policy, price), orders
+        return basis, Bursts()
+    weighed = bursts(basis.snapshot, policy, basis.placement)
+    if not weighed.orders:
+        return basis, weighed
+    leaving = {order.job: order.reason for order in weighed.orders}
+    return Basis(without_jobs(basis.snapshot, leaving), policy, price), weighed
 
 
 # --- standing still ---------------------------------------------------------------------------------------
@@ -403,12 +422,14 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
     return JobReasons(snapshot.jobs, basis.placement, settling, delays)
 
 
-def _boot_orders(basis: Basis) -> tuple[BootNode, ...]:
+def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
-    wanted = [*((purchase, _demand(purchase)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
-    if policy.stacked and wanted:
+    wanted = [*((purchase, _demand(purchase, weighed)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
+    if not wanted:
+        return ()
+    if policy.stacked:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
     allowance = Allowance(snapshot, policy)
@@ -435,8 +456,10 @@ def _in_order(wanted: Sequence[tuple[Purchase, Reason]], basis: Basis) -> list[t
     return sorted(found, key=lambda it: it[0].place[1])
 
 
-def _demand(purchase: Purchase) -> Reason:
-    return because(Code.DEMAND, node_type=purchase.node_type.name, job_count=purchase.job_count)
+def _demand(purchase: Purchase, weighed: Bursts) -> Reason:
+    reason = because(Code.DEMAND, node_type=purchase.node_type.name, job_count=purchase.job_count)
+    not_taken = next(filter(None, map(weighed.describe_not_taken, purchase.serves)), "")
+    return reason.with_figures(not_taken=not_taken) if not_taken else reason
 
 
 def _purchases_change_s(basis: Basis) -> float:

@@ -1,19 +1,29 @@
 """Resubmit jobs whose node the provider is about to take back, if they ask for it.
 
 Flux does not restart a job whose node has died. A job with the attribute ``node-manager.requeue`` is submitted once
-more. The copy starts only if the original fails. Each of the two names the other.
+more. The copy is held until the original has ended. It starts if the original failed. It is cancelled if the
+original ended well or was cancelled. Each of the two names the other.
 """
 
 from __future__ import annotations
 
-from nodemanager.core.jobs import JobId, JobState
-from nodemanager.core.orders import RequeueJob
+from collections.abc import Iterator
+from itertools import islice
+from math import inf
+
+from nodemanager.core.jobs import JobId, JobResult, JobState
+from nodemanager.core.orders import CancelCopy, ReadResult, RequeueJob, StartCopy
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.state.queue_index import queue_index_of
+from nodemanager.planner.state.snapshot import CopyCall, Snapshot
+
+CopyOrder = ReadResult | StartCopy | CancelCopy
+_AT_ONCE_MAX = 50  # any user may submit jobs that look like copies
+_STARTS = (JobResult.FAILED, JobResult.TIMEOUT)
 
 
 def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]:
@@ -62,3 +72,43 @@ def _is_unconfirmed(snapshot: Snapshot) -> bool:
 def _is_drained(node: Node) -> bool:
     """Whether the node is drained. If not, Flux may give it to the next job just after its death (for 0.1 s)."""
     return node.rank is not None and node.rank.drain_reason is not None
+
+
+# --- the copies -------------------------------------------------------------------------------------------
+
+
+def copy_orders(snapshot: Snapshot) -> tuple[CopyOrder, ...]:
+    """The next order for each copy whose original has ended: read how, then start or cancel the copy."""
+    calls = snapshot.queues.copy_calls
+    orders = (
+        _copy_order(copy, original, calls.get(copy, CopyCall()))
+        for copy, original in _copies_to_settle(snapshot)
+        if calls.get(copy, CopyCall()).retry_s <= snapshot.now_s
+    )
+    return tuple(islice(orders, _AT_ONCE_MAX))
+
+
+def copies_change_s(snapshot: Snapshot) -> float:
+    """When the next call about a copy may be repeated; infinity if none is."""
+    calls = snapshot.queues.copy_calls
+    if not calls:
+        return inf
+    return min((calls[copy].retry_s for copy, _ in _copies_to_settle(snapshot) if copy in calls), default=inf)
+
+
+def _copies_to_settle(snapshot: Snapshot) -> Iterator[tuple[JobId, JobId]]:
+    """Each held copy with its original, if that has ended."""
+    for copy, original in queue_index_of(snapshot.jobs, snapshot.indexes.queue).copies.items():
+        if original not in snapshot.jobs and original not in snapshot.queues.unreadable:
+            yield copy, original
+
+
+def _copy_order(copy: JobId, original: JobId, call: CopyCall) -> CopyOrder:
+    if call.result is None:
+        return ReadResult(copy, original, because(Code.ORIGINAL_ENDED, job=str(original)))
+    if call.result is JobResult.UNKNOWN:
+        return CancelCopy(copy, because(Code.COPY_UNDECIDED, job=str(original)))
+    job, result = str(original), str(call.result)
+    if call.result in _STARTS:
+        return StartCopy(copy, because(Code.COPY_STARTS, job=job, result=result))
+    return CancelCopy(copy, because(Code.COPY_NOT_NEEDED, job=job, result=result))

@@ -31,6 +31,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.upkeep.due import drift_of, drifted_nodes
+from nodemanager.planner.upkeep.unsafe_data import data_alarms
 
 
 def type_reasons(policy: Policy, placement: Placement, needs: FleetNeeds) -> Mapping[TypeName, Reason]:
@@ -142,6 +143,7 @@ def _unguarded_gpu_nodes(
     bought = {purchase.node_type.name for purchase in needs.purchases}
     reasons = list(alarms(snapshot, policy))
     reasons += open_breakers(snapshot, policy)
+    reasons += data_alarms(snapshot, policy)
     for node_type in policy.node_types:
         if node_type.gpus == 0 or not (count_by_type.get(node_type.name) or node_type.name in bought):
             continue

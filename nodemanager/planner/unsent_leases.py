@@ -28,7 +28,10 @@ from nodemanager.planner.steps.context import LeaseReview
 
 def leases_without_create(snapshot: Snapshot) -> list[Node]:
     """The nodes that are nothing but a lease on record: their create was not sent."""
-    return [node for node in node_index_of(snapshot).to_check.values() if may_end(node)]
+    index = node_index_of(snapshot)
+    if not index.count_by_state.get(NodeState.REQUESTED):
+        return []
+    return [node for node in index.to_check.values() if may_end(node)]
 
 
 def review(

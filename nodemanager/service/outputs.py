@@ -15,7 +15,7 @@ from nodemanager.config.site import Site
 from nodemanager.config.text.settings import Viewers
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.ports import Info
-from nodemanager.delegation.view import DelegationView
+from nodemanager.delegation.view import DelegationEvent, DelegationView, PeerRun
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryThread, HistoryUpdate
 from nodemanager.history.store.reader import HistoryReader
@@ -52,6 +52,9 @@ class Outputs:
             [self.board.take_in, self._metrics.take_in, self._writer.take_in, self._samples.take_in]
         )
         self.servers: list[WebServer] = []
+        # Of delegation, from before the first publication.
+        self._untold_events: list[DelegationEvent] = []
+        self._untold_runs: list[PeerRun] = []
         self._status = ""
         self._status_made_s = float("-inf")
         self._log: Any = structlog.get_logger()
@@ -61,16 +64,20 @@ class Outputs:
         self._history_thread.publish(published)
 
     def publish_delegation(self, view: DelegationView) -> None:
-        """Show the view of delegation, and add its events to the history."""
+        """Show the view of delegation, and add its events and the jobs that ended to the history."""
         self.board.publish_delegation(view)
+        self._untold_events += view.events
+        self._untold_runs += view.runs
         posted = self.board.latest
-        if not view.events or posted is None:
+        if posted is None or not (self._untold_events or self._untold_runs):
             return
         events = tuple(
             HistoryEvent(it.at, "delegation", it.subject, it.what, figures={"detail": it.detail})
-            for it in view.events
+            for it in self._untold_events
         )
-        self._writer.take_in(HistoryUpdate(posted.published, (), (), events, (), {}))
+        runs = tuple(self._untold_runs)
+        self._untold_events, self._untold_runs = [], []
+        self._writer.take_in(HistoryUpdate(posted.published, (), (), events, (), {}, peer_runs=runs))
         # Everybody may see the board's events, but not everybody may see jobs.
         of_peers = tuple(event for event in events if event.subject.startswith("peer "))
         self.board.take_in(HistoryUpdate(posted.published, (), (), of_peers, (), {}))

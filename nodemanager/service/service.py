@@ -42,13 +42,13 @@ from nodemanager.config.site import (
     name_file,
     uuid_file,
 )
-from nodemanager.config.text.settings import SectionSettings
+from nodemanager.config.text.settings import NEVER, SectionSettings
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, PeersSeen, Tick
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.orders import DelegateJob
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
-from nodemanager.core.slots import Misfit
+from nodemanager.core.slots import Misfit, TypeName
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
@@ -275,6 +275,7 @@ def make_ports(
         measures=site.flux.join is not JoinMethod.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
         flub=site.flux.join is JoinMethod.FLUB,
         leader_runs_jobs=site.cloud.provider is Provider.MINICLUSTER,
+        types_with_data=_types_with_data(site),
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:
@@ -284,6 +285,12 @@ def make_ports(
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
     return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end, news)
+
+
+def _types_with_data(site: Site) -> list[TypeName]:
+    """The node types that wait for the data of their jobs."""
+    wanted = site.policy.wait_for_data
+    return [it.name for it in site.node_types if wanted != NEVER and wanted in it.properties]
 
 
 def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPorts:

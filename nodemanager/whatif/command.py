@@ -85,7 +85,7 @@ def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under the site's policy, and print its cost and waits. Return the exit status."""
     logs.configure(logging.CRITICAL)
     try:
-        with _sigterm_raises():
+        with sigterm_raises():
             return _simulate(with_seed(site, chosen.seed), chosen)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -126,7 +126,7 @@ def _simulate(site: Site, chosen: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _sigterm_raises() -> Iterator[None]:
+def sigterm_raises() -> Iterator[None]:
     """Let SIGTERM end the study as Ctrl-C does: files are closed, and no worker process is left."""
 
     def end(number: int, _: FrameType | None) -> None:

@@ -16,6 +16,7 @@ from nodemanager.core.facts import (
     ClaimRefused,
     CloudCallFailed,
     CloudListed,
+    CopySettled,
     FluxCallFailed,
     FluxUnreachable,
     HousekeepingKilled,
@@ -29,6 +30,7 @@ from nodemanager.core.facts import (
     RanksMeasured,
     RanksSeen,
     RecordSeen,
+    ResultRead,
     SlotsChanged,
     SlotsRefused,
     SpendKept,
@@ -36,7 +38,7 @@ from nodemanager.core.facts import (
     SteeringKept,
     SteeringNotKept,
 )
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
@@ -49,6 +51,7 @@ from nodemanager.core.nodes import (
     ProviderId,
 )
 from nodemanager.core.orders import (
+    CancelCopy,
     ChangeSlots,
     ClaimInstance,
     CordonNode,
@@ -62,9 +65,11 @@ from nodemanager.core.orders import (
     KillHousekeeping,
     ListCloud,
     LookAtRanks,
+    ReadResult,
     RecordLaunches,
     RequeueJob,
     ShowOnJobs,
+    StartCopy,
     StopBroker,
     SweepCloud,
     WithDeadline,
@@ -217,6 +222,16 @@ class Flux:
     def requeue(self, job: JobId) -> JobId:
         self._call(f"requeue {job}")
         return JobId(job + 1)
+
+    def result(self, job: JobId) -> JobResult | None:
+        self._call(f"result {job}")
+        return JobResult.COMPLETED
+
+    def start_copy(self, job: JobId) -> None:
+        self._call(f"start_copy {job}")
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self._call(f"cancel_copy {job} {why}")
 
     def repair(self) -> bool:
         self._call("repair")
@@ -565,3 +580,23 @@ def test_49_a_bug_in_any_actor_ends_the_process(start: Callable[[Fate], None]) -
     start(fate)
     assert fate.ended.wait(10)
     assert isinstance(fate.crashed, ZeroDivisionError)
+
+
+def test_a_copy_is_settled_and_its_user_is_told_in_a_sentence() -> None:
+    reason = because(Code.COPY_NOT_NEEDED, job="7", result="COMPLETED")
+    for order, call, fact in (
+        (ReadResult(JobId(8), JobId(7), reason), "result 7", ResultRead(JobId(8), JobResult.COMPLETED)),
+        (StartCopy(JobId(8), reason), "start_copy 8", CopySettled(JobId(8))),
+        (
+            CancelCopy(JobId(8), reason),
+            "cancel_copy 8 not needed: job f8, which it would have replaced, ended as COMPLETED",
+            CopySettled(JobId(8)),
+        ),
+    ):
+        port = Flux()
+        worker, told = flux_worker(port)
+        worker.on_receive(WithDeadline(order, 60.0))
+        assert (port.calls, told) == ([call], [fact])
+        worker, told = flux_worker(Flux(fails_at=call))
+        worker.on_receive(WithDeadline(order, 60.0))
+        assert told == [FluxCallFailed((), type(order).__name__, "no answer", JobId(8))]

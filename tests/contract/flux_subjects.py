@@ -17,10 +17,11 @@ from typing import Protocol
 
 import pytest
 
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.ports import FluxPort
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux import bindings, kvs, retype
+from nodemanager.flux.in_job.data_safe import say_data_safe
 from nodemanager.flux.instance import RealFlux
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 
@@ -71,12 +72,20 @@ class FluxSubject(Protocol):
         """Like ``occupy``, but also return the job's id."""
         ...
 
+    def job_that_ends(self, rank: Rank, result: JobResult) -> JobId:
+        """Run a job on the rank, which asks to be submitted again and ends in a second or two, as told."""
+        ...
+
     def shown_on(self, job: JobId) -> str:
         """Return the ``user.nodes`` that ``flux jobs`` shows for an active job; "" if there is none."""
         ...
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         """Drain the rank like an administrator; None means no reason."""
+        ...
+
+    def say_data_safe(self, job: JobId, rank: Rank) -> None:
+        """Say that the data of a job was copied off a rank, like the verb."""
         ...
 
     def wish(self, wish: SlotsWish) -> None:
@@ -112,6 +121,7 @@ class RealSubject:
             folder=self._instance.directory,
             node_types=(SMALL, LARGE),
             timeout_s=2.0,
+            types_with_data=[SMALL.name],
         )
         port = flux.port()
 
@@ -155,6 +165,17 @@ class RealSubject:
     def shown_on(self, job: JobId) -> str:
         return self._instance.run("jobs", "-no", "{user.nodes}", str(job)).strip()
 
+    def job_that_ends(self, rank: Rank, result: JobResult) -> JobId:
+        asks = ("-n1", "--setattr=node-manager.requeue", f"--requires=rank:{rank}")
+        limit = "1s" if result is JobResult.TIMEOUT else "60s"
+        command = ("sleep", "1") if result is JobResult.COMPLETED else ("sleep", "30")
+        text = self._instance.run("submit", *asks, "-t", limit, *command)
+        job = JobId(int(self._instance.run("job", "id", "--to=dec", text)))
+        eventually("the job runs", lambda: self._instance.run("jobs", "-no", "{status}", text) == "RUN")
+        if result is JobResult.CANCELED:
+            self._instance.run("cancel", text)
+        return job
+
     def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
         job = self._instance.submit("-N1", "-n1", "-c1", f"--requires=rank:{rank}")
         self._instance.run("job", "wait-event", "-t20", str(job), "start")
@@ -166,6 +187,10 @@ class RealSubject:
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         self._instance.run("resource", "drain", str(rank), *([] if reason is None else [reason]))
+
+    def say_data_safe(self, job: JobId, rank: Rank) -> None:
+        with bindings.connection(self._instance.uri) as handle:
+            say_data_safe(handle, job, str(rank), timeout_s=10.0)
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
         eventually(what, holds)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nodemanager.core.jobs import JobId, OnRanks, Shape
+from nodemanager.core.jobs import JobId, JobResult, OnRanks, Shape
 from nodemanager.core.slots import Rank, Slot, SlotName, SlotsWish, TypeName
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.flux.port import SimulatedFluxPort
@@ -30,7 +30,9 @@ class SimulatedFluxSubject:
         self._managers += 1
         token = f"manager-{self._managers}"
         return OneManager(
-            SimulatedFluxPort(self.flux, token, cluster_uuid), lambda: self._drop(token), lambda: self._drop(token)
+            SimulatedFluxPort(self.flux, token, cluster_uuid, [SMALL.name]),
+            lambda: self._drop(token),
+            lambda: self._drop(token),
         )
 
     def _drop(self, token: str) -> None:
@@ -48,6 +50,20 @@ class SimulatedFluxSubject:
     def shown_on(self, job: JobId) -> str:
         return self.flux.shown_on_jobs.get(job, "")
 
+    def job_that_ends(self, rank: Rank, result: JobResult) -> JobId:
+        on_rank = OnRanks((str(rank),))
+        limit_s, run_s = (
+            (1.0 if result is JobResult.TIMEOUT else 0.0),
+            (1.0 if result is JobResult.COMPLETED else 30.0),
+        )
+        job = self.flux.submit(
+            Shape(1, 1, nodes=1, constraint=on_rank), duration_s=limit_s, run_s=run_s, requeue=True
+        )
+        self.world.advance_by(0.1)
+        if result is JobResult.CANCELED:
+            self.flux.cancel(job)
+        return job
+
     def job_on(self, rank: Rank) -> tuple[JobId, Callable[[], None]]:
         on_rank = OnRanks((str(rank),))
         job_id = self.flux.submit(Shape(1, 1, nodes=1, constraint=on_rank), run_s=3600)
@@ -60,6 +76,9 @@ class SimulatedFluxSubject:
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         self.flux.drain(rank, reason)
+
+    def say_data_safe(self, job: JobId, rank: Rank) -> None:
+        self.flux.say_data_safe(job, rank)
 
     def wish(self, wish: SlotsWish) -> None:
         self.flux.wish_slots(wish)

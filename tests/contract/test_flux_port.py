@@ -9,7 +9,7 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import FluxRank, Launch, LaunchId
 from nodemanager.core.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
 from nodemanager.core.records import HeldJob, Mark, Spend, Steering
@@ -44,6 +44,14 @@ def actor(subject: FluxSubject) -> FluxPort:
     port = subject.manager().port
     port.claim()
     return port
+
+
+@pytest.fixture
+def leased(actor: FluxPort) -> Launch:
+    """Return a lease on record that began before every job."""
+    launch = replace(a_launch(1, 1), requested_at=1.0)
+    actor.record([launch])
+    return launch
 
 
 def a_launch(number: int, rank: int) -> Launch:
@@ -263,6 +271,46 @@ def test_the_end_of_a_rank_s_last_job_is_known_to_a_new_manager(subject: FluxSub
     assert look(subject.manager().port, 1).last_job_ended_at == look(actor, 1).last_job_ended_at
 
 
+def test_the_data_of_a_job_is_not_safe_until_somebody_says_so(
+    subject: FluxSubject, actor: FluxPort, leased: Launch
+) -> None:
+    rank = leased.rank
+    subject.bring_online(rank)
+    job, end = subject.job_on(rank)
+    assert look(actor, rank).unsafe == ()  # it has not ended
+    end()
+    subject.until("its end is known", lambda: [it.job for it in look(actor, rank).unsafe] == [job])
+    ended_at = look(actor, rank).unsafe[0].ended_at
+    assert look(subject.manager().port, rank).unsafe[0].ended_at == ended_at  # the next manager knows it too
+    subject.say_data_safe(job, rank)
+    subject.until("its data is safe", lambda: look(actor, rank).unsafe == ())
+    assert look(subject.manager().port, rank).unsafe == ()
+
+
+def test_what_is_safe_before_the_end_of_the_job_stays_so(
+    subject: FluxSubject, actor: FluxPort, leased: Launch
+) -> None:
+    subject.bring_online(leased.rank)
+    job, end = subject.job_on(leased.rank)
+    subject.say_data_safe(job, leased.rank)
+    end()
+    subject.until("its end is known", lambda: look(actor, leased.rank).last_job_ended_at is not None)
+    assert look(actor, leased.rank).unsafe == ()
+
+
+def test_the_data_of_a_node_that_is_gone_is_not_awaited(
+    subject: FluxSubject, actor: FluxPort, leased: Launch
+) -> None:
+    subject.bring_online(leased.rank)
+    subject.job_on(leased.rank)[1]()
+    subject.until("its end is known", lambda: bool(look(actor, leased.rank).unsafe))
+    actor.forget(leased)
+    assert look(actor, leased.rank).unsafe == ()
+    again = replace(leased, id=LaunchId("launch-again"), requested_at=2_000_000_000.0)
+    actor.record([again])
+    assert look(subject.manager().port, leased.rank).unsafe == ()
+
+
 # --- drains -----------------------------------------------------------------------------------------------
 
 
@@ -423,6 +471,49 @@ def test_there_is_nothing_to_repair(actor: FluxPort) -> None:
     assert actor.repair() is False
 
 
+# --- copies of jobs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("result", [JobResult.COMPLETED, JobResult.TIMEOUT, JobResult.CANCELED])
+def test_a_copy_waits_until_it_is_started_or_cancelled_however_its_original_ended(
+    subject: FluxSubject, actor: FluxPort, result: JobResult
+) -> None:
+    subject.bring_online(Rank(1))
+    subject.until("it takes jobs", lambda: look(actor, 1).cores_free > 0)
+    job = subject.job_that_ends(Rank(1), result)
+    copies = [actor.requeue(job), actor.requeue(job)]
+    subject.until("the first one has ended", lambda: actor.result(job) is not None)
+    assert actor.result(job) is result
+    assert [actor.result(copy) for copy in copies] == [None, None], "both wait"
+    actor.cancel_copy(copies[0], "not needed")
+    subject.until("its copy is cancelled", lambda: actor.result(copies[0]) is JobResult.CANCELED)
+    actor.start_copy(copies[1])
+    subject.until("the other one runs", lambda: look(actor, 1).allocated)
+    actor.cancel_copy(copies[1], "too late: this no longer waits")
+    if result is JobResult.CANCELED:
+        assert actor.result(copies[1]) is None
+    else:
+        subject.until("it ends as the first one did", lambda: actor.result(copies[1]) is result)
+    actor.start_copy(copies[1])  # it has started already: no error
+    actor.cancel_copy(copies[0], "it has ended: no error")
+
+
+def test_only_copies_of_ours_are_cancelled(subject: FluxSubject, actor: FluxPort) -> None:
+    subject.bring_online(Rank(1))
+    subject.until("it takes jobs", lambda: look(actor, 1).cores_free > 0)
+    job, _ = subject.job_on(Rank(1))
+    actor.start_copy(job)
+    actor.cancel_copy(job, "not ours")
+    assert actor.result(job) is None
+    assert look(actor, 1).allocated
+
+
+def test_the_result_of_a_job_that_flux_does_not_know_is_unknown(actor: FluxPort) -> None:
+    assert actor.result(JobId(12345)) is JobResult.UNKNOWN
+    actor.cancel_copy(JobId(12345), "no error")
+    actor.start_copy(JobId(12345))
+
+
 # --- who acts ---------------------------------------------------------------------------------------------
 
 
@@ -458,6 +549,8 @@ CHANGES: dict[str, Callable[[FluxPort], None]] = {
     "keep_steering": lambda port: port.keep_steering(STEERING),
     "hold_jobs": lambda port: port.hold_jobs({JobId(1): HeldJob(16, 16)}),
     "release_jobs": lambda port: port.release_jobs({JobId(1): HeldJob(16, 16)}),
+    "start_copy": lambda port: port.start_copy(JobId(1)),
+    "cancel_copy": lambda port: port.cancel_copy(JobId(1), "text"),
     "keep_spend": lambda port: port.keep_spend(SPEND),
     "show_on_jobs": lambda port: port.show_on_jobs({JobId(1): "text"}),
     "repair": lambda port: _ignored(port.repair()),

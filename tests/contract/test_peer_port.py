@@ -22,6 +22,7 @@ from nodemanager.delegation.peer_port import (
     CopyOutput,
     CopyOutputEnded,
     EndCopy,
+    FindCopies,
     FitChecked,
     FollowOutput,
     PeerDone,
@@ -167,6 +168,7 @@ def test_a_copy_is_held_and_reported_with_its_marker(subject: Subject) -> None:
     job, remote = subject.submits()
     seen = subject.until(CopyEvents, lambda it: it.remote == remote)
     assert seen.marker == Marker(CLUSTER, job, 1.0)
+    assert seen.cores == 1
     copy = subject.until_copy(remote, "it is validated", lambda it: it.phase.value >= Phase.WAITING.value)
     assert copy.urgency == 0
     assert copy.started_at is None
@@ -230,7 +232,29 @@ def test_a_copy_that_has_ended_can_still_be_read(subject: Subject) -> None:
     read = next(it for it in subject.facts[before:] if isinstance(it, CopyEvents) and it.remote == remote)
     assert (read.events[0].name, read.events[-1].name) == ("submit", "clean")
     assert read.marker is not None
+    assert read.cores == 1
     assert read.marker.job == job
+
+
+def test_copies_are_found_also_once_they_have_ended(subject: Subject) -> None:
+    ended_job, ended = subject.submits()
+    held_job, held = subject.submits()
+    _, foreign = subject.submits(cluster="another-cluster")
+    for remote in (ended, foreign):
+        subject.asks(ChangeUrgency(remote, 16))
+    subject.until_copy(ended, "it ends", lambda it: it.ended)
+    before = len(subject.facts)
+    subject.port.send(FindCopies())
+    subject.until(PeerDone, lambda it: it.request == FindCopies())
+    found = {it.remote: it for it in subject.facts[before:] if isinstance(it, CopyEvents) and it.marker}
+    assert [found[it].marker for it in (ended, held)] == [
+        Marker(CLUSTER, ended_job, 1.0),
+        Marker(CLUSTER, held_job, 1.0),
+    ]
+    assert foreign not in found
+    assert Copy(ended).after(found[ended].events).status == 0
+    assert not Copy(held).after(found[held].events).ended
+    subject.asks(EndCopy(held, "the end of the test"))
 
 
 def test_a_copy_that_never_was_is_missing(subject: Subject) -> None:

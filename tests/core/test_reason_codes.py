@@ -32,7 +32,7 @@ def test_every_figure_belongs_to_a_code_and_every_figure_of_a_code_has_a_type() 
 def test_a_sentence_needs_only_figures_that_its_reason_always_carries(code: Code) -> None:
     assert not code.required & code.optional
     assert placeholders(SENTENCES[code], code) <= code.required
-    assert placeholders(ENDINGS.get(code, ""), code) <= code.required | code.optional
+    assert placeholders(ENDINGS.get(code, ("", ""))[1], code) <= code.required | code.optional
 
 
 def test_no_sentence_and_no_name_of_a_code_is_left_over() -> None:

@@ -51,6 +51,9 @@ class Scene:
         self.submitted: list[JobId] = []
         self.plain: list[JobId] = []
         self.views: list[DelegationView] = []
+        self.ever: dict[
+            tuple[str, JobId], SimulatedJob
+        ] = {}  # every copy that there was, also of a peer that lost it
         self.start_manager()
 
     def start_manager(self) -> None:
@@ -130,6 +133,9 @@ class Scene:
     def restart_home(self) -> None:
         self.home.restart()
 
+    def kill_home(self) -> None:
+        self.home.kill(self.draws.uniform(0, 20))
+
     def restart_peer(self) -> None:
         self.draws.choice([*self.peers.values()]).restart(keeps_state=self.draws.random() < 0.7)
 
@@ -144,7 +150,7 @@ class Scene:
         self.world.after(self.draws.uniform(1, 20), back)
 
     def cancel(self) -> None:
-        active = [job for job in self.submitted if not self.home.jobs[job].ended]
+        active = [job for job in self.submitted if job in self.home.jobs and not self.home.jobs[job].ended]
         if active:
             self.home.raise_on(self.draws.choice(active), "cancel", "by its user")
 
@@ -179,35 +185,41 @@ FAULTS: tuple[Callable[[Scene], None], ...] = (
 )
 
 
-def run(seed: int) -> Scene:
+def run(
+    seed: int,
+    users: tuple[Callable[[Scene], None], ...] = USERS,
+    faults: tuple[Callable[[Scene], None], ...] = FAULTS,
+) -> Scene:
     scene = Scene(seed)
     draws: Random = scene.draws
-    ever: dict[tuple[str, JobId], SimulatedJob] = {}
+
+    def remember() -> None:
+        scene.ever |= {(name, job.id): job for name, peer in scene.peers.items() for job in peer.jobs.values()}
+
     while scene.world.now_s < FAULTS_S:
         scene.world.advance_by(draws.expovariate(1.0))
-        if draws.random() < 0.5:
-            draws.choice(USERS)(scene)
-        else:
-            draws.choice(FAULTS)(scene)
-        ever |= {(name, job.id): job for name, peer in scene.peers.items() for job in peer.jobs.values()}
+        draws.choice(users if draws.random() < 0.5 else faults)(scene)
+        remember()
     for peer in scene.peers.values():
         peer.queue_disabled = False
         if not peer.up:
             peer.restart()
     scene.world.advance_by(CALM_S)
-    ever |= {(name, job.id): job for name, peer in scene.peers.items() for job in peer.jobs.values()}
-    scene.ever = ever  # type: ignore[attr-defined]
+    remember()
     return scene
 
 
-def started_of(scene: Scene, job: JobId) -> int:
-    copies: dict[Any, SimulatedJob] = scene.ever  # type: ignore[attr-defined]
+def copies_that_ran(scene: Scene, job: JobId) -> int:
     marker = f"{CLUSTER}/{job}/"
     markers = [
-        (copy, copy.jobspec["attributes"]["system"]["node-manager"]["delegated-from"]) for copy in copies.values()
+        (copy, copy.jobspec["attributes"]["system"]["node-manager"]["delegated-from"])
+        for copy in scene.ever.values()
     ]
-    here = scene.home.jobs[job].runs
-    return here + sum(copy.runs for copy, text in markers if text.startswith(marker))
+    return sum(copy.runs for copy, text in markers if text.startswith(marker))
+
+
+def started_of(scene: Scene, job: JobId) -> int:
+    return scene.home.jobs[job].runs + copies_that_ran(scene, job)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -221,26 +233,64 @@ def test_nothing_is_lost_and_nothing_runs_twice(seed: int) -> None:
     left = [job.events for peer in scene.peers.values() for job in peer.jobs.values() if not job.ended]
     assert not left, "copies that nobody will end"
     for job in scene.submitted:
-        agree(scene, scene.home.jobs[job])
+        agree(scene.home.jobs[job], scene.ever)
 
 
-def agree(scene: Scene, job: SimulatedJob) -> None:
+def test_each_job_that_ran_at_a_peer_is_told_once_with_its_cores_and_times() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    attributes = {"system": delegate_to("b") | {"duration": 30}}
+    jobs = [
+        scene.home.submit({"resources": [{"type": "core", "count": cores}], "attributes": attributes})
+        for cores in (1, 3)
+    ]
+    scene.world.advance_by(20.0)
+    scene.restart_manager()
+    scene.world.advance_by(60.0)
+    told = {run.job: run for view in scene.views for run in view.runs}
+    copies = {run.job: scene.peers[run.peer].jobs[run.remote] for run in told.values()}
+    at = {job: {event.name: event.at for event in copy.events} for job, copy in copies.items()}
+    assert [(told[job].cores, told[job].started_at, told[job].ended_at) for job in jobs] == [
+        (1, at[jobs[0]]["start"], at[jobs[0]]["finish"]),
+        (3, at[jobs[1]]["start"], at[jobs[1]]["finish"]),
+    ]
+    events = [event.detail for view in scene.views for event in view.events if event.what == "ended_at_peer"]
+    assert [detail.endswith("ran for 30s, exit code 3") for detail in events] == [True, True]
+
+
+def test_a_job_that_its_peer_lost_is_told_as_lost() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    attributes = {"system": delegate_to("b") | {"duration": 1000}}
+    job = scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": attributes})
+    scene.world.advance_by(10.0)
+    scene.peers[PeerName("b")].restart(keeps_state=False)
+    scene.world.advance_by(30.0)
+    assert scene.home.jobs[job].failed
+    assert [(run.job, run.peer, run.started_at) for view in scene.views for run in view.runs] == [(job, "b", None)]
+
+
+def agree(job: SimulatedJob, copies: dict[tuple[str, JobId], SimulatedJob]) -> None:
     """A job that ended well here has a copy that ended well, with the same status; and its output, once."""
     if job.failed or job.runs:
         return
     status = next(event.context["status"] for event in job.events if event.name == "finish")
     placed = next(event.context for event in job.events if event.name == "delegate::submit")
-    copy = scene.ever[placed["peer"], placed["jobid"]]  # type: ignore[attr-defined]
+    copy = copies[placed["peer"], placed["jobid"]]
     assert status == next(event.context["status"] for event in copy.events if event.name == "finish")
     assert len(job.output) == len(copy.output) == 1
 
 
+def one_job(scene: Scene, target: str = "b", duration: float = 1000.0) -> JobId:
+    attributes = {"system": delegate_to(target) | {"duration": duration}}
+    return scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": attributes})
+
+
 @pytest.mark.parametrize("released", [True, False])
-def test_a_running_copy_of_a_lost_job_is_listed_and_a_held_one_is_cancelled(released: bool) -> None:
+def test_the_copy_of_a_lost_job_is_cancelled(released: bool) -> None:
     scene = Scene(0)
     scene.world.advance_by(10.0)
-    attributes = {"system": delegate_to("b") | {"duration": 1000}}
-    job = scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": attributes})
+    job = one_job(scene)
     if not released:
         scene.home.set_urgency(job, 0)
     scene.world.advance_by(10.0)
@@ -249,8 +299,117 @@ def test_a_running_copy_of_a_lost_job_is_listed_and_a_held_one_is_cancelled(rele
     del scene.home.jobs[job]
     scene.links[0].lose()  # to home
     scene.world.advance_by(20.0)
-    listed = [remote for peer in scene.views[-1].peers for remote in peer.orphans]
-    assert (copy.ended, listed) == ((False, [copy.id]) if released else (True, []))
+    assert copy.ended
+    said = [event.detail for view in scene.views for event in view.events if event.what == "copy_without_a_job"]
+    assert len(said) == 1
+    assert said[0].endswith("is cancelled: its job at home is not known any more")
+
+
+def test_the_copy_of_another_job_with_the_same_id_is_cancelled_and_not_adopted() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    former = one_job(scene)
+    scene.world.advance_by(10.0)
+    (copy,) = scene.peers[PeerName("b")].jobs.values()
+    scene.home.restart(keeps_state=False)
+    scene.home._next = former - 1
+    assert one_job(scene, duration=5.0) == former
+    scene.world.advance_by(30.0)
+    assert copy.failed
+    assert scene.home.jobs[former].ended
+    assert not scene.home.jobs[former].failed
+    assert len(scene.peers[PeerName("b")].jobs) == 2
+
+
+@pytest.mark.parametrize("duration", [5.0, 1000.0], ids=["has ended", "runs"])
+@pytest.mark.parametrize("killed_too", [False, True], ids=["same manager", "another manager"])
+def test_a_copy_whose_record_was_lost_is_adopted(duration: float, killed_too: bool) -> None:
+    """It is found by its marker, also once it has ended, and at a peer that would not be chosen now."""
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    job = one_job(scene, "any", duration)
+    scene.world.advance_by(1.0)
+    since_at = scene.world.wall_at()
+    assert not scene.home.jobs[job].has("delegate::submit")
+    scene.world.advance_by(20.0)
+    ((place, copy),) = [(peer, it) for peer in scene.peers.values() for it in peer.jobs.values()]
+    assert copy.runs == 1
+    place.queue_disabled = True
+    if killed_too:
+        scene.kill_manager()
+    scene.home.kill(scene.world.wall_at() - since_at)
+    assert not scene.home.jobs[job].has("delegate::submit")
+    if killed_too:
+        scene.start_manager()
+    scene.world.advance_by(1020.0)
+    assert [it.runs for peer in scene.peers.values() for it in peer.jobs.values()] == [1]
+    assert scene.home.jobs[job].ended
+    agree(scene.home.jobs[job], {(place.name, copy.id): copy})
+
+
+def test_while_a_peer_is_away_that_may_have_the_job_no_other_gets_it() -> None:
+    scene = Scene(0)
+    b, c = scene.peers.values()
+    b.up = c.up = False
+    scene.world.advance_by(10.0)
+    job = one_job(scene, "any", 5.0)
+    scene.world.advance_by(5.0)
+    scene.home.restart()
+    b.restart()
+    scene.world.advance_by(60.0)
+    assert not b.jobs
+    assert "it may have this job already" in str(scene.views[-1].jobs[job].reason.figures["detail"])
+    c.restart()
+    scene.world.advance_by(60.0)
+    assert scene.home.jobs[job].ended
+    assert not scene.home.jobs[job].failed
+
+
+KILLS: tuple[Callable[[Scene], None], ...] = (
+    Scene.kill_home,
+    Scene.kill_home,
+    Scene.lose_a_connection,
+    Scene.restart_manager,
+    Scene.suspend_manager_while_another_acts,
+    Scene.restart_home,
+    Scene.peer_away,
+    Scene.cancel,
+    Scene.disable_queue,
+)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_runs_twice_although_home_loses_its_latest_events(seed: int) -> None:
+    scene = run(seed, (Scene.submit,), KILLS)
+    assert not [fate.crashed for fate in scene.fates if fate.crashed]
+    for job in scene.submitted:
+        assert copies_that_ran(scene, job) <= 1
+    left = [job.events for peer in scene.peers.values() for job in peer.jobs.values() if not job.ended]
+    assert not left, "copies of jobs that are lost or have ended"
+    for kept in scene.home.jobs.values():
+        assert kept.ended, kept.events
+        agree(kept, scene.ever)
+
+
+def test_a_job_sent_to_a_peer_shows_why_the_planner_sent_it() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    blocker, job = (
+        scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": {"system": {"duration": 90}}})
+        for _ in range(2)
+    )
+    reason = because(
+        Code.PEER_CHOSEN,
+        peer="b",
+        wait="0 s",
+        price_per_hour=Decimal(0),
+        others="new nodes: wait 60 s, 0.4 an hour",
+    )
+    scene.inbox.tell(DelegateJob(job, PeerName("b"), 16, reason))
+    scene.world.advance_by(10.0)
+    assert scene.home.jobs[blocker].runs
+    shown = scene.views[-1].jobs[job]
+    assert (shown.peer, shown.chosen) == ("b", reason)
 
 
 def test_inboxes_are_those_of_the_pump() -> None:

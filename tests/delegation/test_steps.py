@@ -10,8 +10,10 @@ import pytest
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation import steps
 from nodemanager.delegation.jobs import (
+    COPY_EVENTS,
     EXEC,
     HOLD,
+    PROXY_EVENTS,
     PROXY_R,
     REFUSED,
     RETURNED,
@@ -27,6 +29,13 @@ from nodemanager.delegation.jobs import (
 from nodemanager.delegation.next_step import next_step
 from nodemanager.delegation.steps import PeerView, Relay, Sides, Step
 
+# Of RFC 21 and of flux-core's job manager.
+EVENT_NAMES = (
+    "submit", "validate", "invalidate", "set-flags", "jobspec-update", "resource-update", "dependency-add",
+    "dependency-remove", "depend", "priority", "urgency", "alloc", "free", "prolog-start", "prolog-finish",
+    "epilog-start", "epilog-finish", "start", "release", "finish", "clean", "exception", "annotations", "memo",
+    "debug.alloc-request", "flux-restart", SUBMITTED, STARTED, REFUSED, TAKEN, RETURNED,
+)  # fmt: skip
 B, C = PeerName("b"), PeerName("c")
 JOB, REMOTE = JobId(7), JobId(70)
 
@@ -356,3 +365,18 @@ def test_a_job_that_no_peer_takes_is_given_back_unless_it_can_no_longer_run_here
     assert not a_proxy(*SAFE, GIVEN_BACK).refusals
     assert step_of(*SAFE, SCHEDULED) == steps.Choose()
     assert waits(step_of(*SAFE, GIVEN_BACK, NOT_INERT, an_event("urgency", 7.0, urgency=16)), "given_back")
+
+
+@pytest.mark.parametrize("name", EVENT_NAMES)
+def test_an_event_that_is_not_asked_for_would_change_nothing(name: str) -> None:
+    context = {"severity": 0, "status": 1, "description": "x", "urgency": 1, "flags": ["alloc-bypass"], "userid": 1}
+    event = an_event(name, 9.0, **context, peer="c", jobid=9)
+    taken = a_proxy(*HELD, an_event(TAKEN, 4.0, target="b", urgency=16))
+    for before in (a_proxy(), a_proxy(*HELD), a_proxy(*PLACED), taken):
+        assert name in PROXY_EVENTS or before.after([event]) == before
+    for copy in (a_copy(), a_copy(*COPY_HELD), a_copy(*COPY_RUNS)):
+        assert name in COPY_EVENTS or copy.after([event]) == copy
+
+
+def test_every_event_that_is_asked_for_is_an_event() -> None:
+    assert {*EVENT_NAMES} >= PROXY_EVENTS | COPY_EVENTS

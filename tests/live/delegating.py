@@ -35,6 +35,7 @@ class Delegating:
         peer_lines: str = "",
         scheme: str = "local://",
         ssh: str = over_ssh.SCRIPT,
+        checkpoint: str = "1s",
     ) -> None:
         self.folder = folder
         self._ssh = ssh
@@ -45,7 +46,9 @@ class Delegating:
         )
         self.elastic = Elastic(folder, OFFERS, policy=policy + sections)
         config = self.elastic.site.flux.bootstrap_dir / "conf.d" / "flux.toml"
-        config.write_text(config.read_text().replace('checkpoint-period = "10s"', 'checkpoint-period = "1s"'))
+        config.write_text(
+            config.read_text().replace('checkpoint-period = "10s"', f'checkpoint-period = "{checkpoint}"')
+        )
         # Else rank 0 would cancel running jobs when it ends in good order.
         self.elastic._command = ("env", "FLUX_DISABLE_JOB_CLEANUP=1", *self.elastic._command)
         self.manager: ManagerProcess
@@ -156,12 +159,13 @@ def delegating(
     peer_lines: str = "",
     scheme: str = "local://",
     ssh: str = over_ssh.SCRIPT,
+    checkpoint: str = "1s",
 ) -> Iterator[Delegating]:
     """A running site; skips the test where there is no Flux."""
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
-        site = Delegating(Path(folder), peers, policy, peer_lines, scheme, ssh)
+        site = Delegating(Path(folder), peers, policy, peer_lines, scheme, ssh, checkpoint)
         try:
             site.start()
             yield site

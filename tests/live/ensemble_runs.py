@@ -7,15 +7,35 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.live.instance import LiveInstance, eventually
+import pytest
+
+from tests.live.instance import LiveInstance, eventually, why_no_flux
 from tests.paths import ROOT
 
 WITHIN_S = 90.0  # several processes of Python start in each of these tests
 DATA = ROOT / "tests" / "data" / "ensembles"
+
+
+@contextmanager
+def two_nodes() -> Iterator[LiveInstance]:
+    """An instance of two nodes of two cores that run jobs; skips the test where there is no Flux."""
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
+        live = LiveInstance(Path(directory), slots=2)
+        try:
+            live.start_head()
+            live.start_slot(1)
+            live.start_slot(2)
+            yield live
+        finally:
+            live.reap()
 
 
 class EnsembleProcess:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -12,10 +13,23 @@ from tests.live.delegating import Delegating, delegating
 from tests.live.instance import eventually
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[Delegating]:
+@contextmanager
+def bursting() -> Iterator[Delegating]:
     # No boot was measured yet, so a new node is expected after boot_timeout, and a peer that is free now wins.
     with delegating(policy="burst = peers", peer_lines="price_per_core_hour = 0.01") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Delegating]:
+    with bursting() as running:
+        yield running
+
+
+@pytest.fixture
+def without_nodes() -> Iterator[Delegating]:
+    """A site of its own: no other test has bought a node there, which would run the job."""
+    with bursting() as running:
         yield running
 
 
@@ -32,7 +46,8 @@ def one_is_served(site: Delegating, jobs: list[str]) -> bool:
     return any({"delegate::take", "alloc"} & {*names(site, job)} for job in jobs)
 
 
-def test_a_waiting_job_runs_at_the_peer_and_looks_as_if_it_ran_here(site: Delegating) -> None:
+def test_a_waiting_job_runs_at_the_peer_and_looks_as_if_it_ran_here(without_nodes: Delegating) -> None:
+    site = without_nodes
     job = submit(site, *site.counting("plain", "echo said; exit 3"))
     assert site.ends(job) == ("F", "3")
     assert site.field(job, "nodelist") == "b"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 
 from nodemanager.flux.handles import direct
 from tests.live.elastic import Elastic, an_elastic_site
-from tests.live.ensemble_runs import COMMAND, DATA, WITHIN_S, EnsembleProcess
-from tests.live.instance import LiveInstance, free_port, why_no_flux
+from tests.live.ensemble_runs import COMMAND, DATA, WITHIN_S, EnsembleProcess, two_nodes
+from tests.live.instance import LiveInstance, free_port
 from tests.live.processes import END_WITHIN_S, kill_all, start, without_flux
 from tests.live.six_jobs import OFFERS
 from tests.live.test_ensemble_nodes import GROWS
@@ -25,17 +24,8 @@ pytest.importorskip("grpc", reason="the extra ensemble is not installed")
 @pytest.fixture
 def member() -> Iterator[LiveInstance]:
     """Another instance: two nodes of two cores, and no manager."""
-    if why_not := why_no_flux():
-        pytest.skip(why_not)
-    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
-        live = LiveInstance(Path(directory), slots=2)
-        try:
-            live.start_head()
-            live.start_slot(1)
-            live.start_slot(2)
-            yield live
-        finally:
-            live.reap()
+    with two_nodes() as live:
+        yield live
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,25 +18,16 @@ from nodemanager.flux.bindings import connection
 from nodemanager.flux.ensembles.client import EnsembleClient
 from nodemanager.flux.ensembles.functions import WorkerFunctions
 from nodemanager.flux.reactor import Reactor
-from tests.live.ensemble_runs import DATA, WITHIN_S, EnsembleProcess, ask, groups_of_jobs
-from tests.live.instance import LiveInstance, eventually, why_no_flux
+from tests.live.ensemble_runs import DATA, WITHIN_S, EnsembleProcess, ask, groups_of_jobs, two_nodes
+from tests.live.instance import LiveInstance, eventually
 from tests.paths import CONFIG
 
 
 @pytest.fixture
 def instance() -> Iterator[LiveInstance]:
     """Two nodes of two cores that run jobs."""
-    if why_not := why_no_flux():
-        pytest.skip(why_not)
-    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
-        live = LiveInstance(Path(directory), slots=2)
-        try:
-            live.start_head()
-            live.start_slot(1)
-            live.start_slot(2)
-            yield live
-        finally:
-            live.reap()
+    with two_nodes() as live:
+        yield live
 
 
 @pytest.mark.parametrize(

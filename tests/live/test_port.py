@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nodemanager.core.jobs import JobId
+from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import FluxRank, Launch, LaunchId
 from nodemanager.core.ports import FluxError, NotTheActor
 from nodemanager.core.slots import Rank, SlotName, TypeName
@@ -149,6 +149,9 @@ def test_57_a_job_is_submitted_once_more_and_runs_only_once_its_node_is_lost(
 
     instance.kill_slot(1)
     instance.start_slot(2)
+    eventually("the first one has failed", lambda: port.result(old) is JobResult.FAILED)
+    assert port.result(new) is None, "the second one waits for us"
+    port.start_copy(new)
     eventually("the second one runs", lambda: _rank(port, 2).allocated)
 
 

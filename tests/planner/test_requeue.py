@@ -7,9 +7,21 @@ from dataclasses import replace
 import pytest
 
 from nodemanager.core.drains import drain_text
-from nodemanager.core.facts import FluxCallFailed, JobRequeued, NodeReported, OrderLapsed, QueueProbed, QueueSeen
-from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
+from nodemanager.core.facts import (
+    CopySettled,
+    Fact,
+    FluxCallFailed,
+    JobRequeued,
+    NodeReported,
+    OrderLapsed,
+    QueueProbed,
+    QueueSeen,
+    ResultRead,
+)
+from nodemanager.core.jobs import Job, JobId, JobResult, JobState, RankAllocation
 from nodemanager.core.nodes import JoinPhase
+from nodemanager.core.orders import CancelCopy, StartCopy
+from nodemanager.core.reason_codes import Code
 from tests.builders import World, a_job, a_world, busy, drained, orders, rank_of
 
 
@@ -118,3 +130,94 @@ def test_a_copy_by_another_user_does_not_keep_a_job_from_being_submitted_again(
     copy = replace(a_job(9), requeued_from=JobId(7), userid=userid)
     world.but(jobs={**world.snapshot.jobs, copy.id: copy})
     assert _requeued(_taken_back(world)) == requeues
+
+
+# --- the copy ---------------------------------------------------------------------------------------------
+
+
+def _ended(**changes: object) -> World:
+    """The copy 8 waits, and its original 7 is no longer in the queue."""
+    copy = replace(a_job(8), state=JobState.DEPEND, requeued_from=JobId(7), **changes)  # type: ignore[arg-type]
+    return a_world().idle_node("cloud1").but(jobs={copy.id: copy})
+
+
+def _copies(world: World) -> list[str]:
+    return [order for order in orders(world.decide()) if order.split()[0] in COPY_ORDERS]
+
+
+COPY_ORDERS = ("read-result", "start-copy", "cancel-copy")
+
+
+def test_nothing_is_done_with_a_copy_while_its_original_runs() -> None:
+    copy = replace(a_job(8), state=JobState.DEPEND, requeued_from=JobId(7))
+    world = _world()
+    world.but(jobs={**world.snapshot.jobs, copy.id: copy})
+    assert _copies(world) == []
+    assert world.why_job(8).code is Code.COPY_WAITS
+
+
+@pytest.mark.parametrize(
+    ("result", "order", "code"),
+    [
+        (JobResult.COMPLETED, "cancel-copy 8", Code.COPY_NOT_NEEDED),
+        (JobResult.CANCELED, "cancel-copy 8", Code.COPY_NOT_NEEDED),
+        (JobResult.FAILED, "start-copy 8", Code.COPY_STARTS),
+        (JobResult.TIMEOUT, "start-copy 8", Code.COPY_STARTS),
+        (JobResult.UNKNOWN, "cancel-copy 8", Code.COPY_UNDECIDED),
+    ],
+)
+def test_how_the_original_ended_decides_on_its_copy(result: JobResult, order: str, code: Code) -> None:
+    world = _ended()
+    assert _copies(world) == ["read-result 7 for 8"]
+    assert _copies(world.wait(0.1)) == [], "the answer is awaited"
+    world.see(ResultRead(JobId(8), result))
+    made = world.plan()
+    (action,) = [it for it in made.actions if isinstance(it, StartCopy | CancelCopy)]
+    assert action.reason.code is code
+    assert _copies(world) == [order]
+    world.see(CopySettled(JobId(8)))
+    assert _copies(world.wait(100.0).all_is_fresh()) == [], "it is done, whatever the queue shows"
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        FluxCallFailed((), "ReadResult", "no answer", JobId(8)),
+        OrderLapsed("ReadResult", (), None, "late", JobId(8)),
+        ResultRead(JobId(8), None),
+    ],
+)
+def test_a_call_that_failed_is_repeated_after_a_second(failed: Fact) -> None:
+    world = _ended()
+    assert _copies(world) == ["read-result 7 for 8"]
+    world.see(failed)
+    if isinstance(failed, OrderLapsed):
+        world.see_claim(*(node.launch for node in world.snapshot.nodes.values()))
+    assert _copies(world.wait(0.5)) == []
+    assert world.plan().again_at_s <= world.snapshot.now_s + 0.5
+    assert _copies(world.wait(0.6)) == ["read-result 7 for 8"]
+
+
+def test_a_settling_that_failed_is_repeated_without_reading_the_result_again() -> None:
+    world = _ended()
+    world.decide()
+    world.see(ResultRead(JobId(8), JobResult.FAILED))
+    assert _copies(world) == ["start-copy 8"]
+    world.see(FluxCallFailed((), "StartCopy", "no answer", JobId(8)))
+    assert _copies(world.wait(1.1)) == ["start-copy 8"]
+
+
+def test_a_copy_that_has_gone_is_forgotten() -> None:
+    world = _ended()
+    world.decide()
+    world.see(QueueSeen(world.snapshot.now_s, ended=(JobId(8),)))
+    world.see(CopySettled(JobId(9)))
+    assert JobId(8) not in world.snapshot.queues.copy_calls
+
+
+def test_many_jobs_that_look_like_copies_are_looked_at_a_few_at_a_time() -> None:
+    copies = {JobId(n): replace(a_job(n), state=JobState.DEPEND, requeued_from=JobId(7)) for n in range(100, 400)}
+    world = a_world().idle_node("cloud1").but(jobs=copies)
+    first = _copies(world)
+    assert len(first) == 50
+    assert not set(first) & set(_copies(world))

@@ -34,7 +34,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
         *("state", "cost", "observe", "upkeep", "scheduler", "supply", "packing", "placement", "limits", "stacked"),
         *("peers", "steps", ""),
     ),
-    "flux": ("parse", "handles", "records", "", "delegate", "ensembles", "setup"),
+    "flux": ("parse", "handles", "records", "", "in_job", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", ""),
     "history": ("", "store"),
     "web": ("state", "api", "", "grpc"),

@@ -30,7 +30,7 @@ from tests.builders import (
 
 # --- 54: a round over many nodes --------------------------------------------------------------------------
 
-CALLS_A_NODE = 500  # it takes about 440, each of which is ordered drained with its reason
+CALLS_A_NODE = 150  # it takes about 130, each of which is ordered drained with its reason
 
 
 def of_idle_nodes(count: int) -> World:

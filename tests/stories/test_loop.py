@@ -42,6 +42,7 @@ from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, FluxRank, NodeState
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CreateNode,
     DelegateJob,
@@ -49,9 +50,11 @@ from nodemanager.core.orders import (
     DrainNode,
     EndLease,
     HoldJobs,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
+    StartCopy,
     StopBroker,
     UndrainNode,
 )
@@ -204,6 +207,8 @@ class Loop(RuleBasedStateMachine):
                 lapsed = OrderLapsed(type(action).__name__, (launch.id,), None, "late")
             case DestroyNode(launch=owner, provider_id=provider_id):
                 lapsed = OrderLapsed("DestroyNode", (owner,) if owner is not None else (), provider_id, "late")
+            case ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
+                lapsed = OrderLapsed(type(action).__name__, (), None, "late", job)
             case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
                 lapsed = OrderLapsed(type(action).__name__, (), None, "late")
             case _:
@@ -390,7 +395,7 @@ def _subjects(action: Action) -> list[str]:
             return [wish.id]
         case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
             return [str(job) for job in jobs]
-        case DelegateJob(job=job):
+        case DelegateJob(job=job) | ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
             return [str(job)]
         case _:
             return [str(action.launch)]

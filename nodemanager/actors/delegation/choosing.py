@@ -41,10 +41,8 @@ class PeerChooser:
 
     def choose(self, tracked: TrackedJob) -> None:
         """Choose a peer and submit to it; or ask first what is not known; or try again later."""
-        # A stranded job can run nowhere but at a peer, whichever that is.
         may_stay = tracked.proxy.taken and not tracked.proxy.stranded
-        target = ANY if tracked.proxy.stranded else tracked.proxy.target
-        peers, fault = self._targets.candidates(target)
+        peers, fault = self._candidates(tracked)
         if fault:
             self._give_up(tracked, fault, never=True)
             return
@@ -71,6 +69,14 @@ class PeerChooser:
             self._give_up(tracked, str(choice.reason.figures["detail"]), never=choice.final)
         else:
             tracked.retry_s = now_s + CHOOSE_AGAIN_S
+
+    def _candidates(self, tracked: TrackedJob) -> tuple[Sequence[Peer], str]:
+        # A stranded job can run nowhere but at a peer, whichever that is.
+        return self._targets.candidates(ANY if tracked.proxy.stranded else tracked.proxy.target)
+
+    def may_have_it(self, tracked: TrackedJob) -> Sequence[PeerState]:
+        """Return the peers that may have a copy of the job without a record of it at home."""
+        return [self._open_peer(peer) for peer in self._candidates(tracked)[0]]
 
     def submit(self, tracked: TrackedJob, state: PeerState) -> None:
         """Submit the copy, which waits with urgency 0."""

@@ -196,6 +196,7 @@ class Delegator(CrashOnlyActor):
         detail = f"{order.peer}: {to_sentence(order.reason.code, order.reason.figures)}"
         self._log.info("taken", job=format_job_id(order.job), peer=order.peer, why=detail)
         self._state.note(str(int(order.job)), "taken", detail)
+        self._state.ordered[order.job] = order.reason
         self._home.send(TakeJob(order.job, order.peer, order.urgency))
 
     # --- our instance ---
@@ -204,9 +205,11 @@ class Delegator(CrashOnlyActor):
         tracked = self._jobs.get(fact.job)
         if fact.events and fact.events[0].name == "submit":
             proxy = Proxy(fact.job, fact.target, duration_s=fact.duration_s, nodelist=fact.nodelist)
-            if tracked is None:
+            proxy = proxy.after(fact.events)
+            if tracked is None or tracked.proxy.submitted_at != proxy.submitted_at:
                 self._jobs[fact.job] = tracked = TrackedJob(proxy)
-            tracked.proxy, tracked.known = proxy.after(fact.events), True
+            tracked.proxy, tracked.known = proxy, True
+            self._copies.drop_others(proxy)
             self._reopen_peer(tracked.proxy)
         elif tracked is None:
             return
@@ -243,6 +246,8 @@ class Delegator(CrashOnlyActor):
             if tracked.asked is None:
                 tracked.answered()
             self._stepper.relays.stop(tracked)
+        for state in self._peers.values():
+            state.search_again()
 
     # --- peers ---
 

@@ -23,6 +23,9 @@ class OutputRelays:
 
     def follow(self, tracked: TrackedJob, step: RelayOutput) -> None:
         """Begin to copy, after asking what the job here has already."""
+        if tracked.passing is None and tracked.shown_by_us:
+            self.begin(tracked.proxy.id, {})
+            return
         if tracked.passing is None:
             self._state.ask_home(tracked, CountOutput(tracked.proxy.id))
             return
@@ -50,29 +53,27 @@ class OutputRelays:
         if tracked is None or tracked.passing is None:
             return
         if lines := tracked.passing.take(fact.key, fact.events):
-            if fact.key == EXEC and not tracked.has_output:
-                tracked.held_back += lines
-            else:
+            tracked.has_output |= fact.key == OUTPUT
+            if tracked.has_output:
                 self._append(tracked, fact.key, lines)
+            else:
+                tracked.held_back += lines
         if tracked.passing.cut and not tracked.stream_ended:
             peer.port.send(StopOutput(fact.remote))
             tracked.stream_ended = True
-            self._append_held_back(tracked)
 
     def end(self, peer: PeerState, fact: CopyOutputEnded) -> None:
         """The peer has sent everything."""
         if (tracked := self._followed(peer, fact)) is not None:
             tracked.stream_ended = True
-            self._append_held_back(tracked)
+            if tracked.held_back:
+                self._append(tracked, EXEC, "")
             self._done_if_all_is_written(tracked)
 
     def appended(self, request: AppendOutput) -> None:
         """Some output is written, or cannot be."""
         if (tracked := self._state.jobs.get(request.job)) is not None and tracked.appends:
             tracked.appends -= 1
-            if request.key == OUTPUT:
-                tracked.has_output = True
-                self._append_held_back(tracked)
             self._done_if_all_is_written(tracked)
 
     def stop(self, tracked: TrackedJob) -> None:
@@ -81,16 +82,15 @@ class OutputRelays:
         if tracked.relay is Relay.FLOWING and placed is not None and placed.peer in self._state.peers:
             self._state.peers[placed.peer].port.send(StopOutput(placed.remote))
         tracked.drop_output()
-        tracked.passing, tracked.held_back = None, ""
+        tracked.passing, tracked.held_back, tracked.shown_by_us = None, "", False
 
     def _append(self, tracked: TrackedJob, key: str, lines: str) -> None:
+        """Append lines, together with those that were held back."""
+        texts = {EXEC: tracked.held_back, OUTPUT: ""}
+        texts[key] += lines
+        tracked.held_back = ""
         tracked.appends += 1
-        self._state.home.send(AppendOutput(tracked.proxy.id, key, lines))
-
-    def _append_held_back(self, tracked: TrackedJob) -> None:
-        if lines := tracked.held_back:
-            tracked.held_back = ""
-            self._append(tracked, EXEC, lines)
+        self._state.home.send(AppendOutput(tracked.proxy.id, {key: text for key, text in texts.items() if text}))
 
     def _done_if_all_is_written(self, tracked: TrackedJob) -> None:
         if tracked.relay is Relay.FLOWING and tracked.stream_ended and not tracked.appends:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -9,11 +10,13 @@ import structlog
 
 from nodemanager.actors.delegation.tracked import PeerState, TrackedJob
 from nodemanager.core.jobs import JobId
+from nodemanager.core.notation import format_fsd, format_job_id
 from nodemanager.core.ports import Clock
+from nodemanager.core.reasons import Reason
 from nodemanager.delegation.home_port import HomePort, HomeRequest
-from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.jobs import Copy, PeerName
 from nodemanager.delegation.peer_port import PeerRequest
-from nodemanager.delegation.view import DelegatedJob, DelegationEvent, DelegationView, PeerStatus
+from nodemanager.delegation.view import DelegatedJob, DelegationEvent, DelegationView, PeerRun, PeerStatus
 
 
 class DelegationState:
@@ -26,8 +29,10 @@ class DelegationState:
         self.jobs: dict[JobId, TrackedJob] = {}
         self.peers: dict[PeerName, PeerState] = {}
         self.home_fault = "not connected yet"
+        self.ordered: dict[JobId, Reason] = {}  # why the planner sent a job to a peer
         self._ended = 0
         self._events: list[DelegationEvent] = []
+        self._runs: list[PeerRun] = []
 
     # --- requests: one at a time for each job, so that each step sees the outcome of the one before ---
 
@@ -54,16 +59,45 @@ class DelegationState:
 
     def forget(self, job: JobId) -> None:
         """Forget a job that has ended at both sides."""
-        del self.jobs[job]
+        placed = self.jobs.pop(job).proxy.placed
+        if placed is not None and (state := self.peers.get(placed.peer)) is not None:
+            copy = state.copies.get(job, {}).get(placed.remote)
+            if copy is not None:
+                self.note_run(state, job, copy)
+            elif placed.remote in state.missing:
+                self._note_lost_run(state, job, placed.remote)
+        self.ordered.pop(job, None)
         self._ended += 1
         for state in self.peers.values():
             state.forget_job(job)
+
+    def note_run(self, state: PeerState, job: JobId, copy: Copy) -> None:
+        """Add a copy that has ended to the next view, if it ever ran."""
+        if copy.started_at is None:
+            return
+        now_at, price = self.clock.wall_at(), state.peer.price_per_core_hour
+        ended_at = copy.ended_at or max(now_at, copy.started_at)
+        name, remote = state.peer.name, copy.remote
+        self._runs.append(PeerRun(job, name, remote, copy.cores, copy.started_at, ended_at, price))
+        took = format_fsd(max(0.0, ended_at - copy.started_at))
+        how = f"{copy.failure.type}: {copy.failure.note}" if copy.failure else _describe_status(copy.status)
+        self.note(str(int(job)), "ended_at_peer", f"{name} {format_job_id(remote)}: ran for {took}, {how}")
+
+    def _note_lost_run(self, state: PeerState, job: JobId, remote: JobId) -> None:
+        now_at, name = self.clock.wall_at(), state.peer.name
+        self._runs.append(PeerRun(job, name, remote, 0, None, now_at, state.peer.price_per_core_hour))
+        self.note(str(int(job)), "lost_at_peer", f"{name} {format_job_id(remote)}")
 
     # --- showing ---
 
     def jobs_by_peer(self) -> Counter[PeerName | None]:
         """Count the jobs of each peer: those that it has, and those for which it is chosen."""
         return Counter(it.proxy.placed.peer if it.proxy.placed else it.chosen for it in self.jobs.values())
+
+    def why_chosen(self, tracked: TrackedJob) -> Reason | None:
+        """Why its peer was chosen: by the planner, which also weighed own nodes, or else among the peers."""
+        chosen = tracked.choice.reason if tracked.choice else None
+        return self.ordered.get(tracked.proxy.id, chosen) if tracked.proxy.taken else chosen
 
     def note(self, subject: str, what: str, detail: str = "") -> None:
         """Add an event to the next view."""
@@ -82,12 +116,12 @@ class DelegationState:
                 counts[name],
                 state.peer.jobs_max,
                 state.peer.price_per_core_hour,
-                tuple(state.orphans),
                 state.peer.configured,
             )
             for name, state in self.peers.items()
         )
         events, self._events = tuple(self._events), []
+        runs, self._runs = tuple(self._runs), []
         jobs = {job: self._shown(it) for job, it in self.jobs.items() if not it.proxy.returned}
         taken = frozenset(job for job, it in self.jobs.items() if it.proxy.taken)
         refused = {
@@ -95,7 +129,7 @@ class DelegationState:
             for job, it in self.jobs.items()
             if it.proxy.returned or it.proxy.taken
         }
-        return DelegationView(jobs, peers, self.home_fault, self._ended, events, taken, refused)
+        return DelegationView(jobs, peers, self.home_fault, self._ended, events, runs, taken, refused)
 
     def _shown(self, tracked: TrackedJob) -> DelegatedJob:
         proxy, placed = tracked.proxy, tracked.proxy.placed
@@ -110,5 +144,12 @@ class DelegationState:
             state.peer.uri if state else "",
             placed.remote if placed else None,
             copy.started_at if copy else None,
-            tracked.choice.reason if tracked.choice else None,
+            self.why_chosen(tracked),
         )
+
+
+def _describe_status(status: int | None) -> str:
+    """Write a status, as ``waitpid`` gives it, in words."""
+    if status is None:
+        return "its status is not known"
+    return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"

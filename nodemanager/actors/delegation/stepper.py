@@ -17,10 +17,10 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import because
 from nodemanager.delegation import steps
-from nodemanager.delegation.home_port import AppendOutput, HomeRequest, PostEvent, ShowMemo
+from nodemanager.delegation.home_port import AppendOutput, HomeRequest, PostEvent, ShowMemo, ShowRunning
 from nodemanager.delegation.jobs import SUBMITTED
 from nodemanager.delegation.next_step import next_step
-from nodemanager.delegation.peer_port import ChangeDuration, ChangeUrgency, EndCopy, Peer, PeerRequest
+from nodemanager.delegation.peer_port import ChangeDuration, ChangeUrgency, EndCopy, FindCopies, Peer, PeerRequest
 from nodemanager.delegation.steps import Sides
 
 
@@ -62,11 +62,13 @@ class Stepper:
         for name in (tracked.chosen, tracked.proxy.placed and tracked.proxy.placed.peer):
             if name is not None and name in peers:
                 views.setdefault(name, peers[name].view(job))
+        if tracked.proxy.placed is None and tracked.proxy.submitted_at < self.home_started_at:
+            views = {state.peer.name: state.view(job) for state in self.chooser.may_have_it(tracked)} | views
         relay, no_peer = tracked.relay, (tracked.no_peer, tracked.never)
         step = next_step(Sides(tracked.proxy, views, tracked.chosen, self.home_started_at, relay, *no_peer))
         self._carry_out(tracked, step)
 
-    def _carry_out(self, tracked: TrackedJob, step: steps.Step) -> None:
+    def _carry_out(self, tracked: TrackedJob, step: steps.Step) -> None:  # noqa: C901 - one arm a step
         job, peers = tracked.proxy.id, self._state.peers
         match step:
             case steps.Wait(reason=reason):
@@ -74,6 +76,9 @@ class Stepper:
                 return
             case steps.Choose():
                 self.chooser.choose(tracked)
+                return
+            case steps.SearchCopies(peer=peer):
+                self._search(tracked, peers[peer])
                 return
             case steps.SubmitCopy(peer=peer):
                 self.chooser.submit(tracked, peers[peer])
@@ -88,6 +93,7 @@ class Stepper:
                 self._state.log.info("given_back", job=format_job_id(job), why=why)
                 self._state.note(str(int(job)), "given_back", why)
                 tracked.chosen, tracked.choice, tracked.no_peer = None, None, ""
+                self._state.ordered.pop(job, None)
             case steps.RecordRefusal(peer=peer, why=why):
                 self._state.log.info("delegation_refused", job=format_job_id(job), peer=peer, why=why)
                 self._state.note(str(int(job)), "delegation_refused", f"{peer}: {why}")
@@ -96,9 +102,22 @@ class Stepper:
             self._state.ask_peer(tracked, *asked)
             return
         uri = peers[step.peer].peer.uri if isinstance(step, steps.RecordCopy) else ""
-        request = to_home(step, job, self._state.clock.wall_at(), uri)
+        now_at = self._state.clock.wall_at()
+        request = to_home(step, job, now_at, uri)
         assert request is not None, step  # noqa: S101 - every step is one of the above
+        if isinstance(step, steps.RecordStart):  # for people only, so the next step does not wait for it
+            tracked.proxy = tracked.proxy.after(caused_at_home(request, now_at))
+            self._state.home.send(request)
+            self.step(job)
+            return
         self._state.ask_home(tracked, request)
+
+    def _search(self, tracked: TrackedJob, state: PeerState) -> None:
+        """Ask a peer for the copies that have ended: one question for all jobs."""
+        tracked.in_flight, tracked.asked = FindCopies(), state.peer.name
+        if state.searching is None:
+            state.searching = {*self._state.jobs}
+            state.port.send(FindCopies())
 
     # --- answers ---
 
@@ -113,6 +132,7 @@ class Stepper:
         tracked.proxy = tracked.proxy.after(caused_at_home(request, self._state.clock.wall_at()))
         if isinstance(request, PostEvent) and request.event.name == SUBMITTED:
             self._show_where(tracked)
+        tracked.shown_by_us |= isinstance(request, ShowRunning)
         self.answered(request.job)
 
     def home_refused(self, request: HomeRequest, why: str) -> None:
@@ -135,6 +155,9 @@ class Stepper:
         if remote is not None and (job := state.job_of.get(remote)) is not None:
             copies = state.copies[job]
             copies[remote] = copies[remote].after(caused_at_peer(request, self._state.clock.wall_at()))
+        if isinstance(request, FindCopies):
+            state.searched |= state.searching or set()
+            state.searching = None
         self.peer_answered(state, request)
 
     def peer_answered(self, state: PeerState, request: PeerRequest) -> None:
@@ -145,6 +168,8 @@ class Stepper:
 
     def peer_refused(self, state: PeerState, request: PeerRequest, why: str) -> None:
         """A peer refused a request: it is tried again."""
+        if isinstance(request, FindCopies):
+            state.searching = None
         for job, tracked in self._state.waiting_for(state, request):
             name = type(request).__name__
             self._state.log.warning(
@@ -158,7 +183,7 @@ class Stepper:
         placed = tracked.proxy.placed
         if placed is None:
             return
-        why = tracked.choice.reason if tracked.choice else None
+        why = self._state.why_chosen(tracked)
         remote = format_job_id(placed.remote)
         text = f"{placed.peer} {remote}" + (f": {to_sentence(why.code, why.figures)}" if why else "")
         self._state.log.info("delegated", job=format_job_id(tracked.proxy.id), peer=placed.peer, remote=remote)

@@ -49,6 +49,8 @@ class TrackedJob:
     # Lines of the exec eventlog, until there is output: ``flux job attach`` looks for output once it reads them.
     held_back: str = ""
     has_output: bool = False
+    # This manager has shown it as running, on this connection: no other one has copied output before.
+    shown_by_us: bool = False
 
     def answered(self) -> None:
         """The request in flight was carried out."""
@@ -81,9 +83,9 @@ class PeerState:
     copies: dict[JobId, dict[JobId, Copy]] = field(default_factory=dict)  # by our job, then by its own id
     job_of: dict[JobId, JobId] = field(default_factory=dict)
     missing: set[JobId] = field(default_factory=set)
-    orphans: dict[JobId, JobId] = field(
-        default_factory=dict
-    )  # the job of each copy that our instance does not know
+    # The jobs of which the copies that had ended are known too, and those for which the peer is asked now.
+    searched: set[JobId] = field(default_factory=set)
+    searching: set[JobId] | None = None
     refused: dict[JobId, str] = field(default_factory=dict)
     fits: dict[str, tuple[str | None, float]] = field(default_factory=dict)  # the answer, None: asked; and when
     sent: list[tuple[float, int]] = field(default_factory=list)  # when, and the cores, of what its load may lack
@@ -97,6 +99,7 @@ class PeerState:
             frozenset(self.missing),
             self.why,
             self.refused.get(job, ""),
+            job in self.searched,
         )
 
     def add_copy(self, job: JobId, copy: Copy) -> None:
@@ -104,11 +107,22 @@ class PeerState:
         self.copies.setdefault(job, {})[copy.remote] = copy
         self.job_of[copy.remote] = job
 
+    def forget_copy(self, job: JobId, remote: JobId) -> None:
+        """Forget one copy."""
+        self.copies[job].pop(remote)
+        self.job_of.pop(remote, None)
+
     def forget_job(self, job: JobId) -> None:
         """Forget a job and its copies."""
         for remote in self.copies.pop(job, {}):
             self.job_of.pop(remote, None)
         self.refused.pop(job, None)
+
+    def search_again(self) -> None:
+        """Our instance is lost, and may come back without its latest events: search again."""
+        self.searched.clear()
+        if self.searching is not None:
+            self.searching = set()
 
     def lose(self, why: str) -> None:
         """The connection is lost: what it reported must be reported again."""
@@ -117,7 +131,8 @@ class PeerState:
         self.copies.clear()
         self.job_of.clear()
         self.missing.clear()
-        self.orphans.clear()
+        self.searched.clear()
+        self.searching = None
         self.fits.clear()
 
     def fit(self, key: str, now_s: float) -> str | None:

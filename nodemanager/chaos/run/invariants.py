@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TypeVar, cast
 
 from nodemanager.core.drains import is_our_drain
-from nodemanager.core.jobs import JobId, Shape
+from nodemanager.core.jobs import JobId, JobResult, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import CloudError, CloudPort, SizedCloudPort
@@ -103,6 +103,16 @@ class Invariants:
     def note_requeue(self, job: JobId, again: JobId) -> None:
         self.jobs.successors[job] = again
         self.jobs.shapes[again] = self.jobs.shapes[job]
+
+    def check_settled(self, copy: JobId, *, starts: bool) -> None:
+        """Before a copy starts, its original must have failed; before it is cancelled, it must not have."""
+        original = next((job for job, again in self.jobs.successors.items() if again == copy), None)
+        result = self.flux.result(original) if original is not None else JobResult.UNKNOWN
+        failed = result in (JobResult.FAILED, JobResult.TIMEOUT)
+        self.require(
+            result is not None and failed == starts,
+            f"copy {copy} was to be {'started' if starts else 'cancelled'}, and job {original} is {result}",
+        )
 
     def check_kill(self, rank: Rank, kills: int) -> None:
         """Before a housekeeping is killed: it must have been killed less than ``KILLS_MAX`` times."""
@@ -270,6 +280,14 @@ class WatchedFlux(SimulatedFluxPort):
             return again
 
         return self._change(check_and_requeue)
+
+    def start_copy(self, job: JobId) -> None:
+        self._invariants.check_settled(job, starts=True)
+        super().start_copy(job)
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self._invariants.check_settled(job, starts=False)
+        super().cancel_copy(job, why)
 
     def undrain(self, rank: Rank) -> None:
         def undrain_and_check() -> None:

@@ -5,42 +5,27 @@ Nothing is created or changed. Each check waits at most as long as the site's ow
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from nodemanager.cli.online.clock import check_clock
 from nodemanager.cli.prices import PriceComparison, PriceMatch
+from nodemanager.cloud.common.findings import Finding, Verdict
 from nodemanager.config.site import JoinMethod, Provider, Site
 from nodemanager.core.nodes import FailureKind
+from nodemanager.core.notation import compress_hostlist, expand_hostlist
 from nodemanager.core.ports import CloudError, CloudPort, FluxError
 from nodemanager.flux import bindings
+from nodemanager.flux.parse.versions import why_too_old
 
 CONNECT_WITHIN_S = 5.0
 FLUX_WITHIN_S = 10.0
-
-
-class Verdict(StrEnum):
-    """The result of one check. Only a fault keeps the service from working."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAULT = "fault"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line: what was checked, the result, what was found, and what to do about it ("" if nothing)."""
-
-    subject: str
-    verdict: Verdict
-    text: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        remedy = f". {self.remedy}" if self.remedy else ""
-        return f"{self.verdict:<8} {self.subject}: {self.text}{remedy}"
+JOIN_REMEDY = "Start it with flux-node-manager join-service, and open the port to the nodes in the firewall"
+RANK0_REMEDY = (
+    "Nodes must reach rank 0 there: correct [Flux] head_address and port, or open the port in the firewall"
+)
 
 
 CLOUD_REMEDIES: Mapping[FailureKind, str] = {
@@ -56,20 +41,25 @@ CLOUD_REMEDY = (
 def check_online(
     site: Site,
     make_port: Callable[[], CloudPort],
+    check_creates: Callable[[], Iterator[Finding]],
     compared_prices: Sequence[PriceComparison],
 ) -> Iterator[Finding]:
-    """Check the account, the prices, the instance and the join service, in this order."""
+    """Check the clock, the account, its nodes, the prices, the instance and the addresses, in this order."""
     if site.cloud.provider is Provider.SIMULATED:
         yield Finding("account", Verdict.OK, "simulated, so there is none to ask")
     else:
-        yield check_account(make_port)
+        yield from check_clock(site)
+        yield (account := check_account(make_port))
+        if account.verdict is Verdict.OK:
+            yield from check_creates()
         yield from check_prices(compared_prices)
     if site.flux.simulated:
         yield Finding("instance", Verdict.OK, "simulated, so there is none to ask")
         return
     yield from check_instance(site)
+    yield check_address("rank 0", f"{site.flux.head_address}:{site.flux.port}", RANK0_REMEDY, Verdict.WARNING)
     if site.flux.join is JoinMethod.SERVICE:
-        yield from map(check_address, site.join.addresses)
+        yield from (check_address("join service", it, JOIN_REMEDY) for it in site.join.addresses)
 
 
 def check_account(make_port: Callable[[], CloudPort]) -> Finding:
@@ -98,11 +88,12 @@ def check_prices(compared: Sequence[PriceComparison]) -> Iterator[Finding]:
 
 
 def check_instance(site: Site) -> Iterator[Finding]:
-    """Connect to the instance, and compare its size with the site's slots."""
+    """Connect to the instance, and compare its version, its owner and its hosts with the site."""
     try:
         with bindings.connection(site.flux.uri) as handle:
-            size = int(_attribute(handle, "size"))
-            version = _attribute(handle, "version")
+            size, version, owner, hosts = (
+                _attribute(handle, name) for name in ("size", "version", "security.owner", "hostlist")
+            )
     except bindings.BindingsMissing as error:
         yield Finding("instance", Verdict.FAULT, " ".join(str(error).split()))
         return
@@ -112,31 +103,43 @@ def check_instance(site: Site) -> Iterator[Finding]:
         )
         yield Finding("instance", Verdict.FAULT, str(error), remedy)
         return
-    yield Finding("instance", Verdict.OK, f"flux-core {version}, {size} ranks, at {site.flux.uri or 'FLUX_URI'}")
-    slots = sum(len(node_type.slots) for node_type in site.node_types)
-    if slots > size - 1:
+    too_old = why_too_old(version)
+    verdict = Verdict.FAULT if too_old else Verdict.OK
+    text = too_old or f"flux-core {version}, {size} ranks, at {site.flux.uri or 'FLUX_URI'}"
+    yield Finding("instance", verdict, text)
+    if owner != str(os.getuid()):
         yield Finding(
-            "slots",
+            "owner",
             Verdict.FAULT,
-            f"the site has {slots}, the instance has ranks for {size - 1}",
-            "Run flux-node-manager resize, or remove slots from the site",
+            f"the instance belongs to the user with id {owner}, and this is {os.getuid()}",
+            "Run the service, and this check, as that user: no other user may drain a rank",
         )
+    yield check_slots(site, frozenset(expand_hostlist(hosts)))
+
+
+def check_slots(site: Site, hosts: Collection[str]) -> Finding:
+    """Compare the site's slots with the hosts that the instance has ranks for."""
+    slots = [slot for node_type in site.node_types for slot in node_type.slots]
+    missing = [name for name in slots if name not in hosts]
+    if not missing:
+        return Finding("slots", Verdict.OK, f"the instance has a rank for each of the {len(slots)}")
+    return Finding(
+        "slots",
+        Verdict.FAULT,
+        f"the instance has no rank for {len(missing)} of the {len(slots)}: {compress_hostlist(missing)}",
+        "Run flux-node-manager resize, or remove them from the site",
+    )
 
 
 def _attribute(handle: Any, name: str) -> str:
     return str(bindings.ask(handle, "attr.get", {"name": name}, timeout_s=FLUX_WITHIN_S)["value"])
 
 
-def check_address(address: str) -> Finding:
-    """Connect to one address of the join service, as a node does."""
+def check_address(subject: str, address: str, remedy: str, if_closed: Verdict = Verdict.FAULT) -> Finding:
+    """Connect to an address that nodes connect to."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_WITHIN_S):
-            return Finding("join service", Verdict.OK, f"{address} takes connections from this machine")
+            return Finding(subject, Verdict.OK, f"{address} takes connections from this machine")
     except OSError as error:
-        return Finding(
-            "join service",
-            Verdict.FAULT,
-            f"{address}: {error.strerror or error}",
-            "Start it with flux-node-manager join-service, and open the port to the nodes in the firewall",
-        )
+        return Finding(subject, if_closed, f"{address}: {error.strerror or error}", remedy)

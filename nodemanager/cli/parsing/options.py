@@ -13,6 +13,7 @@ PROGRAM = "flux-node-manager"
 SITE = "--config site.ini"
 NAMES_VERB = "names"  # for the shell's completion, so --help does not list it
 GRPC_LISTEN = "127.0.0.1:50051"
+PROVIDERS_SURVEYED = ("ec2", "openstack")
 NAMED = ("jobs", "nodes", "types", "ensembles")
 
 AddArguments = Callable[[Parser], None]
@@ -44,13 +45,30 @@ def _check(parser: Parser) -> None:
 
 
 def _init(parser: Parser) -> None:
-    parser.add_argument("--output", metavar="DIR", help="write the bootstrap of a new instance to this folder")
+    parser.add_argument(
+        "--output",
+        metavar="PATH",
+        help="write the bootstrap of a new instance to this folder; with --provider: the site file (site.ini)",
+    )
     parser.add_argument(
         "--existing",
         metavar="DIR",
         help="print what to add to the instance whose configuration is in this folder",
     )
     _nested(parser)
+    site = parser.add_argument_group(
+        "a first site file",
+        "With --provider, ask the account what it offers, and write a site file. Give no --config. The keys come "
+        "from the environment. On a terminal, init asks for the options that are left out.",
+    )
+    site.add_argument("--provider", choices=PROVIDERS_SURVEYED, help="the account to ask")
+    site.add_argument("--cluster", metavar="NAME", help="the cluster's name (default: lab)")
+    site.add_argument("--region", metavar="NAME", help="the region that the nodes run in")
+    site.add_argument("--image", metavar="ID", help="the nodes' image (default: the newest of the account)")
+    site.add_argument("--network", metavar="ID", help="the nodes' VPC or network")
+    site.add_argument("--size", nargs="+", metavar="NAME", help="a node type for each of these sizes")
+    site.add_argument("--head-address", metavar="ADDRESS", help="rank 0's address (default: this machine's)")
+    site.add_argument("--endpoint", metavar="URL", help="another server with the EC2 API")
 
 
 def _nested(parser: Parser) -> None:
@@ -135,6 +153,25 @@ def _simulate(parser: Parser) -> None:
     command.add_options(parser)
 
 
+def _data_safe(parser: Parser) -> None:
+    parser.add_argument("job", metavar="JOBID", help="the job whose data was copied off its nodes")
+    parser.add_argument(
+        "ranks",
+        nargs="?",
+        default="",
+        metavar="RANKS",
+        help='on rank 0: the ranks that are done, such as 1-3, or "all"; default: the rank of this machine, and '
+        "on rank 0 all",
+    )
+    parser.add_argument("--uri", default="", help="the Flux instance (default: the enclosing one)")
+
+
+def _suggest(parser: Parser) -> None:
+    from nodemanager.whatif import suggest
+
+    suggest.add_options(parser)
+
+
 def _ensemble(parser: Parser) -> None:
     verbs = parser.add_subparsers(dest="ensemble_verb", required=True, metavar="VERB", title="verbs")
     for name, meaning, add in (
@@ -211,8 +248,10 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "join-service": VerbOptions(),
     "rotate-cert": VerbOptions(),
     "simulate": VerbOptions("poisson:jobs=1000 --sweep idle_timeout=60s..15m", _simulate, prints_json=True),
+    "suggest": VerbOptions("--since 30d", _suggest, prints_json=True),
     "chaos": VerbOptions("--seeds 0-99", _chaos, prints_json=True, has_site=False),
     "ensemble": VerbOptions("run ensemble.yaml --until-done", _ensemble, has_site=False),
+    "data-safe": VerbOptions("$FLUX_JOB_ID", _data_safe, has_site=False),
     "slots": VerbOptions("--slots large=8 gpu=2", _slots),
     "resize": VerbOptions("--slots large=64", _resize),
     "expand": VerbOptions("f23Abc -N 2", _expand),

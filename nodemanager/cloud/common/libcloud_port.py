@@ -276,6 +276,15 @@ def refuse_late_create(clock: Clock, started_s: float, call_timeout_s: float) ->
         raise CloudError(FailureKind.TRANSIENT, "the calls before the create took too long: no node was created")
 
 
+@contextmanager
+def reading(clock: Clock) -> Iterator[None]:
+    """Raise the foreseen errors of calls that only read as :class:`CloudError`."""
+    try:
+        yield
+    except (BaseHTTPError, LibcloudError, OSError) as error:
+        raise classify(error, creating=False, now_at=clock.wall_at()) from error
+
+
 def cloud_error(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:
     """Build a :class:`CloudError`. For a quota error, derive the quota's scope from the provider's text."""
     if kind is not FailureKind.QUOTA:

@@ -148,7 +148,7 @@ class Ec2Driver(EC2NodeDriver):
         )
         self._signed_connection: Any = self.connection
 
-    def call(self, action: Action, parameters: Mapping[str, str]) -> Element:
+    def call(self, action: StrEnum, parameters: Mapping[str, str]) -> Element:
         """Make one call without retries, and return the root element of the reply.
 
         Raises the exceptions that ``libcloud_port.classify`` accepts, or ``CloudError`` if there are no keys.
@@ -160,11 +160,11 @@ class Ec2Driver(EC2NodeDriver):
         )
         return require_reply(reply.object, action)
 
-    def read(self, action: Action, parameters: Mapping[str, str]) -> Element:
+    def read(self, action: StrEnum, parameters: Mapping[str, str]) -> Element:
         """Make a call that changes nothing, and retry it if that may help."""
         return self._retrying(self.call, action, parameters)
 
-    def pages(self, action: Action, parameters: Mapping[str, str]) -> Iterator[Element]:
+    def pages(self, action: StrEnum, parameters: Mapping[str, str]) -> Iterator[Element]:
         """Yield every page of a list. Raises if the list cannot be read to its end."""
         query = {"MaxResults": str(PAGE_ITEMS_MAX), **parameters}
         for _ in range(PAGES_MAX):

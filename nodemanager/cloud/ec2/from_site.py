@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from nodemanager.cloud.common.libcloud_port import UserDataSource
-from nodemanager.cloud.ec2.credentials import key_source
+from nodemanager.cloud.ec2.credentials import KeySource, key_source
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
 from nodemanager.cloud.ec2.run_instances import Ec2Placement
@@ -19,17 +19,19 @@ from nodemanager.core.slots import TypeName
 def ec2_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
     """Return a factory of ports. All ports share one source of keys, so a role's keys are fetched once."""
     keys = key_source(site.credentials, os.environ, clock)
-    endpoint = endpoint_of(site.cloud.region, site.cloud.endpoint)
+    return lambda: _make_port(site, user_data, clock, keys)
+
+
+def ec2_cloud(site: Site, user_data: UserDataSource, clock: Clock) -> Ec2Cloud:
+    """Return one port."""
+    return _make_port(site, user_data, clock, key_source(site.credentials, os.environ, clock))
+
+
+def _make_port(site: Site, user_data: UserDataSource, clock: Clock, keys: KeySource) -> Ec2Cloud:
+    timeout_s = site.cloud.call_timeout_s
+    driver = Ec2Driver(endpoint_of(site.cloud.region, site.cloud.endpoint), keys, timeout_s=timeout_s)
     placements = placements_of(site)
-
-    def port() -> CloudPort:
-        timeout_s = site.cloud.call_timeout_s
-        driver = Ec2Driver(endpoint, keys, timeout_s=timeout_s)
-        return Ec2Cloud(
-            driver, site.cluster, site.cluster_uuid, user_data, clock, placements, call_timeout_s=timeout_s
-        )
-
-    return port
+    return Ec2Cloud(driver, site.cluster, site.cluster_uuid, user_data, clock, placements, call_timeout_s=timeout_s)
 
 
 def placements_of(site: Site) -> Mapping[TypeName, Ec2Placement]:

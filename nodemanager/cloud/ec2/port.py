@@ -41,6 +41,9 @@ from nodemanager.core.slots import NodeType, TypeName
 THROTTLED_WAIT_S = 2.0
 THROTTLED_WAIT_MAX_S = 60.0
 
+# The code with which EC2 refuses a dry run that would have succeeded.
+_WOULD_SUCCEED = "DryRunOperation"
+
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]+", re.ASCII)
 
 # The call that deletes each kind of leftover, and the parameter that names the leftover.
@@ -83,15 +86,36 @@ class Ec2Cloud:
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         """Create the node of a launch. Raises :class:`CloudError`."""
         started_s = self._clock.monotonic_s()
-        request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
-        placement = self._placements.get(node_type.name, Ec2Placement())
-        parameters = run_instances(request, placement, self._disks_of(node_type.image))
+        parameters = self._parameters(launch, node_type)
         refuse_late_create(self._clock, started_s, self._call_timeout_s)
         with self._as_cloud_errors(creating=True):
             made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
             if len(made) != 1:
                 raise malformed_reply(f"one instance was requested, and the reply has {len(made)}")
             return made[0]
+
+    def dry_run(self, launch: Launch, node_type: NodeType) -> None:
+        """Ask EC2 whether it would create the node of a launch. Raises :class:`CloudError` if it would not."""
+        parameters = {**self._parameters(launch, node_type), "DryRun": "true"}
+        try:
+            with self._as_cloud_errors():
+                self._driver.call(Action.RUN_INSTANCES, parameters)
+        except CloudError as error:
+            if not error.detail.startswith(_WOULD_SUCCEED):
+                raise
+        else:
+            raise CloudError(FailureKind.CONFIG, "the server knows no dry run, and may have created a node")
+
+    def check_reads(self) -> None:
+        """Make every call that only reads, once. Raises :class:`CloudError` at the first that is refused."""
+        with self._as_cloud_errors():
+            self._driver.read(Action.DESCRIBE_INSTANCE_STATUS, {"MaxResults": "5"})
+        self._leftovers()
+
+    def _parameters(self, launch: Launch, node_type: NodeType) -> dict[str, str]:
+        request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
+        placement = self._placements.get(node_type.name, Ec2Placement())
+        return run_instances(request, placement, self._disks_of(node_type.image))
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         """Return every instance tagged with the cluster's name. Raises :class:`CloudError`."""

@@ -189,6 +189,38 @@ class NovaDriver(OpenStack_2_NodeDriver):
         reply = _call(self.network_connection, "/v2.0/networks", params={"name": name})
         return _require_one("network", name, objects_in(reply, "networks", "the list of networks"))
 
+    def flavors(self) -> list[dict[str, Any]]:
+        """Return every flavor with its hardware."""
+        return list(_pages(self.connection, "/flavors/detail", "flavors", {}))
+
+    def images(self) -> list[dict[str, Any]]:
+        """Return the active images that the project can see, from all pages."""
+        found: list[dict[str, Any]] = []
+        for _ in range(PAGES_MAX):
+            marker = {"marker": found[-1]["id"]} if found else {}
+            reply = _call(self.image_connection, "/v2/images", params={"status": "active", **marker})
+            found += _named_objects(reply, "images")
+            if not reply.get("next"):
+                return found
+        raise malformed_reply("the list of images does not end", found[-1])
+
+    def networks(self) -> list[dict[str, Any]]:
+        """Return the networks that the project can see."""
+        return _named_objects(_call(self.network_connection, "/v2.0/networks"), "networks")
+
+    def zones(self) -> list[str]:
+        """Return the names of the availability zones that have hosts at work."""
+        reply = _call(self.connection, "/os-availability-zone")
+        zones = objects_in(reply, "availabilityZoneInfo", "the list of zones")
+        return sorted(
+            str(zone.get("zoneName")) for zone in zones if (zone.get("zoneState") or {}).get("available", True)
+        )
+
+    def limits(self) -> dict[str, Any]:
+        """Return the project's absolute limits, with what it uses: ``maxTotalCores``, ``totalCoresUsed``, ..."""
+        reply = object_in(_call(self.connection, "/limits"), "the limits")
+        return object_in(object_in(reply.get("limits"), "the limits").get("absolute"), "the limits")
+
     def _read_tagged_server(self, server: dict[str, Any], tags: set[str]) -> Node:
         if not isinstance(server.get("tags"), list) or not tags <= set(server["tags"]):
             # A service that does not know the filter ignores it and lists every server.
@@ -256,6 +288,14 @@ def _next_marker(links: Any) -> str | None:
     if not markers:
         raise malformed_reply("the link to the next page has no marker", next_links[0])
     return markers[0]
+
+
+def _named_objects(reply: Any, key: str) -> list[dict[str, Any]]:
+    """Return the objects of a list. Each of them must have an id."""
+    found = objects_in(reply, key, f"the list of {key}")
+    if not all(isinstance(item.get("id"), str) for item in found):
+        raise malformed_reply(f"the list of {key}: one has no id", reply)
+    return found
 
 
 def _require_one(what: str, name: str, found: list[dict[str, Any]]) -> str:

@@ -14,10 +14,14 @@ from nodemanager.core.slots import TypeName
 
 def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
     """Return a factory of ports. Each port logs in on its own."""
-    account, placements = account_of(site), placements_of(site)
-    return lambda: OpenStackCloud(
-        account,
-        placements,
+    return lambda: openstack_cloud(site, user_data, clock)
+
+
+def openstack_cloud(site: Site, user_data: UserDataSource, clock: Clock) -> OpenStackCloud:
+    """Return one port."""
+    return OpenStackCloud(
+        account_of(site),
+        placements_of(site),
         site.cluster,
         site.cluster_uuid,
         user_data,

@@ -21,13 +21,19 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, NodeRequest, UserDataSource, cloud_error
+from nodemanager.cloud.common.libcloud_port import (
+    TAG_LAUNCH,
+    NodeRequest,
+    UserDataSource,
+    cloud_error,
+    node_request,
+)
 from nodemanager.cloud.common.names import launch_digest, unique_name
 from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
 from nodemanager.cloud.openstack.driver import NovaDriver, OpenStackAccount
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, ProviderId
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, LaunchId, ProviderId
 from nodemanager.core.ports import Clock, CloudError
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import NodeType, TypeName
 
 _QUOTA_WORDS = re.compile(r"quota|maximum number of (?!retries)|limit exceeded", re.IGNORECASE)
 _FORBIDDEN, _TOO_LARGE = 403, 413
@@ -86,6 +92,15 @@ class OpenStackCloud(RetryingPort):
         except CloudError:
             # The server exists. The next list shows its details.
             return Node(server_id, request.name, NodeState.PENDING, [], [], self.driver, extra=_extra(request.tags))
+
+    def look_up(self, launch: Launch, node_type: NodeType) -> None:
+        """Look up everything that a create would name. Raises :class:`CloudError` if something does not exist."""
+        request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
+        self._server_body(request)
+
+    def limits(self) -> Mapping[str, Any]:
+        """Return Nova's absolute limits of the project. Raises :class:`CloudError`."""
+        return self._read_with_retries(self.driver.limits)
 
     def _find_existing(self, launch: LaunchId) -> Node | None:
         tags = (cluster_tag(self._cluster), launch_tag(launch))

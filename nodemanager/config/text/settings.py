@@ -123,6 +123,7 @@ class JoinMethod(StrEnum):
 
 
 SIMULATED_URI = "simulated"
+NEVER = "never"  # no property: nothing is waited for
 
 
 # --- how a value is written -------------------------------------------------------------------------------
@@ -388,6 +389,11 @@ def _properties(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
+def _property_or_never(text: str) -> str:
+    _require(len(_properties(text)) == 1)
+    return text
+
+
 def _slots(text: str) -> tuple[str, ...]:
     slots = expand_hostlist(text)
     for slot in slots:
@@ -602,6 +608,8 @@ class PolicySettings(SectionSettings):
     consolidate: _YesOrNo = False
     consolidate_gain: Annotated[float, ValueFormat('a share such as "5%"', _share)] = 0.05
     drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE
+    wait_for_data: Annotated[str, ValueFormat("never or a property", _property_or_never)] = NEVER
+    data_max_s: _Period = Field(default=3600.0, validation_alias="data_max")
     burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
     delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS
 

@@ -12,7 +12,13 @@ from typing import Any, NoReturn
 from nodemanager.delegation.jobs import EventlogEntry
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, whole_at
 
+JOURNAL = "job-manager.events-journal"
 CAUGHT_UP = frozenset({-1, (1 << 64) - 1})  # FLUX_JOBID_ANY, the id of the journal's sentinel
+
+
+def journal_request(names: Iterable[str], *, full: bool = False) -> dict[str, object]:
+    """Ask for events of these names. ``full``: also of the jobs that have ended."""
+    return {"full": full, "allow": dict.fromkeys(sorted(names), 1)}
 
 
 def read_events(entries: Iterable[object]) -> tuple[EventlogEntry, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -41,14 +42,16 @@ from nodemanager.delegation.home_port import (
     TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import DURATION, TAKEN, nodelist_of
+from nodemanager.delegation.jobs import DURATION, PROXY_EVENTS, TAKEN, nodelist_of
 from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
 from nodemanager.flux.delegate.events import (
     CAUGHT_UP,
+    JOURNAL,
     is_submitted_by,
+    journal_request,
     read_eventlog,
     read_events,
     read_journal,
@@ -62,6 +65,7 @@ from nodemanager.flux.resubmit import unwrap_jobspec
 
 MEMO = "delegated"
 _RETRY_S = 0.01
+_ACTOR_GOOD_S = 0.05
 _TRIES_MAX = 500  # 5 s: job-exec learns of a job some milliseconds after its ``alloc`` event
 
 Listener = Callable[[HomeFact], None]
@@ -103,7 +107,8 @@ class _HomeSession(LinkSession[HomeRequest]):
         self._claim = claim
         self._tell = listener
         self._jobs: set[int] = set()
-        self._appending: dict[tuple[JobId, str], list[AppendOutput]] = {}
+        self._appending: dict[JobId, list[AppendOutput]] = {}
+        self._actor_until_s = float("-inf")
         self._started_at = 0.0
         self._taking: dict[int, list[Mapping[str, Any]]] = {}  # the events of jobs whose eventlog is being read
         self._tries: dict[ShowRunning, int] = {}
@@ -115,14 +120,22 @@ class _HomeSession(LinkSession[HomeRequest]):
         started = ask(handle, "attr.get", {"name": "broker.starttime"}, timeout_s=self._timeout_s)
         self._started_at = float(str(object_at(started, "attr.get").get("value")))
         self._retry = self._reactor.every(_RETRY_S, self._try_again)
-        self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
+        self._reactor.subscribe(JOURNAL, journal_request(PROXY_EVENTS), self._on_jobs, self.fail)
 
     def _ensure_actor(self) -> None:
+        """Check that the name is ours. An answer counts for some milliseconds, so one check covers many requests.
+
+        A request that is sent too late does no harm: what is on record at home decides, not who writes it.
+        """
+        now_s = time.monotonic()
+        if now_s < self._actor_until_s:
+            return
         owner = owner_of(self._reactor.handle, timeout_s=self._timeout_s)
         if owner is None:
             raise FluxError("the name node-manager is not taken yet")
         if not self._claim.is_ours(owner):
             raise FluxError(f"{owner} is the acting manager")
+        self._actor_until_s = now_s + _ACTOR_GOOD_S
 
     # --- the journal ---
 
@@ -253,23 +266,28 @@ class _HomeSession(LinkSession[HomeRequest]):
             self._tell(HomeDone(request))
 
     def _show_running(self, request: ShowRunning) -> None:
-        def take_refusal(failure: CallFailed) -> None:
+        start = {"event": "start", "jobid": request.job}
+
+        def take_failure(failure: CallFailed) -> None:
             tries = self._tries.get(request, 0) + 1
-            if failure.errno == errno.EINVAL:  # it is running already
-                self._tell(HomeDone(request))
-            elif failure.errno == errno.ENOENT and tries <= _TRIES_MAX:
+            if failure.errno == errno.ENOENT and not failure.timed_out and tries <= _TRIES_MAX:
                 self._tries[request] = tries
                 self._retry.start()
-                return
             else:
-                self._tell(HomeRefused(request, str(failure)))
+                self.take_failure(take_refusal, failure)
+
+        def take_refusal(failure: CallFailed) -> None:
+            if failure.errno == errno.EINVAL:  # it is running already
+                take_answer(None)
+                return
             self._tries.pop(request, None)
+            self._tell(HomeRefused(request, str(failure)))
 
         def take_answer(_answer: object) -> None:
             self._tries.pop(request, None)
             self._tell(HomeDone(request))
 
-        self.ask("job-exec.override", {"event": "start", "jobid": request.job}, take_answer, take_refusal)
+        self._reactor.request("job-exec.override", start, take_answer, take_failure, timeout_s=self._timeout_s)
 
     def _try_again(self) -> None:
         self._retry.stop()
@@ -308,53 +326,49 @@ class _HomeSession(LinkSession[HomeRequest]):
     # --- output: in the namespace of a running job's guest ---
 
     def _count_output(self, request: CountOutput) -> None:
-        texts: dict[str, str] = {}
-
-        def take(key: str, text: str) -> None:
-            texts[key] = text
-            if len(texts) == 2:
-                counts = {name: counts_for_relay(name, read_eventlog(log)) for name, log in texts.items()}
-                self._tell(OutputCounted(request.job, counts))
+        """Read one log after the other, so that a failure is told once."""
+        namespace, counts = _namespace(request.job), dict[str, int]()
 
         def refuse(failure: CallFailed) -> None:
             self._tell(HomeRefused(request, str(failure)))
 
-        for key in (EXEC, OUTPUT):
-            read_later(
-                self._reactor, _namespace(request.job), key, partial(take, key), refuse, timeout_s=self._timeout_s
-            )
+        def read(key: str, then: Callable[[], None]) -> None:
+            def take(text: str) -> None:
+                counts[key] = counts_for_relay(key, read_eventlog(text))
+                then()
+
+            on_failure = partial(self.take_failure, refuse)
+            read_later(self._reactor, namespace, key, take, on_failure, timeout_s=self._timeout_s)
+
+        read(EXEC, lambda: read(OUTPUT, lambda: self._tell(OutputCounted(request.job, counts))))
 
     def _append(self, request: AppendOutput) -> None:
         """Append, in order: while one commit is on its way, the lines that follow are gathered."""
-        waiting = self._appending.get((request.job, request.key))
-        if waiting is not None:
+        if (waiting := self._appending.get(request.job)) is not None:
             waiting.append(request)
             return
-        self._appending[request.job, request.key] = []
-        self._commit([request])
+        self._appending[request.job] = []
+        self._commit(request.job, [request])
 
-    def _commit(self, requests: list[AppendOutput]) -> None:
-        job, key = requests[0].job, requests[0].key
+    def _commit(self, job: JobId, requests: list[AppendOutput]) -> None:
+        texts: dict[str, str] = {}
+        for request in requests:
+            for key, lines in request.lines.items():
+                texts[key] = texts.get(key, "") + lines
 
-        def next_commit() -> None:
-            waiting = self._appending.pop((job, key))
-            if waiting:
-                self._appending[job, key] = []
-                self._commit(waiting)
-
-        def take(_answer: object) -> None:
+        def tell(answer: Callable[[AppendOutput], HomeFact]) -> None:
             for request in requests:
-                self._tell(HomeDone(request))
-            next_commit()
+                self._tell(answer(request))
+            if waiting := self._appending.pop(job):
+                self._appending[job] = []
+                self._commit(job, waiting)
 
         def refuse(failure: CallFailed) -> None:
             # ENOTSUP: the job has ended, and its namespace with it.
-            for request in requests:
-                self._tell(HomeRefused(request, str(failure)))
-            next_commit()
+            tell(lambda request: HomeRefused(request, str(failure)))
 
-        lines = "".join(request.lines for request in requests)
-        append_later(self._reactor, _namespace(job), key, lines, take, refuse, timeout_s=self._timeout_s)
+        done, on_failure = (lambda _: tell(HomeDone)), partial(self.take_failure, refuse)
+        append_later(self._reactor, _namespace(job), texts, done, on_failure, timeout_s=self._timeout_s)
 
 
 def _is_taken(entries: list[Mapping[str, Any]]) -> bool:

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from nodemanager.core.ports import FluxError
@@ -77,16 +78,17 @@ class LinkSession(Generic[Request]):
         on_refused: Callable[[CallFailed], None] | None = None,
     ) -> None:
         """Send one RPC. ``on_refused`` is called if a sound instance refuses it. Without it the connection ends."""
-
-        def take_failure(failure: CallFailed) -> None:
-            if on_refused is None or failure.timed_out:
-                self.fail(failure)
-                return
-            self._reactor.request(
-                "attr.get", {"name": "rank"}, lambda _: on_refused(failure), self.fail, timeout_s=self._timeout_s
-            )
-
+        take_failure = partial(self.take_failure, on_refused)
         self._reactor.request(topic, payload, on_answer, take_failure, timeout_s=self._timeout_s)
+
+    def take_failure(self, on_refused: Callable[[CallFailed], None] | None, failure: CallFailed) -> None:
+        """Find out whether a sound instance refused a request, or whether the connection is lost."""
+        if on_refused is None or failure.timed_out:
+            self.fail(failure)
+            return
+        self._reactor.request(
+            "attr.get", {"name": "rank"}, lambda _: on_refused(failure), self.fail, timeout_s=self._timeout_s
+        )
 
     def _probe(self) -> None:
         self.ask("attr.get", {"name": "rank"}, lambda _: None)
@@ -110,6 +112,7 @@ class Link(Generic[Request]):
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
             end.settimeout(0)  # never block
+        self._roused = False  # a wake-up is on its way, and the thread has not looked for requests since
         self._stopped = threading.Event()
         self._session: LinkSession[Request] | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -133,6 +136,9 @@ class Link(Generic[Request]):
             self._waker.close()
 
     def _rouse(self) -> None:
+        if self._roused:
+            return
+        self._roused = True
         with suppress(BlockingIOError):  # then it has enough to wake up for
             self._waker.send(_WAKE)
 
@@ -156,6 +162,7 @@ class Link(Generic[Request]):
     def _take_requests(self) -> None:
         with suppress(BlockingIOError):
             self._wake.recv(4096)
+        self._roused = False  # before the requests are taken: one that comes now rouses the thread again
         session = self._session
         if session is None:
             return

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import Clock, FluxError
-from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.jobspec import read_duration_s, read_marker
+from nodemanager.delegation.jobs import COPY_EVENTS, PeerName
+from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker
 from nodemanager.delegation.peer_port import (
     ChangeDuration,
     ChangeUrgency,
@@ -27,6 +27,7 @@ from nodemanager.delegation.peer_port import (
     CopyOutput,
     CopyOutputEnded,
     EndCopy,
+    FindCopies,
     FitChecked,
     FollowOutput,
     PeerDone,
@@ -47,7 +48,9 @@ from nodemanager.delegation.steps import HELD_URGENCY
 from nodemanager.flux.bindings import CallFailed, ask, resolve
 from nodemanager.flux.delegate.events import (
     CAUGHT_UP,
+    JOURNAL,
     is_submitted_by,
+    journal_request,
     read_eventlog,
     read_events,
     read_journal,
@@ -135,7 +138,7 @@ class _PeerSession(LinkSession[PeerRequest]):
         self._ensure_owner()
         self._reactor.every(LOAD_EVERY_S, self._look_at_load).start()
         self._output_again = self._reactor.every(_OUTPUT_AGAIN_S, self._follow_unwritten)
-        self._reactor.subscribe("job-manager.events-journal", {"full": False}, self._on_jobs, self.fail)
+        self._reactor.subscribe(JOURNAL, journal_request(COPY_EVENTS), self._on_jobs, self.fail)
 
     def _ensure_owner(self) -> None:
         """The journal refuses other users, but does not say why."""
@@ -155,20 +158,21 @@ class _PeerSession(LinkSession[PeerRequest]):
             return
         self._note_forecasts(job, entries)
         if (jobspec := object_at(response, "journal").get("jobspec")) is not None:
-            marker = read_marker(jobspec)
-            if (
-                marker is None
-                or marker.cluster_uuid != self._cluster_uuid
-                or not is_submitted_by(os.getuid(), entries)
-            ):
-                return
-            self._copies.add(job)
-            events = read_events(entries)
-            self._tell(CopyEvents(self._name, JobId(job), events, marker, read_duration_s(jobspec)))
+            if (copy := self._read_whole(job, entries, jobspec)) is not None:
+                self._copies.add(job)
+                self._tell(copy)
         elif job in self._copies:
             self._tell(CopyEvents(self._name, JobId(job), read_events(entries)))
             if entries and entries[-1]["name"] == "clean":
                 self._copies.discard(job)
+
+    def _read_whole(self, job: int, entries: list[Mapping[str, Any]], jobspec: object) -> CopyEvents | None:
+        """Read a job with all its events; None if it is no copy of ours."""
+        marker = read_marker(jobspec)
+        if marker is None or marker.cluster_uuid != self._cluster_uuid or not is_submitted_by(os.getuid(), entries):
+            return None
+        events, duration_s, cores = read_events(entries), read_duration_s(jobspec), read_cores(jobspec)
+        return CopyEvents(self._name, JobId(job), events, marker, duration_s, cores)
 
     def _note_forecasts(self, job: int, events: list[Mapping[str, Any]]) -> None:
         for event in events:
@@ -184,7 +188,7 @@ class _PeerSession(LinkSession[PeerRequest]):
         for request in requests:
             self._carry_out(request)
 
-    def _carry_out(self, request: PeerRequest) -> None:
+    def _carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
         match request:
             case PlaceCopy(job=job, jobspec=jobspec):
                 submit_later(
@@ -204,6 +208,8 @@ class _PeerSession(LinkSession[PeerRequest]):
                 )
             case ReadCopy(remote=remote):
                 self._read_copy(remote)
+            case FindCopies():
+                self._find_copies(request)
             case ChangeUrgency(remote=remote, urgency=urgency):
                 self._change("job-manager.urgency", {"id": remote, "urgency": urgency}, request)
             case ChangeDuration(remote=remote, duration_s=duration_s):
@@ -240,6 +246,21 @@ class _PeerSession(LinkSession[PeerRequest]):
         unchecked = failure.errno == errno.ENOSYS  # no scheduler, or one without the service: ask by submitting
         self._tell(FitChecked(self._name, key, "" if unchecked else failure.text))
 
+    def _find_copies(self, request: FindCopies) -> None:
+        """Read the journal once more, from the first job that the peer still knows."""
+
+        def take(response: object) -> None:
+            job, entries = read_journal(response)
+            if job in CAUGHT_UP:
+                stop()
+                self._tell(PeerDone(self._name, request))
+                return
+            jobspec = object_at(response, "journal").get("jobspec")
+            if jobspec is not None and (copy := self._read_whole(job, entries, jobspec)) is not None:
+                self._tell(copy)
+
+        stop = self._reactor.subscribe(JOURNAL, journal_request(COPY_EVENTS, full=True), take, self.fail)
+
     def _read_copy(self, remote: JobId) -> None:
         lookup = {"id": remote, "keys": ["eventlog", "jobspec"], "flags": 0}
 
@@ -247,7 +268,8 @@ class _PeerSession(LinkSession[PeerRequest]):
             found = object_at(answer, "job-info.lookup")
             events = read_events(read_eventlog(found.get("eventlog")))
             jobspec = read_json(found.get("jobspec"))
-            self._tell(CopyEvents(self._name, remote, events, read_marker(jobspec), read_duration_s(jobspec)))
+            duration_s, cores = read_duration_s(jobspec), read_cores(jobspec)
+            self._tell(CopyEvents(self._name, remote, events, read_marker(jobspec), duration_s, cores))
 
         def take_refusal(failure: CallFailed) -> None:
             if failure.errno == errno.ENOENT:

@@ -13,6 +13,7 @@ TABLES = (
     ("waits", "at", 1.0, ENTRIES_KEPT_S),
     ("lives", "requested_at", 1.0, SPEND_KEPT_S),
     ("jobs", "submitted_at", 1.0, JOBS_KEPT_S),
+    ("peer_runs", "ended_at", 1.0, SPEND_KEPT_S),
     ("spend", "hour", HOUR_S, SPEND_KEPT_S),
     ("advised", "hour", HOUR_S, SPEND_KEPT_S),
 )

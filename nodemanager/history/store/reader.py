@@ -158,11 +158,14 @@ class HistoryReader:
 
     # --- jobs ---
 
-    def jobs(self, until_at: float = math.inf) -> Iterator[sqlite3.Row]:
-        """Yield the jobs that had ended by a time, in order of submission. There may be very many."""
-        query = "SELECT * FROM jobs WHERE ended_at <= ? ORDER BY submitted_at, job"
+    def jobs(self, until_at: float = math.inf, since_at: float = 0.0) -> Iterator[sqlite3.Row]:
+        """Yield the jobs that were submitted since a time and had ended by another, in order of submission.
+
+        There may be very many.
+        """
+        query = "SELECT * FROM jobs WHERE ended_at <= ? AND submitted_at >= ? ORDER BY submitted_at, job"
         with self._connected() as connection:
-            yield from connection.execute(query, (until_at,))
+            yield from connection.execute(query, (until_at, since_at))
 
     def ended_job(self, job_id: int) -> tuple[float | None, float] | None:
         """When an ended job began (None: nobody saw it begin) and ended; None if it is not recorded."""
@@ -174,10 +177,16 @@ class HistoryReader:
         (row,) = self._rows("SELECT MAX(ended_at) AS last_at FROM jobs")
         return float(row["last_at"] or 0.0)
 
-    def count_jobs(self) -> int:
-        """The number of recorded jobs."""
-        (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs")
+    def count_jobs(self, since_at: float = 0.0) -> int:
+        """The number of recorded jobs that were submitted since a time."""
+        (row,) = self._rows("SELECT COUNT(*) AS count FROM jobs WHERE submitted_at >= ?", since_at)
         return int(row["count"])
+
+    def submission_of_latest(self, count: int) -> float:
+        """When the first of the ``count`` latest jobs was submitted; 0 if there are not so many."""
+        query = "SELECT submitted_at FROM jobs ORDER BY submitted_at DESC LIMIT 1 OFFSET ?"
+        rows = self._rows(query, count - 1)
+        return float(rows[0]["submitted_at"]) if rows else 0.0
 
     # --- nodes' lives ---
 
@@ -214,7 +223,7 @@ class HistoryReader:
     # --- the report ---
 
     def report(self, since_at: float, until_at: float) -> dict[str, Any]:
-        """Return cost by type, user, queue and use; waits; boots with their outcomes; failures; decisions.
+        """Return cost by type, user, queue and use; jobs by peer; waits; boots and outcomes; failures; decisions.
 
         ``begins_at``: set only if the history begins after ``since_at``; ``set_aside``: the files that may have
         what was before. ``cost_since_at``: costs are kept by the hour, so their sums begin with the hour of
@@ -240,6 +249,7 @@ class HistoryReader:
             "by_type": self._sums("node_type", hour),
             "by_user": self._sums("userid", hour, f"AND userid != {NOBODY}"),
             "by_queue": self._sums("queue", hour, f"AND use = '{JOB_USE}'"),
+            "by_peer": self._peers(since_at),
             "waits": self._waits(since_at),
             "observed": self._observed(since_at),
             "boots": self._boots(since_at),
@@ -260,6 +270,20 @@ class HistoryReader:
             f"SELECT {column}, SUM(cost) AS cost, SUM(node_s) / 3600.0 AS node_hours FROM spend"  # noqa: S608
             f" WHERE hour >= ? {condition} GROUP BY {column} ORDER BY cost DESC",
             hour,
+        )
+
+    def _peers(self, since_at: float) -> list[dict[str, Any]]:
+        """The jobs that ended at each peer, what they used since ``since_at``, and that at the peer's price.
+
+        ``lost``: the jobs of which the peer knew nothing any more, so that nobody knows what they used.
+        """
+        return self._rows(
+            "SELECT peer, COUNT(*) AS jobs, SUM(started_at IS NULL) AS lost, COALESCE(SUM(core_s), 0.0) / 3600.0"
+            " AS core_hours, COALESCE(SUM(core_s * price_per_core_hour), 0.0) / 3600.0 AS cost FROM ("
+            "SELECT *, cores * MAX(0.0, ended_at - MAX(started_at, ?)) AS core_s FROM peer_runs WHERE ended_at >= ?"
+            ") GROUP BY peer ORDER BY cost DESC, peer",
+            since_at,
+            since_at,
         )
 
     def _waits(self, since_at: float) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from nodemanager.core.jobs import ANYWHERE
 from nodemanager.core.reason_codes import Figure
+from nodemanager.delegation.view import PeerRun
 from nodemanager.history.cost_ledger import CostKey, CostSum
 from nodemanager.history.ended_jobs import EndedJob
 from nodemanager.history.events import HistoryEvent
@@ -40,6 +41,7 @@ ADD_SAVINGS = (
 )
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_JOB = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_PEER_RUN = "INSERT OR REPLACE INTO peer_runs VALUES (?, ?, ?, ?, ?, ?, ?)"
 INSERT_BEGUN = "INSERT INTO begun SELECT ? WHERE NOT EXISTS (SELECT 1 FROM begun)"
 
 
@@ -69,6 +71,7 @@ class Rows:
             (ADD_SAVINGS, [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in savings]),
             (INSERT_WAIT, list(_wait_rows(events, savings))),
             (INSERT_JOB, [_job_row(job) for update in updates for job in update.ended_jobs]),
+            (INSERT_PEER_RUN, [_peer_run_row(run) for update in updates for run in update.peer_runs]),
         )
         begins_at = min([updates[0].newest.snapshot.wall_at, *(it.at for it in events)])
         return cls(of_each, len(updates), begins_at, updates[-1].newest.snapshot.wall_at)
@@ -88,6 +91,11 @@ class Rows:
 def _event_row(event: HistoryEvent) -> Row:
     figures = _figures_to_json(event.figures)
     return event.at, event.kind, event.subject, event.what, event.code, figures, event.node_type
+
+
+def _peer_run_row(run: PeerRun) -> Row:
+    job, remote, price = str(int(run.job)), str(int(run.remote)), float(run.price_per_core_hour)
+    return job, run.peer, remote, run.cores, run.started_at, run.ended_at, price
 
 
 def _figures_to_json(figures: Mapping[str, Figure]) -> str:

@@ -97,6 +97,19 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE lives ADD COLUMN size TEXT NOT NULL DEFAULT '';
     """,
+    """
+    CREATE TABLE peer_runs (        -- jobs of ours that ran in another instance
+        job TEXT NOT NULL,
+        peer TEXT NOT NULL,
+        remote TEXT NOT NULL,       -- its id there
+        cores INTEGER NOT NULL,
+        started_at REAL,            -- NULL: the peer lost its state, so nobody knows how long it ran
+        ended_at REAL NOT NULL,
+        price_per_core_hour REAL NOT NULL,
+        PRIMARY KEY (job, peer, remote)
+    ) WITHOUT ROWID;
+    CREATE INDEX peer_runs_by_time ON peer_runs (ended_at);
+    """,
 )
 VERSION = len(MIGRATIONS)
 

@@ -14,7 +14,8 @@ from nodemanager.planner.state.snapshot import Bought, Snapshot, Stray
 
 def ownerless_strays(snapshot: Snapshot) -> list[Stray]:
     """The strays that still have no owner. Those that got their lease back stay listed until the next list."""
-    return [stray for stray in snapshot.account.strays.values() if not _has_owner(stray, snapshot)]
+    strays = snapshot.account.strays
+    return [stray for stray in strays.values() if not _has_owner(stray, snapshot)] if strays else []
 
 
 def _has_owner(stray: Stray, snapshot: Snapshot) -> bool:

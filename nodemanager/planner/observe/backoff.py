@@ -336,11 +336,14 @@ def unavailable_types(
 
 def retry_at_s(snapshot: Snapshot) -> float:
     """When the next refused or failed kind of node, or a user put off, gets nodes again; infinity if none waits."""
+    learned = snapshot.learned
+    if not (learned.blocks or learned.quotas or learned.streaks or learned.drain_streaks):
+        return inf
     moments = (
-        *(block.until_s for block in snapshot.learned.blocks.values()),
-        *(quota.probe_s for quota in snapshot.learned.quotas.values()),
-        *(streak.retry_s for streak in snapshot.learned.streaks.values()),
-        *(streak.until_s for streak in snapshot.learned.drain_streaks.values()),
+        *(block.until_s for block in learned.blocks.values()),
+        *(quota.probe_s for quota in learned.quotas.values()),
+        *(streak.retry_s for streak in learned.streaks.values()),
+        *(streak.until_s for streak in learned.drain_streaks.values()),
     )
     return min((moment for moment in moments if moment > snapshot.now_s), default=inf)
 

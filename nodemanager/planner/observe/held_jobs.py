@@ -1,20 +1,24 @@
-"""Jobs that the manager holds by urgency 0, because limits or a budget keep them from being served for long.
+"""Jobs that the manager holds: those that limits or a budget keep from being served for long, and copies.
 
-In the snapshot such a job has the urgency and priority that it had before, and ``held_by_us``. So the planner
-treats it as a waiting job, and finds out when it can be served.
+The former have urgency 0. In the snapshot such a job has the urgency and priority that it had before, and
+``held_by_us``. So the planner treats it as a waiting job, and finds out when it can be served. The copy of a job is
+held until it is known how the job ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from math import inf
 
-from nodemanager.core.facts import JobsHeld, JobsReleased
-from nodemanager.core.jobs import Job, JobId
+from nodemanager.core.facts import CopySettled, JobsHeld, JobsReleased, ResultRead
+from nodemanager.core.jobs import Job, JobId, JobResult
 from nodemanager.planner.state.queue_index import queue_index_of, updated_queue_index
-from nodemanager.planner.state.snapshot import Snapshot, Source
+from nodemanager.planner.state.snapshot import CopyCall, Snapshot, Source
 
 HOLD_AGAIN_S = 5.0
+COPY_ORDERS = frozenset({"ReadResult", "StartCopy", "CancelCopy"})
+_COPY_AGAIN_S = 1.0
 
 
 def as_waiting(job: Job, snapshot: Snapshot) -> Job:
@@ -61,3 +65,32 @@ def apply_hold_failed(snapshot: Snapshot, why: str) -> Snapshot:
         snapshot.queues.hold_write, answer_due_s=None, failure=why, retry_s=snapshot.now_s + HOLD_AGAIN_S
     )
     return replace(snapshot, queues=replace(snapshot.queues, hold_write=failed))
+
+
+# --- copies -----------------------------------------------------------------------------------------------
+
+
+def commit_copy_order(snapshot: Snapshot, copy: JobId, answer_s: float) -> Snapshot:
+    """The snapshot after the order. It is repeated if nothing has answered within ``answer_s`` seconds."""
+    return _with_call(snapshot, copy, retry_s=snapshot.now_s + answer_s)
+
+
+def apply_copy_answer(snapshot: Snapshot, fact: ResultRead | CopySettled) -> Snapshot:
+    """The snapshot after an answer. A settled copy is left alone: if it still waits, it is not ours."""
+    if isinstance(fact, CopySettled):
+        return _with_call(snapshot, fact.job, retry_s=inf)
+    if fact.result is None:
+        return retry_copy_order(snapshot, fact.job)
+    return _with_call(snapshot, fact.job, retry_s=snapshot.now_s, result=fact.result)
+
+
+def retry_copy_order(snapshot: Snapshot, copy: JobId) -> Snapshot:
+    """The snapshot after an order failed or lapsed. All of them can be repeated."""
+    return _with_call(snapshot, copy, retry_s=snapshot.now_s + _COPY_AGAIN_S)
+
+
+def _with_call(snapshot: Snapshot, copy: JobId, *, retry_s: float, result: JobResult | None = None) -> Snapshot:
+    known = snapshot.queues.copy_calls.get(copy, CopyCall())
+    call = CopyCall(retry_s, result or known.result)
+    calls = {id_: it for id_, it in snapshot.queues.copy_calls.items() if id_ in snapshot.jobs}
+    return replace(snapshot, queues=replace(snapshot.queues, copy_calls={**calls, copy: call}))

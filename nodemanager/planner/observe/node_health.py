@@ -81,9 +81,12 @@ def health_changes_s(node: Node, policy: Policy, now_s: float) -> float:
 
     A node that Flux shows online, but not to its scheduler, gets ``rejoin_timeout_s`` to be noticed.
     """
-    moments: list[float] = []
     rank = node.rank
-    if rank is not None and rank.online and not rank.schedulable and rank.drain_reason is None:
+    unseen = rank is not None and rank.online and not rank.schedulable and rank.drain_reason is None
+    if node.is_sound and not unseen:
+        return inf
+    moments: list[float] = []
+    if unseen:
         moments += [
             node.since_s + policy.timing.rejoin_timeout_s,
             node.seen.rank_seen_s + policy.timing.rejoin_timeout_s,

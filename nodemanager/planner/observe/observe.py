@@ -17,6 +17,7 @@ from nodemanager.core.facts import (
     CloudCallFailed,
     CloudChanged,
     CloudListed,
+    CopySettled,
     DecisionsPaused,
     DecisionsResumed,
     Fact,
@@ -47,6 +48,7 @@ from nodemanager.core.facts import (
     RanksSeen,
     RecordSeen,
     ReplacementsRequested,
+    ResultRead,
     RetirementRequested,
     SlotsChanged,
     SlotsRefused,
@@ -399,7 +401,9 @@ def _apply_lapsed_order(snapshot: Snapshot, fact: OrderLapsed) -> Snapshot:
         return _distrust_slots(snapshot, fact.why)
     if fact.order in HOLD_ORDERS:
         snapshot = held_jobs.apply_hold_failed(snapshot, fact.why)
-    if fact.job is not None:
+    if fact.order in held_jobs.COPY_ORDERS and fact.job is not None:
+        snapshot = held_jobs.retry_copy_order(snapshot, fact.job)
+    elif fact.job is not None:
         snapshot = replace(
             snapshot, queues=replace(snapshot.queues, requeued=snapshot.queues.requeued - {fact.job})
         )  # this job was certainly not resubmitted
@@ -467,6 +471,8 @@ def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapsho
         # It may have been done in part. Read the record again before relying on it.
         failed = held_jobs.apply_hold_failed(snapshot, fact.why)
         return replace(failed, sources=replace(failed.sources, claimed=False))
+    if fact.order in held_jobs.COPY_ORDERS and fact.job is not None:
+        return held_jobs.retry_copy_order(snapshot, fact.job)
     if fact.job is not None:
         # The copy may have been submitted all the same: the queue will show it.
         return replace(
@@ -592,6 +598,8 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     HousekeepingKilled: to_nodes(_count_housekeeping_kill),
     LeaseEnded: _end_leases,
     JobRequeued: _nothing_follows,  # the queue shows the new job
+    ResultRead: whatever_the_policy(held_jobs.apply_copy_answer),
+    CopySettled: whatever_the_policy(held_jobs.apply_copy_answer),
     JobsHeld: whatever_the_policy(held_jobs.apply_held),
     JobsReleased: whatever_the_policy(held_jobs.apply_held),
     FluxCallFailed: whatever_the_policy(_apply_failed_flux_call),

@@ -35,7 +35,7 @@ from nodemanager.planner.observe.operator import held_by_operator, retired_by_op
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
-from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.node import Node, Seen
 from nodemanager.planner.state.node_index import node_index_of, with_confirmations, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.rank_index import rank_index_of, updated_rank_index
@@ -275,18 +275,24 @@ def _is_old(source: Source, started_s: float) -> bool:
 
 def _apply_look(node: Node, rank: FluxRank, started_s: float, snapshot: Snapshot) -> Node:
     if _is_still_idle(node, rank):
-        return _count_idle_look(node, rank, snapshot, started_s)
-    was_busy, was = node.state is NodeState.BUSY, node.rank
-    node = _follow_rank(node, rank, snapshot, rank=rank, seen=replace(node.seen, rank_seen_s=started_s))
-    if was_busy and node.state is NodeState.IDLE:
-        node = replace(node, seen=replace(node.seen, idle_since_s=snapshot.now_s))
+        return replace(node, rank=rank, seen=_with_idle_look(node, rank, snapshot, started_s))
+    before = node
+    node = _follow_rank(node, rank, snapshot, rank=rank)
     if node.state is NodeState.IDLE and node.call is None and rank.drain_reason == drain_text(node.id):
         node = _continue_retirement(node, snapshot)
     if node.state is NodeState.DRAINING and _is_drain_no_longer_ours(node, rank, started_s):
         node = _give_up_drain(node, snapshot.now_s)
     if rank.allocated:
         node = delay_stop(node)
-    return _count_idleness(_update_condition(node, was, rank, snapshot), rank, snapshot)
+    if before.state is NodeState.BUSY and node.state is NodeState.IDLE:
+        seen = replace(
+            node.seen, rank_seen_s=started_s, idle_looks=node.seen.idle_looks + 1, idle_since_s=snapshot.now_s
+        )
+    elif node.state is NodeState.IDLE:
+        seen = _with_idle_look(node, rank, snapshot, started_s)
+    else:
+        seen = replace(node.seen, rank_seen_s=started_s, idle_looks=0, idle_since_s=None)
+    return replace(_update_condition(node, before.rank, rank, snapshot), seen=seen)
 
 
 def _update_condition(node: Node, was: FluxRank | None, rank: FluxRank, snapshot: Snapshot) -> Node:
@@ -378,20 +384,9 @@ def _is_still_idle(node: Node, rank: FluxRank) -> bool:
     return node.state is NodeState.IDLE and rank.idle and node.is_sound and not (marked or was_drained)
 
 
-def _count_idleness(node: Node, rank: FluxRank, snapshot: Snapshot) -> Node:
-    if node.state is not NodeState.IDLE:
-        counted = node.seen.idle_looks or node.seen.idle_since_s is not None
-        return replace(node, seen=replace(node.seen, idle_looks=0, idle_since_s=None)) if counted else node
-    return _count_idle_look(node, rank, snapshot, node.seen.rank_seen_s)
-
-
-def _count_idle_look(node: Node, rank: FluxRank, snapshot: Snapshot, seen_s: float) -> Node:
+def _with_idle_look(node: Node, rank: FluxRank, snapshot: Snapshot, started_s: float) -> Seen:
     since_s = node.seen.idle_since_s if node.seen.idle_since_s is not None else _idle_since_s(node, rank, snapshot)
-    return replace(
-        node,
-        rank=rank,
-        seen=replace(node.seen, rank_seen_s=seen_s, idle_looks=node.seen.idle_looks + 1, idle_since_s=since_s),
-    )
+    return replace(node.seen, rank_seen_s=started_s, idle_looks=node.seen.idle_looks + 1, idle_since_s=since_s)
 
 
 def _idle_since_s(node: Node, rank: FluxRank, snapshot: Snapshot) -> float:

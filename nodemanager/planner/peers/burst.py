@@ -7,8 +7,8 @@ is none, the one that waits least. Of equal ways, own nodes come first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.core.elsewhere.peers import (
@@ -50,6 +50,18 @@ class WayToRun:
         return f"{self.name}: wait {format_wait(self.wait_s)}, {self.price_per_hour.normalize():f} an hour"
 
 
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """The jobs to send to peers now, and the ways not taken for each job that was weighed and stays."""
+
+    orders: tuple[DelegateJob, ...] = ()
+    not_taken: Mapping[JobId, Sequence[WayToRun]] = field(default_factory=dict)
+
+    def describe_not_taken(self, job: JobId) -> str:
+        """The ways not taken for a job that stays, with their figures; "" if it was not weighed."""
+        return _describe(self.not_taken.get(job, ()))
+
+
 def jobs_away(snapshot: Snapshot) -> Mapping[JobId, Reason]:
     """The jobs that are at a peer, or on their way to one, although their users did not ask for it."""
     seen = snapshot.peers.seen
@@ -70,36 +82,40 @@ def without_jobs(snapshot: Snapshot, away: Mapping[JobId, Reason]) -> Snapshot:
     return replace(snapshot, indexes=replace(snapshot.indexes, queue=fewer))
 
 
-def bursts(snapshot: Snapshot, policy: Policy, placement: Placement) -> tuple[DelegateJob, ...]:
-    """The jobs to send to peers now, in the order of the queue. What one gets, the next does not find free."""
+def bursts(snapshot: Snapshot, policy: Policy, placement: Placement) -> Bursts:
+    """Weigh the jobs against the peers, in the order of the queue. What one gets, the next does not find free."""
     seen = snapshot.peers.seen
     if not policy.bursts or seen is None or not seen.peers:
-        return ()
+        return Bursts()
     offers = list(seen.peers)
     orders: list[DelegateJob] = []
+    not_taken: dict[JobId, Sequence[WayToRun]] = {}
     for key, ids, index in _jobs_in_order(placement):
         job = snapshot.jobs[ids[index]]
         if job.userid != seen.userid or job.held_by_us:
             continue
         own = own_way(snapshot, policy, placement, key, ids, index)
-        if not own.wait_s and not own.price_per_hour:
-            continue
-        ways = [own, *(_way_to(offer, job, seen, snapshot.wall_at) for offer in offers)]
-        best = cheapest_in_time([way for way in ways if not way.why_not] or [own], job.patience_s)
+        peers = [_way_to(offer, job, seen, snapshot.wall_at) for offer in offers]
+        best = cheapest_in_time([own, *(way for way in peers if not way.why_not)], job.patience_s)
         if best is own or best.wait_s == UNKNOWN_WAIT_S:
+            not_taken[job.id] = peers
             continue
         reason = because(
             Code.PEER_CHOSEN,
             peer=best.name,
             wait=format_wait(best.wait_s),
             price_per_hour=best.price_per_hour,
-            others="; ".join(str(way) for way in ways if way is not best),
+            others=_describe([own, *(way for way in peers if way is not best)]),
         )
         orders.append(DelegateJob(job.id, best.name, job.urgency, reason))
         offers = [_less(offer, job.shape) if offer.name == best.name else offer for offer in offers]
         if len(orders) == JOBS_PER_PLAN_MAX:
             break
-    return tuple(orders)
+    return Bursts(tuple(orders), not_taken)
+
+
+def _describe(ways: Iterable[WayToRun]) -> str:
+    return "; ".join(map(str, ways))
 
 
 def _jobs_in_order(placement: Placement) -> Iterator[tuple[BatchKey, Sequence[JobId], int]]:

@@ -325,7 +325,9 @@ class Allocation:
             there = [sources[number] for number in shown]
             packed = pack(items, endless, self._fits(items, first, there, endless), ENDLESS, Effort(0))
             used = {shown[lot]: nodes for lot, nodes in nodes_used(packed.loads).items()}
-        effort = Effort(0) if used else self.effort  # until it is known which run out
+        # No packing of equal pieces on equal nodes is cheaper than a greedy one.
+        chosen = Effort(0) if len(lots) == 1 and _are_equal(items) else self.effort
+        effort = Effort(0) if used else chosen  # until it is known which run out
         while True:
             left_out = find_dominated(lots, suits, used, run_out)
             shown = [number for number in range(len(lots)) if number not in left_out]
@@ -336,8 +338,8 @@ class Allocation:
             gone = {shown[lot] for lot, count in nodes if count >= some[lot].count} - run_out
             if gone.intersection(left_out.values()):
                 run_out |= gone
-            elif effort is not self.effort:
-                effort = self.effort
+            elif effort is not chosen:
+                effort = chosen
             else:
                 return packed, there, left_out
 
@@ -496,3 +498,9 @@ class Allocation:
             gpus -= slots * work.shape.gpus_per_slot
             memory_bytes -= min(memory_bytes, slots * work.shape.memory_bytes_per_slot)
         return replace(group, pieces=(*group.pieces, *pieces), cores=cores, gpus=gpus, memory_bytes=memory_bytes)
+
+
+def _are_equal(items: Sequence[Item]) -> bool:
+    """Whether all pieces are equal to the packing: of one item, or such that any of them may share a node."""
+    sizes = {(it.cores, it.gpus, it.memory_bytes, it.exclusive, it.per_node_max) for it in items}
+    return len(items) == 1 or (len(sizes) == 1 and items[0].per_node_max == UNBOUNDED)

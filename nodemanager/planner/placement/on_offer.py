@@ -116,10 +116,10 @@ class OnOffer:
         return infeasibility.LeftToBuy(free, allocation.nodes_left, self.price_left(allocation))
 
     def share_left(self, allocation: Allocation) -> float:
-        """How much of the limits is left: of nodes or of the price, whichever is less."""
+        """How much of the limits is left: of nodes or of the price, whichever is less; 0 if it is exceeded."""
         price, limit = self.price_left(allocation), self.supply.price_left
         of_price = float(price / limit) if limit > 0 else 0.0
-        return min(of_price, allocation.nodes_left / max(1, self.supply.nodes_left))
+        return max(0.0, min(of_price, allocation.nodes_left / max(1, self.supply.nodes_left)))
 
     def stages(self, works: Sequence[Work]) -> list[list[Work]]:
         """Group the work: first jobs that want one zone, zone by zone, so that they share no node with others."""

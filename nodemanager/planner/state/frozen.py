@@ -47,12 +47,12 @@ else:
         fields, lazy = _copyable_fields(of)
         if not fields:
             return dataclasses.replace(value, **changes)
-        state = value.__dict__.copy()
-        state.update(changes)
-        for name in lazy:
-            state.pop(name, None)  # computed from the old fields
+        state = value.__dict__ | changes
         if len(state) != fields:
-            return dataclasses.replace(value, **changes)  # raises, and names the unknown field
+            for name in lazy:
+                state.pop(name, None)  # computed from the old fields
+            if len(state) != fields:
+                return dataclasses.replace(value, **changes)  # raises, and names the unknown field
         made = _new(of)
         _set(made, "__dict__", state)
         return made

@@ -7,6 +7,8 @@ others. Change nodes only through :func:`with_nodes`, which updates the index wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from nodemanager.core.drains import is_our_drain
 from nodemanager.core.nodes import CallKind, Launch, LaunchId, NodeState
@@ -17,12 +19,22 @@ from nodemanager.planner.state.queue_index import with_changes
 from nodemanager.planner.state.resting import Resting
 from nodemanager.planner.state.snapshot import Bought, Make, NodeIndex, Snapshot
 
+Key = TypeVar("Key")
+
 
 def node_index_of(snapshot: Snapshot) -> NodeIndex:
     """The index of the snapshot's nodes: the stored one if it was built from them, else a new one."""
     if snapshot.indexes.nodes.nodes is snapshot.nodes:
         return snapshot.indexes.nodes
     return _new_index(snapshot, snapshot.indexes.nodes.confirmations)
+
+
+def with_node_index(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with an index of its nodes, so that no reader has to build one."""
+    index = node_index_of(snapshot)
+    if snapshot.indexes.nodes is index:
+        return snapshot
+    return replace(snapshot, indexes=replace(snapshot.indexes, nodes=index))
 
 
 def with_confirmations(snapshot: Snapshot, confirmations: int) -> Snapshot:
@@ -91,6 +103,7 @@ def is_at_rest(node: Node, confirmations: int) -> bool:
         and rank.schedulable
         and rank.drain_reason is None
         and not rank.excluded
+        and not rank.unsafe
     )
 
 
@@ -105,69 +118,94 @@ def _has_trouble_now(node: Node) -> bool:
     )
 
 
-def _updated(  # noqa: C901 - one branch a use of the nodes
+def _updated(
     index: NodeIndex, nodes: Mapping[LaunchId, Node], before: Iterable[Node], after: Iterable[Node]
 ) -> NodeIndex:
     """The index of ``nodes``. ``before`` and ``after``: the changed nodes as they were and as they are."""
     to_check: dict[LaunchId, Node] = dict(index.to_check)
     with_call: dict[LaunchId, Node] = dict(index.with_call)
-    old_nodes: dict[LaunchId, Node] = {}
     woken: list[Node] = []
     rested: list[Node] = []
-    for node in before:
-        id_ = node.launch.id
+    counts = _CountChanges({node.launch.id: node for node in before})
+    for id_, node in counts.before.items():
         if id_ in index.at_rest:
             woken.append(node)
         else:
             to_check.pop(id_, None)
             with_call.pop(id_, None)
-        old_nodes[id_] = node
-    # Only nodes that are counted differently than before.
-    uncounted: list[Node] = []
-    counted: list[Node] = []
     for node in after:
-        id_ = node.launch.id
         if is_at_rest(node, index.confirmations):
             rested.append(node)
         elif not is_simply_busy(node):
-            to_check[id_] = node
+            to_check[node.launch.id] = node
         if node.call is not None:
-            with_call[id_] = node
-        was = old_nodes.pop(id_, None)
-        if was is None or was.state is not node.state or was.launch is not node.launch:
-            counted.append(node)
-            uncounted += [was] if was is not None else []
-    uncounted += old_nodes.values()
+            with_call[node.launch.id] = node
+        counts.note(node)
+    counts.close()
     at_rest, resting = _rest(index, woken, rested)
-    if not uncounted and not counted:
-        return replace(index, nodes=nodes, to_check=to_check, with_call=with_call, at_rest=at_rest, resting=resting)
-    by_state: dict[NodeState, int] = dict(index.count_by_state)
-    by_type: dict[TypeName, int] = dict(index.count_by_type)
-    by_size: dict[Bought, int] = dict(index.count_by_size)
-    for changed, more in ((uncounted, -1), (counted, 1)):
-        for node in changed:
-            by_state[node.state] = by_state.get(node.state, 0) + more
-            if node.may_be_billed:
-                by_type[node.launch.type_name] = by_type.get(node.launch.type_name, 0) + more
-                bought = bought_as(node.launch)
-                by_size[bought] = by_size.get(bought, 0) + more
-    of_slot, of_rank = _slots_and_ranks(uncounted, counted, index)
-    by_make, by_age = _makes_and_ages(uncounted, counted, index)
-    return NodeIndex(
-        nodes,
-        to_check,
-        at_rest,
-        resting,
-        index.confirmations,
-        with_call,
-        by_state,
-        by_type,
-        {bought: count for bought, count in by_size.items() if count},
-        of_slot,
-        of_rank,
-        by_make,
-        by_age,
-    )
+    updated = replace(index, nodes=nodes, to_check=to_check, with_call=with_call, at_rest=at_rest, resting=resting)
+    return counts.applied_to(updated) if counts.states else updated
+
+
+@dataclass(slots=True)
+class _CountChanges:
+    """What some changed nodes change in the counts, and in the indexes by what their launches say."""
+
+    before: dict[LaunchId, Node]  # the changed nodes as they were, without those noted
+    states: list[tuple[NodeState, int]] = field(default_factory=list)  # the state, and how many more nodes
+    billed: list[tuple[Launch, int]] = field(default_factory=list)
+    left: list[Launch] = field(default_factory=list)
+    joined: list[Launch] = field(default_factory=list)
+
+    def note(self, node: Node) -> None:
+        """Note a node as it is now."""
+        was = self.before.pop(node.launch.id, None)
+        if was is None or was.launch is not node.launch:
+            if was is not None:
+                self._forget(was)
+            self.states.append((node.state, 1))
+            self.joined.append(node.launch)
+            self.billed += [(node.launch, 1)] if node.may_be_billed else []
+        elif was.state is not node.state:
+            self.states += [(was.state, -1), (node.state, 1)]
+            if was.may_be_billed is not node.may_be_billed:
+                self.billed.append((node.launch, 1 if node.may_be_billed else -1))
+
+    def close(self) -> None:
+        """Forget the nodes that no longer exist."""
+        for was in self.before.values():
+            self._forget(was)
+
+    def _forget(self, was: Node) -> None:
+        self.states.append((was.state, -1))
+        self.left.append(was.launch)
+        self.billed += [(was.launch, -1)] if was.may_be_billed else []
+
+    def applied_to(self, index: NodeIndex) -> NodeIndex:
+        """The index with the changes."""
+        by_state = _counted(index.count_by_state, self.states)
+        if not (self.billed or self.left or self.joined):
+            return replace(index, count_by_state=by_state)
+        of_slot, of_rank = _slots_and_ranks(self.left, self.joined, index)
+        by_make, by_age = _makes_and_ages(self.left, self.joined, index)
+        by_size = _counted(index.count_by_size, [(bought_as(launch), more) for launch, more in self.billed])
+        return replace(
+            index,
+            count_by_state=by_state,
+            count_by_type=_counted(index.count_by_type, [(launch.type_name, more) for launch, more in self.billed]),
+            count_by_size={bought: count for bought, count in by_size.items() if count},
+            launch_of_slot=of_slot,
+            launch_of_rank=of_rank,
+            count_by_make=by_make,
+            by_age=by_age,
+        )
+
+
+def _counted(counts: Mapping[Key, int], changes: Iterable[tuple[Key, int]]) -> dict[Key, int]:
+    made = dict(counts)
+    for key, more in changes:
+        made[key] = made.get(key, 0) + more
+    return made
 
 
 def bought_as(launch: Launch) -> Bought:
@@ -176,25 +214,20 @@ def bought_as(launch: Launch) -> Bought:
 
 
 def _makes_and_ages(
-    uncounted: Iterable[Node], counted: Iterable[Node], index: NodeIndex
+    left: Iterable[Launch], joined: Iterable[Launch], index: NodeIndex
 ) -> tuple[Mapping[Make, int], Sequence[tuple[float, LaunchId]]]:
-    """What the nodes were made from, and their ages, after some were removed or added."""
-    removed, added = {node.id: node.launch for node in uncounted}, {node.id: node.launch for node in counted}
-    kept = [id_ for id_, launch in removed.items() if id_ in added and _make_of(launch) == _make_of(added[id_])]
-    for id_ in kept:
-        del removed[id_], added[id_]
+    """What the nodes were made from, and their ages, after launches left or joined."""
+    removed, added = {it.id: it for it in left}, {it.id: it for it in joined}
+    for id_, launch in list(removed.items()):
+        if id_ in added and _make_of(launch) == _make_of(added[id_]):
+            del removed[id_], added[id_]
     if not removed and not added:
         return index.count_by_make, index.by_age
-    counts = dict(index.count_by_make)
-    for launches, more in ((removed, -1), (added, 1)):
-        for launch in launches.values():
-            make = _make_of(launch)
-            counts[make] = counts.get(make, 0) + more
-            if not counts[make]:
-                del counts[make]
+    makes = [(_make_of(it), -1) for it in removed.values()] + [(_make_of(it), 1) for it in added.values()]
+    counts = _counted(index.count_by_make, makes)
     gone = [(launch.requested_at, id_) for id_, launch in removed.items()]
     come = [(launch.requested_at, id_) for id_, launch in added.items()]
-    return counts, with_changes(index.by_age, gone, come)
+    return {make: count for make, count in counts.items() if count}, with_changes(index.by_age, gone, come)
 
 
 def _make_of(launch: Launch) -> Make:
@@ -236,25 +269,18 @@ def _times_of(node: Node) -> _Times:
 
 
 def _slots_and_ranks(
-    uncounted: Iterable[Node], counted: Iterable[Node], index: NodeIndex
+    left: Iterable[Launch], joined: Iterable[Launch], index: NodeIndex
 ) -> tuple[Mapping[SlotName, LaunchId], Mapping[Rank, LaunchId]]:
-    """The launch of each slot and of each rank, after some nodes were removed, replaced or added."""
-    removed = {node.launch.id: node.launch for node in uncounted}
-    added: list[Launch] = []
-    for node in counted:
-        if removed.get(node.launch.id) is node.launch:
-            del removed[node.launch.id]  # its slot and rank are unchanged
-        else:
-            added.append(node.launch)
-    if not removed and not added:
+    """The launch of each slot and of each rank, after launches left or joined."""
+    if not left and not joined:
         return index.launch_of_slot, index.launch_of_rank
     slots, ranks = dict(index.launch_of_slot), dict(index.launch_of_rank)
-    for launch in removed.values():
+    for launch in left:
         if slots.get(launch.slot) == launch.id:
             del slots[launch.slot]
         if ranks.get(launch.rank) == launch.id:
             del ranks[launch.rank]
-    for launch in added:
+    for launch in joined:
         slots[launch.slot] = launch.id
         ranks[launch.rank] = launch.id
     return slots, ranks

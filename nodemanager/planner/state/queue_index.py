@@ -44,6 +44,9 @@ class QueueIndex:
     batches: Mapping[BatchKey, Sequence[JobId]] = field(default_factory=lambda: MappingProxyType({}))
     withheld: Mapping[JobId, Reason] = field(default_factory=lambda: MappingProxyType({}))
     unheeded: Mapping[JobId, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    copies: Mapping[JobId, JobId] = field(
+        default_factory=lambda: MappingProxyType({})
+    )  # copies that wait: the originals
     job_ends: Sequence[tuple[float, JobId]] = ()  # running jobs whose end is known, the earliest first
 
     @lazy_property
@@ -88,7 +91,10 @@ def updated_queue_index(
         withheld = {id_: why for id_, why in {**withheld, **changes.withheld}.items() if why is not None}
     if changes.unheeded:
         unheeded = {id_: what for id_, what in {**unheeded, **changes.unheeded}.items() if what}
-    return QueueIndex(jobs, batches, withheld, unheeded, ends)
+    copies = index.copies
+    if changes.copies:
+        copies = {id_: it for id_, it in {**copies, **changes.copies}.items() if it is not None}
+    return QueueIndex(jobs, batches, withheld, unheeded, copies, ends)
 
 
 def key_of(job: Job) -> BatchKey:
@@ -115,6 +121,8 @@ def _why_withheld(job: Job) -> Reason | None:
     if job.urgency == 0 or job.priority == 0:
         return because(Code.HELD, urgency=job.urgency, priority=job.priority)
     if job.state is JobState.DEPEND:
+        if job.requeued_from is not None:
+            return because(Code.COPY_WAITS, job=str(job.requeued_from))
         return because(Code.DEPENDENCY)
     if job.state is not JobState.SCHED:
         return because(Code.NOT_YET_SCHEDULED, state=str(job.state))
@@ -131,12 +139,15 @@ class _Changes:
     begun: list[tuple[float, JobId]] = field(default_factory=list)
     withheld: dict[JobId, Reason | None] = field(default_factory=dict)
     unheeded: dict[JobId, tuple[str, ...]] = field(default_factory=dict)
+    copies: dict[JobId, JobId | None] = field(default_factory=dict)
 
     def note(self, job: Job, *, present: bool) -> None:
         if job.state in STARTED:
             if job.state is JobState.RUN and job.ends_at is not None:
                 (self.begun if present else self.ended).append((job.ends_at, job.id))
             return
+        if job.state is JobState.DEPEND and job.requeued_from is not None:
+            self.copies[job.id] = job.requeued_from if present else None
         obstacle = _why_withheld(job)
         if obstacle is not None:
             self.withheld[job.id] = obstacle if present else None

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nodemanager.core.facts import PeersSeen
-from nodemanager.core.jobs import Job, JobId, Shape, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobResult, Shape, UnreadableJob
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
@@ -194,6 +194,14 @@ class Sources:
     doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
 
+@dataclass(frozen=True, slots=True)
+class CopyCall:
+    """The last call about the copy of a job. ``retry_s``: when it may be repeated."""
+
+    retry_s: float = 0.0
+    result: JobResult | None = None  # how the original ended; None until it was read
+
+
 @dataclass(frozen=True)
 class Queues:
     """What is known of the queues, and of jobs that are not in ``Snapshot.jobs`` or need more than a node."""
@@ -203,6 +211,7 @@ class Queues:
     unreadable: Mapping[JobId, UnreadableJob] = field(default_factory=_empty)
     requeued: frozenset[JobId] = frozenset()  # jobs whose copy was submitted, or that will get none
     requeue_failed_s: float | None = None  # when a resubmission last failed or was not answered
+    copy_calls: Mapping[JobId, CopyCall] = field(default_factory=_empty)  # by copy
     held_jobs: Mapping[JobId, HeldJob] = field(default_factory=_empty)  # on record: we hold them by urgency 0
     hold_write: Source = Source()  # the call that holds or releases jobs
     jobs_ended: int = 0  # of all users, as far as Flux remembers

@@ -16,6 +16,7 @@ from nodemanager.planner.steps.orders import is_drained, job_names, retire
 from nodemanager.planner.steps.retirement import should_retire
 from nodemanager.planner.steps.takes_jobs import takes_jobs
 from nodemanager.planner.upkeep.consolidation import is_emptying
+from nodemanager.planner.upkeep.unsafe_data import overdue_at_s, why_held_for_data
 
 
 def step_idle(node: Node, context: StepContext) -> Step:
@@ -33,6 +34,8 @@ def step_idle(node: Node, context: StepContext) -> Step:
     surplus = context.count_usable - policy.limits.nodes_min if counts else 1
     if context.overspent is not None and not is_drained(node):  # at once, so that no job starts there
         return retire(node, context.overspent, context)
+    if (held := why_held_for_data(node, context.snapshot, policy)) is not None:
+        return Step(held, again_at_s=overdue_at_s(node, context.snapshot, policy))
     if context.count_live > policy.limits.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
         return _retire_surplus(
             node,

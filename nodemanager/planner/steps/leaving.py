@@ -23,6 +23,7 @@ from nodemanager.planner.steps.orders import (
     wait_for_jobs,
 )
 from nodemanager.planner.steps.retirement import StopObstacle, obstacle_reason, second_look
+from nodemanager.planner.upkeep.unsafe_data import overdue_at_s, why_held_for_data
 
 BROKER_STOP_TRIES = 3  # how often a broker is told to stop before its machine is destroyed anyway
 
@@ -41,7 +42,7 @@ def step_draining(node: Node, context: StepContext) -> Step:
         return drain_again(node, because(Code.DRAIN_UNANSWERED))
     obstacle = second_look(node, node.rank)
     if obstacle is None:
-        return _stop(node, context)
+        return _held_for_data(node, context) or _stop(node, context)
     reason = obstacle_reason(obstacle, node.rank)
     if obstacle is StopObstacle.JOB_SLIPPED_IN and node.rank.online and fit:
         return reprieve(node, context, reason)
@@ -59,7 +60,13 @@ def step_stopping(node: Node, context: StepContext) -> Step:
     if node.stop.drained_s is None:
         # The claim was renewed since. Another manager may have kept the node meanwhile and given it work.
         return drain_again(node, because(Code.DRAIN_UNANSWERED))
-    return _stop(node, context)
+    return _held_for_data(node, context) or _stop(node, context)
+
+
+def _held_for_data(node: Node, context: StepContext) -> Step | None:
+    """The step of a node on which nothing runs, but from which data is still to be copied."""
+    held = why_held_for_data(node, context.snapshot, context.policy)
+    return Step(held, again_at_s=overdue_at_s(node, context.snapshot, context.policy)) if held is not None else None
 
 
 def _stop(node: Node, context: StepContext) -> Step:
@@ -101,6 +108,8 @@ def step_gone(node: Node, context: StepContext) -> Step:
 def _is_terminable(node: Node, context: StepContext) -> bool:
     """Whether a leaving node may be terminated now, apart from its place among the others."""
     if node.stop.drained_s is None or node.rank is None:
+        return False
+    if why_held_for_data(node, context.snapshot, context.policy) is not None:
         return False
     if node.state is NodeState.STOPPING:
         return not node.rank.allocated

@@ -44,11 +44,11 @@ def step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
     if policy.stacked:
         return STATE_RANKING[node.state], Decimal(-node.launch.rank), node.launch.id
     tariff = billing.tariff_of(node.launch, policy) if node.state is NodeState.IDLE else None
-    price = tariff.price_per_hour if tariff is not None else Decimal(0)
-    return STATE_RANKING[node.state], -price, node.launch.id
+    return STATE_RANKING[node.state], -tariff.price_per_hour if tariff is not None else FREE, node.launch.id
 
 
-FIRST_OF_ALL = (-1, Decimal(0), LaunchId(""))
+FREE = Decimal(0)
+FIRST_OF_ALL = (-1, FREE, LaunchId(""))
 
 
 class RestingReasons:

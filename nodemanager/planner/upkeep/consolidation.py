@@ -46,7 +46,8 @@ class Emptying:
 
 def is_emptying(node: Node) -> bool:
     """Whether new jobs are kept off the node so that it empties."""
-    return node.rank is not None and node.rank.drain_reason == emptying_text(node.id)
+    drain_reason = node.rank.drain_reason if node.rank is not None else None
+    return drain_reason is not None and drain_reason == emptying_text(node.id)
 
 
 def free_while_emptying(node: Node, snapshot: Snapshot) -> tuple[int, int]:

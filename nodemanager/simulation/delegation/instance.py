@@ -229,6 +229,23 @@ class SimulatedInstance:
 
     # --- restarts ---
 
+    def kill(self, lost_s: float) -> None:
+        """Be killed, and come back without the latest events. A running proxy fails, as Flux cannot take it up."""
+        until_at = self.world.wall_at() - lost_s
+        for job in list(self.jobs.values()):
+            job.events = [event for event in job.events if event.at <= until_at]
+            if not job.events:
+                del self.jobs[job.id]
+                continue
+            job.urgency = [event.context["urgency"] for event in job.events if "urgency" in event.context][-1]
+            if not job.has("start"):
+                job.output, job.exec_events = [], []
+            elif not job.ended:
+                self.post(job, "exception", type="exec", severity=0, note="failed to create guest ns")
+                self.post(job, "finish", status=256)
+                self.post(job, "clean")
+        self.restart()
+
     def restart(self, *, keeps_state: bool = True) -> None:
         """Restart. Running copies fail, as Flux cannot take them up again; running proxies survive."""
         self.incarnation += 1

@@ -36,7 +36,7 @@ from nodemanager.delegation.home_port import (
     Validate,
 )
 from nodemanager.delegation.jobs import TAKEN, EventlogEntry, PeerName
-from nodemanager.delegation.jobspec import read_duration_s, read_marker, read_needs, read_target
+from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker, read_needs, read_target
 from nodemanager.delegation.peer_port import (
     ChangeDuration,
     ChangeUrgency,
@@ -46,6 +46,7 @@ from nodemanager.delegation.peer_port import (
     CopyOutput,
     CopyOutputEnded,
     EndCopy,
+    FindCopies,
     FitChecked,
     FollowOutput,
     PeerDone,
@@ -211,11 +212,10 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
         if marker is None or marker.cluster_uuid != self._cluster_uuid:
             return
         whole = events[0].name == "submit"
-        self.tell(
-            CopyEvents(self._name, job.id, tuple(events), marker if whole else None, read_duration_s(job.jobspec))
-        )
+        duration_s, cores = read_duration_s(job.jobspec), read_cores(job.jobspec)
+        self.tell(CopyEvents(self._name, job.id, tuple(events), marker if whole else None, duration_s, cores))
 
-    def carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
+    def carry_out(self, request: PeerRequest) -> None:  # noqa: C901, PLR0912 - one arm a request
         match request:
             case PlaceCopy(job=job, jobspec=jobspec):
                 try:
@@ -227,6 +227,10 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
                 self.tell(FitChecked(self._name, key, "" if fits else "unsatisfiable request"))
             case ReadCopy(remote=remote):
                 self._read_copy(remote)
+            case FindCopies():
+                for job_ in self.instance.jobs.values():
+                    self.report(job_, job_.events)
+                self.tell(PeerDone(self._name, request))
             case ChangeUrgency(remote=remote, urgency=urgency):
                 self._change(request, lambda: self.instance.set_urgency(remote, urgency))
             case ChangeDuration(remote=remote, duration_s=duration_s):
@@ -257,7 +261,8 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
             self.tell(CopyMissing(self._name, remote))
         else:
             marker, duration_s = read_marker(job.jobspec), read_duration_s(job.jobspec)
-            self.tell(CopyEvents(self._name, remote, tuple(job.events), marker, duration_s))
+            cores = read_cores(job.jobspec)
+            self.tell(CopyEvents(self._name, remote, tuple(job.events), marker, duration_s, cores))
 
     def _send_output(self, remote: JobId, stream: int, state: _Stream) -> None:
         job = self.instance.jobs.get(remote)
@@ -339,10 +344,11 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
                 found = instance.running(job)
                 logs = {OUTPUT: found.output, EXEC: found.exec_events}
                 return OutputCounted(job, {key: counts_for_relay(key, log) for key, log in logs.items()})
-            case AppendOutput(key=key, lines=lines):
+            case AppendOutput(lines=lines):
                 found = instance.running(job)
-                log = found.output if key == OUTPUT else found.exec_events
-                log.extend(json.loads(line) for line in lines.splitlines())
+                for key, text in lines.items():
+                    log = found.output if key == OUTPUT else found.exec_events
+                    log.extend(json.loads(line) for line in text.splitlines())
             case TakeJob(target=target, urgency=urgency):
                 instance.post(instance.active(job), TAKEN, target=target, urgency=urgency)
             case HoldJob():

@@ -12,11 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nodemanager.core.jobs import JobId, JobState, Shape
+from nodemanager.core.jobs import JobId, JobResult, JobState, Shape
 from nodemanager.core.nodes import CloudNode, Launch
 from nodemanager.core.ports import FluxError, SlotsUnchanged
 from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import NodeType, Promise, Rank, Slot, SlotName, SlotsWish, TypeName
+from nodemanager.delegation.jobs import HOLD
 from nodemanager.simulation.flux.brokers import Brokers, ResourceEvent
 from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.housekeeping import HousekeepingTime
@@ -118,13 +119,29 @@ class SimulatedFlux:
             return self._jobs.submit(jobspec, run_s, urgency, housekeeping_s)
 
     def requeue(self, job_id: JobId) -> JobId:
-        """Submit a job again, to start only if the first run fails. Raises FluxError if that has succeeded."""
+        """Submit a job again, held. Raises FluxError if there is no such job, or it does not ask for that."""
         with self.world.lock:
             self._check_up()
             try:
                 return self._jobs.requeue(job_id)
             except ValueError as refused:
                 raise FluxError(str(refused)) from refused
+
+    def result(self, job_id: JobId) -> JobResult | None:
+        """How a job ended that asked to be submitted again; None if it is active."""
+        with self.world.lock:
+            return self._jobs.result(job_id)
+
+    def start_copy(self, job_id: JobId) -> None:
+        """Remove the manager's hold of a copy, if there is one."""
+        with self.world.lock:
+            self._jobs.remove_hold(job_id, HOLD)
+
+    def cancel_copy(self, job_id: JobId, note: str) -> None:
+        """Cancel a copy that has the manager's hold."""
+        with self.world.lock:
+            if self._jobs.is_held(job_id, HOLD):
+                self._jobs.cancel(job_id, note)
 
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
         with self.world.lock:
@@ -505,6 +522,16 @@ class SimulatedFlux:
     def last_job_ended_at(self) -> Mapping[Rank, float]:
         with self.world.lock:
             return dict(self._jobs.last_ended_at)
+
+    def say_data_safe(self, job_id: JobId, rank: Rank) -> None:
+        """Say that the data of a job was copied off a rank."""
+        with self.world.lock:
+            self._jobs.say_data_safe(job_id, rank)
+
+    def unsafe_data(self) -> Mapping[Rank, Mapping[JobId, float]]:
+        """The ended jobs whose data nobody called safe, by rank, with the time of their end."""
+        with self.world.lock:
+            return {rank: dict(jobs) for rank, jobs in self._jobs.unsafe_on.items()}
 
     def drain_reason(self, rank: Rank) -> str | None:
         with self.world.lock:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodemanager.core.jobs import JobId, JobState
+from nodemanager.core.jobs import JobId, JobResult, JobState
 from nodemanager.core.slots import Rank
 from nodemanager.flux.resubmit import requeue_jobspec
 from nodemanager.simulation.flux.housekeeping import Housekeepers, HousekeepingTime
@@ -38,6 +38,7 @@ _STATUS_CANCELLED = (128 + 15) << 8
 _STATUS_TIMED_OUT = (128 + 14) << 8
 _STATUS_NODE_LOST = 1 << 8
 
+_RESULTS = {"cancel": JobResult.CANCELED, "timeout": JobResult.TIMEOUT}  # of exceptions; any other is a failure
 _USER = 0
 _BEFORE_RESOURCES = frozenset({JobState.NEW, JobState.DEPEND, JobState.PRIORITY, JobState.SCHED})
 
@@ -67,7 +68,9 @@ class _Job:
     priority: int = 0
     grants: tuple[Grant, ...] = ()
     next_step: Scheduled | None = None
-    failed: bool = False
+    result: JobResult | None = None  # None until it ends
+    hold: str = ""  # the description of a dependency on a time
+    safe_ranks: set[Rank] = field(default_factory=set)  # from which its data was copied before its end
     dependencies: dict[JobId, Dependency] = field(default_factory=dict)
     events: list[JobEvent] = field(default_factory=list)
 
@@ -85,13 +88,14 @@ class JobManager:
         self.clock_skew_s = 0.0
         self.stopped_queues: dict[str, None] = {}
         self.last_ended_at: dict[Rank, float] = {}
+        self.unsafe_on: dict[Rank, dict[JobId, float]] = {}  # ended jobs whose data nobody called safe, and when
         self.ended_count = 0
         self._world = world
         self._pool = pool
         self._connected = connected
         self._active: dict[JobId, _Job] = {}
         self._by_rank: defaultdict[int, dict[JobId, _Job]] = defaultdict(dict)
-        self._requeueable: dict[JobId, _Job] = {}  # failed jobs that ask to be submitted again
+        self._requeueable: dict[JobId, _Job] = {}  # ended jobs that ask to be submitted again
         self._dependents: dict[JobId, dict[JobId, None]] = {}
         self._queue: list[tuple[int, JobId]] = []
         self._head_blocked: tuple[JobId, int] | None = None
@@ -115,18 +119,37 @@ class JobManager:
             self._add_dependency(job, awaited)
         self._post_event(job, "validate")
         job.state = JobState.DEPEND
-        if not job.dependencies:
-            self._enter_priority(job)
+        self._enter_priority_if_free(job)
         return job.id
 
     def requeue(self, job_id: JobId) -> JobId:
-        """Submit a job again, to start only if the first run fails. Raises ValueError if that has succeeded."""
+        """Submit a job again, held. Raises ValueError if there is no such job, or it does not ask for that."""
         job = self._active.get(job_id) or self._requeueable.get(job_id)
         if job is None:
-            raise ValueError(f"job {job_id} has succeeded, or never existed")
+            raise ValueError(f"job {job_id} never existed, or does not ask for it")
         payload = base64.b64encode(json.dumps(job.jobspec).encode()).decode()
         jobspec = requeue_jobspec(f"header.{payload}.signature", format_f58(job_id))
         return self.submit(jobspec, job.run_s, URGENCY_DEFAULT, job.housekeeping_s)
+
+    def result(self, job_id: JobId) -> JobResult | None:
+        """How a job ended that asked to be submitted again; None if it is active."""
+        if job_id in self._active:
+            return None
+        ended = self._requeueable.get(job_id)
+        return JobResult.UNKNOWN if ended is None else ended.result
+
+    def remove_hold(self, job_id: JobId, description: str) -> None:
+        """Remove a dependency on a time. No effect if the job has none."""
+        job = self._active.get(job_id)
+        if job is not None and job.hold == description:
+            job.hold = ""
+            self._post_event(job, "dependency-remove", {"description": description})
+            self._enter_priority_if_free(job)
+
+    def is_held(self, job_id: JobId, description: str) -> bool:
+        """Whether a job has this dependency on a time."""
+        job = self._active.get(job_id)
+        return job is not None and job.hold == description
 
     def set_urgency(self, job_id: JobId, urgency: int) -> None:
         """Set a pending job's urgency: 0 holds it, 31 puts it first. Raises ValueError once it has resources."""
@@ -138,11 +161,17 @@ class JobManager:
         if job.state == JobState.SCHED:
             self._prioritize(job)
 
-    def cancel(self, job_id: JobId) -> None:
+    def cancel(self, job_id: JobId, note: str = "") -> None:
         """Cancel a job. No effect if it has ended."""
         if (job := self._active.get(job_id)) is not None:
-            cancelled = {"type": "cancel", "severity": 0, "note": "", "userid": _USER}
+            cancelled = {"type": "cancel", "severity": 0, "note": note, "userid": _USER}
             self._fail(job, cancelled, _STATUS_CANCELLED)
+
+    def say_data_safe(self, job_id: JobId, rank: Rank) -> None:
+        """Note that the data of a job was copied off a rank."""
+        self.unsafe_on.get(rank, {}).pop(job_id, None)
+        if (job := self._active.get(job_id)) is not None:
+            job.safe_ranks.add(rank)
 
     def stop_queue(self, queue: str) -> None:
         self.stopped_queues[queue] = None
@@ -204,13 +233,19 @@ class JobManager:
         return JobId(self._last_id)
 
     def _add_dependency(self, job: _Job, awaited: Dependency) -> None:
-        job_id = parse_f58(awaited.job)
+        if awaited.scheme is DependencyScheme.TIME:
+            job.hold = awaited.description
+            self._post_event(job, "dependency-add", {"description": job.hold})
+            return
+        job_id = parse_f58(awaited.value)
         if job_id in self._active:
             job.dependencies[job_id] = awaited
             self._dependents.setdefault(job_id, {})[job.id] = None
             self._post_event(job, "dependency-add", {"description": awaited.description})
 
-    def _enter_priority(self, job: _Job) -> None:
+    def _enter_priority_if_free(self, job: _Job) -> None:
+        if job.dependencies or job.hold:
+            return
         self._post_event(job, "depend")
         job.state = JobState.PRIORITY
         self._prioritize(job)
@@ -297,7 +332,7 @@ class JobManager:
 
     def _fail(self, job: _Job, exception: Mapping[str, Any], status: int) -> None:
         """End a job with a fatal exception. ``status``: the exit status of its tasks, if they had started."""
-        job.failed = True
+        job.result = _RESULTS.get(exception["type"], JobResult.FAILED)
         self._post_event(job, "exception", exception)
         self._finish(job, status)
 
@@ -319,13 +354,16 @@ class JobManager:
 
     def _deactivate(self, job: _Job) -> None:
         self.ended_count += 1
+        job.result = job.result or JobResult.COMPLETED
         del self._active[job.id]
         for grant in job.grants:
             del self._by_rank[grant.rank][job.id]
             self.last_ended_at[Rank(grant.rank)] = self._wall_at()
+            if Rank(grant.rank) not in job.safe_ranks:
+                self.unsafe_on.setdefault(Rank(grant.rank), {})[job.id] = self._wall_at()
         for awaited in job.dependencies:
             self._dependents[awaited].pop(job.id, None)
-        if job.request.requeue and job.failed and job.grants:
+        if job.request.requeue:
             self._requeueable[job.id] = job
 
     def _free(self, grant: Grant) -> None:
@@ -335,14 +373,8 @@ class JobManager:
     def _resolve_dependency(self, job_id: JobId, ended: _Job) -> None:
         job = self._active[job_id]
         awaited = job.dependencies.pop(ended.id)
-        if awaited.scheme is DependencyScheme.FAILURE and not (ended.failed and ended.grants):
-            why = "can never be satisfied" if ended.grants else "job never started"
-            note = f"dependency {awaited.description} {why}"
-            self._fail(job, {"type": "dependency", "severity": 0, "note": note, "userid": _USER}, status=0)
-            return
         self._post_event(job, "dependency-remove", {"description": awaited.description})
-        if not job.dependencies:
-            self._enter_priority(job)
+        self._enter_priority_if_free(job)
 
     # --- the journal ---
 

@@ -32,19 +32,21 @@ class DependencyScheme(StrEnum):
     """The dependency schemes that the simulated Flux supports."""
 
     ANY = "afterany"
-    FAILURE = "afternotok"  # the other job must have had resources
+    TIME = "begin-time"  # in the simulation that time never comes
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """A dependency on another job. ``job`` is that job's F58 id."""
+    """A dependency on another job, whose F58 id is ``value``, or on a time."""
 
     scheme: DependencyScheme
-    job: str
+    value: str
 
     @property
     def description(self) -> str:
-        return f"{'after-finish' if self.scheme is DependencyScheme.ANY else 'after-failure'}={self.job}"
+        if self.scheme is DependencyScheme.TIME:
+            return f"begin-time={float(self.value):.3f}"
+        return f"after-finish={self.value}"
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from random import Random
 from typing import TypeVar
 
 from nodemanager.core.drains import is_drain_by_flux, is_our_drain
-from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import FluxRank, Launch
+from nodemanager.core.jobs import JobId, JobResult
+from nodemanager.core.nodes import FluxRank, Launch, UnsafeData
 from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import Hardware, Rank, SlotName, SlotsWish, TypeName
@@ -24,7 +26,10 @@ class SimulatedFluxPort:
     The first claim with a ``cluster_uuid`` gives the instance to that cluster.
     """
 
-    def __init__(self, flux: SimulatedFlux, token: str, cluster_uuid: str = "") -> None:
+    def __init__(
+        self, flux: SimulatedFlux, token: str, cluster_uuid: str = "", types_with_data: Iterable[TypeName] = ()
+    ) -> None:
+        self._types_with_data = frozenset(types_with_data)
         self._flux = flux
         self._world = flux.world
         self._token = token
@@ -134,12 +139,26 @@ class SimulatedFluxPort:
 
     def _read_ranks(self) -> tuple[FluxRank, ...]:
         flux = self._flux
-        return read_ranks(
+        ranks = read_ranks(
             flux.resource_status(),
             flux.sched_resource_status(),
             flux.last_job_ended_at(),
             flux.slot_types,
             flux.job_manager_stats(),
+        )
+        return self._with_unsafe_data(ranks) if self._types_with_data else ranks
+
+    def _with_unsafe_data(self, ranks: tuple[FluxRank, ...]) -> tuple[FluxRank, ...]:
+        """Return the ranks with the jobs that ended there since they were leased, unless their data is safe."""
+        leased_at = {it.rank: it.requested_at for it in self._flux.leases.values()}
+        marked = []
+        for rank, jobs in self._flux.unsafe_data().items():
+            of_lease = [UnsafeData(job, at) for job, at in jobs.items() if at >= leased_at.get(rank, inf)]
+            marked.append((rank, tuple(sorted(of_lease, key=lambda it: (it.ended_at, it.job)))))
+        unsafe = dict(marked)
+        return tuple(
+            replace(it, unsafe=unsafe.get(it.rank, ())) if it.type_name in self._types_with_data else it
+            for it in ranks
         )
 
     def drain(self, rank: Rank, reason: str, replaces: str | None = None) -> None:
@@ -160,6 +179,15 @@ class SimulatedFluxPort:
 
     def requeue(self, job: JobId) -> JobId:
         return self._change(lambda: self._flux.requeue(job))
+
+    def result(self, job: JobId) -> JobResult | None:
+        return self._call(lambda: self._flux.result(job))
+
+    def start_copy(self, job: JobId) -> None:
+        self._change(lambda: self._flux.start_copy(job))
+
+    def cancel_copy(self, job: JobId, why: str) -> None:
+        self._change(lambda: self._flux.cancel_copy(job, why))
 
     # --- slot types ---
 

@@ -83,6 +83,7 @@ def job(
         "job": document,
         "reason": document["reason"],
         "nodes": _nodes_for(published, document),
+        "not_taken": [str(way) for way in published.plan.bursts.not_taken.get(job_id, ())],
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from nodemanager.actors.manager import Publication
@@ -166,6 +166,10 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(PREFIX + name, text, value=value)
 
 
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(PREFIX + name, text, value=value)
+
+
 def _gauges(
     name: str, text: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]
 ) -> GaugeMetricFamily:
@@ -274,6 +278,13 @@ def _peer_gauges(view: DelegationView) -> Iterator[Metric]:
     yield _gauges("peer_cores_free", "Free cores of each peer.", ("peer",), free)
     waiting: dict[tuple[str, ...], float] = {name: float(load.waiting) for name, load in seen.items()}
     yield _gauges("peer_jobs_waiting", "Jobs that wait at each peer, of everybody.", ("peer",), waiting)
+    waits = {name: load.wait_s for name, load in seen.items()}
+    known: dict[tuple[str, ...], float] = {name: wait_s for name, wait_s in waits.items() if wait_s is not None}
+    text = "How long a job of one core would wait at each peer that forecasts it."
+    yield _gauges("peer_wait_seconds", text, ("peer",), known)
+    price: dict[tuple[str, ...], float] = {(peer.name,): float(peer.price_per_core_hour) for peer in view.peers}
+    yield _gauges("peer_price_per_core_hour", "The price of each peer.", ("peer",), price)
+    yield _counter("delegated_jobs_ended", "Delegated jobs that ended since the service started.", view.ended)
     yield _gauge("delegation_stopped", "1 while no job can be delegated.", int(bool(view.fault)))
 
 

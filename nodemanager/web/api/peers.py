@@ -33,14 +33,11 @@ def _peer_document(peer: PeerStatus) -> Document:
         "price_per_core_hour": float(peer.price_per_core_hour),
         "jobs": peer.jobs,
         "jobs_max": peer.jobs_max,
-        "orphans": [format_job_id(job) for job in peer.orphans],
         "load": _load_document(peer.load) if peer.load is not None else None,
     }
 
 
 def _load_document(load: PeerLoad) -> Document:
-    free = load.cores_free > 0 and not load.waiting
-    last = load.last_start_at
     return {
         "seen_at": load.seen_at,
         "scheduler": load.scheduler,
@@ -52,8 +49,7 @@ def _load_document(load: PeerLoad) -> Document:
         "waiting": load.waiting,
         "running": load.running,
         "queues": dict(load.queues) if load.queues is not None else None,
-        # Of a job of one core; None if the peer forecasts nothing.
-        "wait_s": 0.0 if free else max(0.0, last - load.seen_at) if last is not None else None,
+        "wait_s": load.wait_s,
     }
 
 

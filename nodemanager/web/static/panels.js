@@ -18,7 +18,6 @@ export function showPeers({ delegates, fault, peers }, { jobs, shown }) {
   ]);
   const parts = fault ? [made("p", "because", `No job is delegated now: ${fault}`)] : [];
   parts.push(table("Instances that take our jobs", ["peer", "state", ">free nodes", ">free cores", ">waiting", ">wait", ">price per core", ">our jobs"], rows));
-  for (const peer of peers.filter((it) => it.orphans.length)) parts.push(made("p", "because", `${peer.orphans.join(", ")} may run in ${peer.name}, and no job here knows of it.`));
   const there = jobs.filter((job) => job.delegated);
   if (there.length) parts.push(table("Jobs in other instances", ["job", "user", "state", "peer", "because"], there.map((job) => [link("job", job.job), job.user, job.state, job.delegated.peer ?? "none yet", job.reason?.text])));
   else parts.push(made("p", "note", shown ? "None of the jobs shown runs in another instance." : "Single jobs are shown only with the token."));

@@ -36,6 +36,7 @@ from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CordonNode,
     CreateNode,
@@ -46,10 +47,12 @@ from nodemanager.core.orders import (
     HoldJobs,
     KeepSpend,
     KillHousekeeping,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
+    StartCopy,
     StopBroker,
     UndrainNode,
 )
@@ -351,6 +354,8 @@ class PlannerDriver:
                     self._engine.scheduler.release(jobs)
                     self._answer(FLUX_CALL_S, _constant(JobsReleased(frozenset(jobs))))
                     self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._jobs_seen(ids))  # type: ignore[misc]
+                case ReadResult() | StartCopy() | CancelCopy():
+                    raise ValueError(f"a replay has no copies of jobs: {action}")
                 case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob() | DelegateJob():
                     raise ValueError(f"a replay has no wishes for slots, no housekeeping and no requeues: {action}")
                 case _:

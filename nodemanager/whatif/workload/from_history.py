@@ -25,33 +25,36 @@ KINDS = {
 }
 
 
-def open_service_history(path: Path) -> Workload:
+def open_service_history(path: Path, since_at: float = 0.0, jobs_max: int | None = None) -> Workload:
     """Open the jobs in a history file that have ended by now. The service may go on writing it.
 
-    Raises :class:`WorkloadError`.
+    ``since_at``: leave out jobs that were submitted earlier. ``jobs_max``: take only so many, the latest. Raises
+    :class:`WorkloadError`.
     """
     reader = HistoryReader(path)
     try:
         until_at = (
             reader.last_job_ended_at()
         )  # each policy reads the file by itself, and all must get the same jobs
-        count = reader.count_jobs()
+        if jobs_max is not None:
+            since_at = max(since_at, reader.submission_of_latest(jobs_max))
+        count = reader.count_jobs(since_at)
         # The workload starts with the first job that ran, not with one that was cancelled long before.
-        with closing(_read(reader, 0.0, until_at, Oddities())) as jobs:
+        with closing(_read(reader, 0.0, since_at, until_at, Oddities())) as jobs:
             start_at = next((job.submit_s for job in jobs), 0.0)
     except (HistoryUnreadable, WorkloadError) as error:
         raise WorkloadError(
             f"{error}: not a journal with jobs. A journal written by an earlier version gets them after the "
             "service has run with this version"
         ) from error
-    return Workload(path.name, partial(_read, reader, start_at, until_at), start_at, jobs_about=count)
+    return Workload(path.name, partial(_read, reader, start_at, since_at, until_at), start_at, jobs_about=count)
 
 
 def _read(
-    reader: HistoryReader, start_at: float, until_at: float, oddities: Oddities
+    reader: HistoryReader, start_at: float, since_at: float, until_at: float, oddities: Oddities
 ) -> Generator[TraceJob, None, None]:
     try:
-        for row in reader.jobs(until_at):
+        for row in reader.jobs(until_at, since_at):
             job = _job(row, start_at, oddities)
             if job is not None:
                 yield job

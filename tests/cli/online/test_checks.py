@@ -10,8 +10,10 @@ import pytest
 
 from nodemanager.cli import main
 from nodemanager.cli.online import checks
-from nodemanager.cli.online.checks import Verdict
+from nodemanager.cli.online.clock import compare_clocks
 from nodemanager.cli.prices import PriceComparison, PriceMatch
+from nodemanager.cloud.common.findings import Verdict
+from nodemanager.config.site import load_site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, TypeName
@@ -57,8 +59,8 @@ def test_a_price_that_differs_from_the_list_is_a_warning() -> None:
 def test_the_join_service_is_reached_or_its_address_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        assert checks.check_address(address).verdict is Verdict.OK
-    closed = checks.check_address(address)
+        assert checks.check_address("join service", address, checks.JOIN_REMEDY).verdict is Verdict.OK
+    closed = checks.check_address("join service", address, checks.JOIN_REMEDY)
     assert closed.verdict is Verdict.FAULT
     assert str(closed).startswith(f"fault    join service: {address}: ")
     assert "join-service" in closed.remedy
@@ -78,3 +80,33 @@ def test_an_instance_that_is_not_there_is_a_fault_and_the_exit_status_is_1(
 def test_a_simulated_site_has_nothing_to_ask(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["check", "--online", "--config", str(CONFIG / "embedded.ini")]) == 0
     assert capsys.readouterr().out.count("simulated, so there is none to ask") == 2
+
+
+@pytest.mark.parametrize(
+    ("before_at", "their_at", "after_at", "verdict", "words"),
+    [
+        (1000.2, 1000.0, 1000.4, Verdict.OK, "agrees"),
+        (1000.9, 1000.0, 1029.0, Verdict.OK, "agrees"),  # a slow reply says nothing about the clock
+        (1000.0, 1100.0, 1000.5, Verdict.WARNING, "100 s behind"),
+        (1100.0, 1000.0, 1100.5, Verdict.WARNING, "99 s ahead of"),
+        (1000.0, 2000.0, 1000.5, Verdict.FAULT, "behind"),
+    ],
+)
+def test_the_clock_is_compared_within_what_the_reply_can_tell(
+    before_at: float, their_at: float, after_at: float, verdict: Verdict, words: str
+) -> None:
+    found = compare_clocks(before_at, their_at, after_at)
+    assert found.verdict is verdict
+    assert words in found.text
+    assert bool(found.remedy) is (verdict is not Verdict.OK)
+
+
+def test_slots_without_a_rank_are_named() -> None:
+    site = load_site(LOCAL)
+    whole = {"head", *(slot for node_type in site.node_types for slot in node_type.slots)}
+    assert checks.check_slots(site, whole).verdict is Verdict.OK
+    found = checks.check_slots(site, whole - {"cloud3", "cloud4"})
+    assert (found.verdict, found.text) == (
+        Verdict.FAULT,
+        "the instance has no rank for 2 of the 6: cloud[3-4]",
+    )

@@ -25,6 +25,7 @@ from nodemanager.core.facts import (
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import (
     BootNode,
+    CancelCopy,
     ChangeSlots,
     CordonNode,
     CreateNode,
@@ -35,10 +36,12 @@ from nodemanager.core.orders import (
     HoldJobs,
     KillHousekeeping,
     ListCloud,
+    ReadResult,
     RecordLaunches,
     RefuseSlots,
     ReleaseJobs,
     RequeueJob,
+    StartCopy,
     StopBroker,
     UndrainNode,
     WithDeadline,
@@ -163,7 +166,7 @@ class Loop:
                 self.tell(BrokerStopped(launch_id))
             case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping() | RequeueJob():
                 raise AssertionError(action)
-            case HoldJobs() | ReleaseJobs() | DelegateJob():
+            case HoldJobs() | ReleaseJobs() | DelegateJob() | ReadResult() | StartCopy() | CancelCopy():
                 raise AssertionError(action)
             case _:
                 assert_never(action)

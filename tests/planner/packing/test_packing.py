@@ -14,6 +14,7 @@ from nodemanager.planner.packing.dominated import find_dominated
 from nodemanager.planner.packing.greedy import pack_best_fit, pack_by_patterns
 from nodemanager.planner.packing.packing import fill, pack
 from nodemanager.planner.packing.types import (
+    Effort,
     Item,
     Load,
     Lot,
@@ -51,6 +52,22 @@ def nodes(made: Packed) -> dict[int, int]:
     for load in made.loads:
         counts[load.lot] = counts.get(load.lot, 0) + load.nodes
     return counts
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.data())
+def test_equal_pieces_on_equal_nodes_are_packed_at_the_least_cost_without_effort(
+    counts: list[int], data: st.DataObject
+) -> None:
+    cores, whole = data.draw(st.integers(1, 5)), data.draw(st.booleans())
+    apart = data.draw(st.integers(1, 4)) if len(counts) == 1 else UNBOUNDED
+    items = [an_item(pieces, cores, per_node_max=apart, whole=whole) for pieces in counts]
+    lot = a_lot(
+        data.draw(st.integers(cores, 16)), data.draw(st.integers(1, 50)), count=data.draw(st.integers(1, 60))
+    )
+    fits = [[pieces_on_empty(item, lot) * data.draw(st.booleans())] for item in items]
+    limits = PackingLimits(data.draw(st.integers(0, 80)), data.draw(st.integers(0, 1000)))
+    greedy, best = (pack(items, [lot], fits, limits, Effort(left)) for left in (0, 250_000))
+    assert (sum(greedy.left), total_cost(greedy.loads, [lot])) == (sum(best.left), total_cost(best.loads, [lot]))
 
 
 # --- stories ----------------------------------------------------------------------------------------------

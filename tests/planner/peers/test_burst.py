@@ -12,7 +12,8 @@ import pytest
 from nodemanager.core.elsewhere.peers import PeerOffer
 from nodemanager.core.facts import PeersSeen
 from nodemanager.core.jobs import JobId, JobState
-from nodemanager.core.orders import DelegateJob
+from nodemanager.core.orders import BootNode, DelegateJob
+from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.slots import TypeName
 from tests.builders import WALL_AT, World, a_world, boots, nodes, orders, tasks, whole_nodes
 
@@ -42,9 +43,30 @@ def test_a_peer_that_is_free_now_beats_a_new_node_that_must_boot() -> None:
     assert world.why_job(1) == order.reason
 
 
-def test_own_idle_nodes_come_first() -> None:
+def test_own_idle_nodes_come_first_and_what_was_not_taken_is_named() -> None:
     world = a_world_with(FREE).idle_node("cloud1").job(whole_nodes(1), userid=OWNER)
     assert not sent(world)
+    assert world.plan().bursts.describe_not_taken(JobId(1)) == "b: wait 0 s, 0 an hour"
+
+
+def test_the_reason_of_a_bought_node_names_the_peers_not_taken_with_their_figures() -> None:
+    dear, away = replace(FREE, price_per_core_hour=Decimal("0.3")), PeerOffer("c", "connection refused")
+    world = a_world_with(dear, away).job(tasks(4), userid=OWNER, patience_s=60.0)
+    (bought,) = [it for it in world.plan().actions if isinstance(it, BootNode)]
+    assert str(bought.reason) == (
+        "demand node_type=cloud job_count=1 not_taken=b: wait 0 s, 1.2 an hour; c: connection refused"
+    )
+    assert to_sentence(bought.reason.code, bought.reason.figures) == (
+        "bought for 1 job; not taken: b: wait 0 s, 1.2 an hour; c: connection refused"
+    )
+
+
+def test_a_job_that_waits_for_a_booting_node_has_the_ways_not_taken_beside_its_reason() -> None:
+    world = a_world_with(replace(FREE, waiting=1)).job(whole_nodes(1), userid=OWNER)
+    world.decide()
+    world.wait(1.0)
+    assert world.plan().bursts.describe_not_taken(JobId(1)) == "b: wait unknown, 0 an hour"
+    assert "not_taken" not in world.why_job(1).figures, "it changes all the time, and a memo should not"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -73,6 +74,17 @@ def test_what_is_up_is_filled_before_what_drains_and_that_before_what_comes() ->
     world = a_world().booting_node("cloud1").draining_node("cloud2").idle_node("cloud3")
     world.job(*[whole_nodes(1)] * 4)
     assert [slots(world, job) for job in (1, 2, 3, 4)] == [["cloud3"], ["cloud2"], ["cloud1"], ["cloud4"]]
+
+
+@pytest.mark.parametrize("limits", [{"nodes_max": 2}, {"price_per_hour_max": Decimal("0.5")}])
+def test_booting_nodes_above_a_limit_serve_the_first_jobs(limits: dict[str, Any]) -> None:
+    """A limit that was lowered stops purchases, not the jobs for which nodes boot already."""
+    world = a_world(a_type("cloud", slots=8), **limits)
+    for number in range(1, 6):
+        world.booting_node(f"cloud{number}")
+    world.job(*[whole_nodes(1)] * 6)
+    assert sorted(slots(world, job)[0] for job in range(1, 6)) == [f"cloud{number}" for number in range(1, 6)]
+    assert world.why_job(6).code in ("nodes_max", "price_per_hour_max")
 
 
 def test_the_emptiest_node_is_filled_first_as_the_scheduler_will() -> None:

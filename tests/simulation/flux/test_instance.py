@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nodemanager.core.jobs import All, AnyOf, HasProperty, JobId, JobState, Not, OnHosts, OnRanks, Shape
+from nodemanager.core.jobs import All, AnyOf, HasProperty, JobId, JobResult, JobState, Not, OnHosts, OnRanks, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, Identity, LaunchId, ProviderId
 from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import Rank, SlotName, TypeName
@@ -445,6 +445,9 @@ def test_a_job_that_asked_for_it_runs_once_more_when_its_node_is_lost() -> None:
     instance.world.advance_by(1.0)
     instance.flux.broker_down(SlotName("cloud1"))
     instance.world.advance_by(1.0)
+    assert (instance.flux.result(job), instance.flux.job_state(again)) == (JobResult.FAILED, JobState.DEPEND)
+    instance.flux.start_copy(again)
+    instance.world.advance_by(1.0)
     assert (instance.flux.job_state(job), instance.flux.job_state(again)) == (None, JobState.RUN)
     (submitted,) = [event for event in instance.events if event.job_id == again and event.name == "submit"]
     assert submitted.jobspec is not None
@@ -460,22 +463,27 @@ def test_one_that_ends_well_does_not_run_again() -> None:
     instance.world.advance_by(1.0)
     again = instance.flux.requeue(job)
     instance.world.advance_by(10.0)
+    assert instance.flux.result(job) is JobResult.COMPLETED
+    assert instance.flux.active_jobs() == (again,)
+    instance.flux.cancel_copy(again, "not needed")
     assert instance.flux.active_jobs() == ()
-    assert [event.context["type"] for event in instance.events if event.name == "exception"] == ["dependency"]
+    assert [event.context["note"] for event in instance.events if event.name == "exception"] == ["not needed"]
     assert not any(event.name == "alloc" for event in instance.events if event.job_id == again)
 
 
-def test_one_that_has_failed_meanwhile_runs_again_at_once_and_one_that_ended_well_is_refused() -> None:
+def test_one_that_has_ended_meanwhile_can_be_submitted_again_and_one_that_did_not_ask_is_refused() -> None:
     instance = Instance("cloud1", "cloud2")
-    lost, well = (instance.flux.submit(NODE, run_s=run_s, requeue=True) for run_s in (50.0, 1.0))
+    lost = instance.flux.submit(NODE, run_s=50.0, requeue=True)
+    other = instance.flux.submit(NODE, run_s=1.0)
     instance.world.advance_by(5.0)
     instance.flux.broker_down(SlotName("cloud1"))
     instance.world.advance_by(1.0)
     again = instance.flux.requeue(lost)
+    instance.flux.start_copy(again)
     instance.world.advance_by(1.0)
     assert instance.flux.job_state(again) is JobState.RUN
-    with pytest.raises(FluxError, match="has succeeded"):
-        instance.flux.requeue(well)
+    with pytest.raises(FluxError, match="does not ask for it"):
+        instance.flux.requeue(other)
 
 
 def test_housekeeping_may_survive_sigkill() -> None:

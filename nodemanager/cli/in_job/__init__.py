@@ -1,0 +1,1 @@
+"""The verbs that jobs, or the scripts that run after them, use."""

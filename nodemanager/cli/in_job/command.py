@@ -1,0 +1,39 @@
+"""The verbs that jobs, or the scripts that run after them, use: they need an instance, and no site file."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+
+from nodemanager.core.jobs import JobId
+from nodemanager.core.notation import NotationError, escape_unprintable, parse_job_id
+from nodemanager.core.ports import FluxError
+from nodemanager.flux.bindings import BindingsMissing, connection
+from nodemanager.flux.in_job.data_safe import CannotSay, say_data_safe
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE (sysexits.h)
+CALL_WITHIN_S = 30.0
+
+
+def data_safe(chosen: Namespace) -> int:
+    """Say that the data of a job was copied off its nodes, and return the exit status."""
+    try:
+        job = JobId(parse_job_id(chosen.job))
+    except NotationError as error:
+        return _fail(f"JOBID: {error}", EXIT_USAGE)
+    try:
+        with connection(chosen.uri) as handle:
+            print(say_data_safe(handle, job, chosen.ranks, timeout_s=CALL_WITHIN_S))
+    except CannotSay as error:
+        return _fail(str(error), EXIT_FAILED)
+    except (BindingsMissing, FluxError) as error:
+        return _fail(str(error), EXIT_UNAVAILABLE)
+    return EXIT_OK
+
+
+def _fail(text: str, status: int) -> int:
+    print(escape_unprintable(text), file=sys.stderr)
+    return status

@@ -1,0 +1,153 @@
+"""``init --provider``: survey the account, ask what the options leave open, and write the site file."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from nodemanager.cli.new_site.accounts import ACCOUNTS
+from nodemanager.cli.new_site.questions import Questions
+from nodemanager.cli.new_site.site_text import SiteChoices, site_text
+from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
+from nodemanager.config.site import ConfigError, load_site
+from nodemanager.config.text.ini import nearest_name
+from nodemanager.core.notation import format_bytes
+
+DEFAULT_FILE = "site.ini"
+DEFAULT_CLUSTER = "lab"
+NO_IMAGE = OfferedImage("ami-00000000", "", architecture="x86_64")  # valid in a site, and no account has it
+_SITE_MODE = 0o600
+
+
+class NewSiteError(Exception):
+    """No site file was written. The message says why."""
+
+
+def write_new_site(
+    chosen: argparse.Namespace,
+    questions: Questions,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+) -> None:
+    """Write the site file and what belongs to it. Raises ``Unanswered``, ``NewSiteError`` and ``CloudError``."""
+    file = Path(chosen.output or DEFAULT_FILE).absolute()
+    for path in (file, file.with_suffix(".policy.json")):
+        if path.exists():
+            raise NewSiteError(f"{path} exists, and nothing is overwritten: name another file with --output")
+    if not file.parent.is_dir():
+        raise NewSiteError(f"{file.parent} is no folder: create it, or name another file with --output")
+    account = ACCOUNTS[chosen.provider](chosen, questions, environment)
+    survey = account.survey()
+    image = _choose_image(survey, chosen.image, questions)
+    network = _choose_network(survey, chosen.network, questions)
+    sizes = _choose_sizes(survey, image, chosen.size, questions)
+    address = questions.choose("address of rank 0", "--head-address", chosen.head_address, [(own_address(), "")])
+    cluster = chosen.cluster or DEFAULT_CLUSTER
+    choices = SiteChoices(
+        chosen.provider,
+        cluster,
+        address,
+        image,
+        sizes,
+        account.cloud_keys(image, network),
+        account.credentials(),
+        account.price_source,
+    )
+    _write(file, site_text(survey, choices))
+    say(f"Written: {file}, which observes and buys nothing.")
+    for line in account.write_beside(file, cluster):
+        say(line)
+    say("Nodes must reach rank 0 and the join service. A security group of their own, which both sides need:")
+    for command in account.network_commands(cluster, network):
+        say(f"  {command}")
+    for line in _next_steps(file, choices):
+        say(line)
+
+
+def _choose_image(survey: Survey, given: str | None, questions: Questions) -> OfferedImage:
+    by_name = {**{image.name: image for image in survey.images}, **{image.id: image for image in survey.images}}
+    if given is None and not survey.images and not questions.can_ask:
+        return NO_IMAGE
+    offered = [(image.id, f"{image.name} {image.created[:10]}".strip()) for image in survey.images]
+    answer = questions.choose("image", "--image", given, offered)
+    return by_name.get(answer, OfferedImage(answer, ""))
+
+
+def _choose_network(survey: Survey, given: str | None, questions: Questions) -> OfferedNetwork:
+    by_name = {**{it.name: it for it in survey.networks}, **{it.id: it for it in survey.networks}}
+    if given is not None and given not in by_name:
+        known = ", ".join(it.id for it in survey.networks) or "none"
+        raise NewSiteError(f"--network {given}: there is no such network. The account has {known}")
+    if not survey.networks:
+        return OfferedNetwork("")
+    offered = [(it.id, it.name or ", ".join(zone for zone, _ in it.subnets)) for it in survey.networks]
+    answer = questions.choose("network", "--network", given, offered)
+    if answer not in by_name:
+        raise NewSiteError(f"there is no network {answer}")
+    return by_name[answer]
+
+
+def _choose_sizes(
+    survey: Survey, image: OfferedImage, given: Sequence[str] | None, questions: Questions
+) -> list[OfferedSize]:
+    fitting = [size for size in survey.sizes if size.runs(image)]
+    by_name = {size.name: size for size in survey.sizes}
+    names: Sequence[str] = given or ()
+    if not names:
+        usual = [size.name for size in typical_sizes(fitting)]
+        if not usual:
+            raise NewSiteError(
+                "the account offers no size on which the image runs: choose others by --image, --size"
+            )
+        shown = [(", ".join(usual), "; ".join(_describe(by_name[name]) for name in usual))]
+        names = [name.strip() for name in questions.choose("sizes", "--size", None, shown).split(",")]
+    for name in names:
+        if name not in by_name:
+            nearest = nearest_name(name, by_name)
+            hint = f": did you mean {nearest}?" if nearest else ""
+            raise NewSiteError(f"--size {name}: {survey.region or 'the region'} offers no such size{hint}")
+        if not by_name[name].runs(image):
+            raise NewSiteError(
+                f"--size {name}: it cannot boot {image.id}, whose architecture is {image.architecture}"
+            )
+    return [by_name[name] for name in dict.fromkeys(names)]
+
+
+def _describe(size: OfferedSize) -> str:
+    price = f", {size.price_per_hour} per hour" if size.price_per_hour is not None else ""
+    return f"{size.cores} cores, {format_bytes(size.memory_bytes)}{price}"
+
+
+def own_address() -> str:
+    """The address that this machine's packets leave from; the loopback's if there is no network."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of RFC 5737. Connecting UDP sends nothing
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _write(file: Path, text: str) -> None:
+    with file.open("x", encoding="utf-8") as written:
+        file.chmod(_SITE_MODE)
+        written.write(text)
+
+
+def _next_steps(file: Path, choices: SiteChoices) -> Iterator[str]:
+    try:
+        load_site(file)
+    except ConfigError as error:
+        yield "Complete the site file:"
+        yield from (f"  {fault}" for fault in error.faults)
+    if choices.image is NO_IMAGE:
+        yield f"The account has no image of its own: build one, and replace {NO_IMAGE.id} in the site file."
+    site = shlex.quote(str(file))
+    yield "Then:"
+    yield f"  flux-node-manager check --online --config {site}"
+    yield f"  flux-node-manager cloud-test --config {site}"
+    yield f"  flux-node-manager init --config {site} --output {choices.state_dir}/flux"

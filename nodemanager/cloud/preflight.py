@@ -1,0 +1,120 @@
+"""Asks an account whether it would give the site its nodes. Nothing is created or changed."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nodemanager.cloud.common.findings import Finding, Verdict
+from nodemanager.config.site import Provider, Site
+from nodemanager.core.nodes import FailureKind, Launch, LaunchId
+from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.slots import NodeType, Rank, SlotName
+
+if TYPE_CHECKING:
+    from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.openstack.port import OpenStackCloud
+
+_PERMISSIONS = "Give the manager the privileges of the page of its cloud (doc/clouds.md)"
+_REMEDIES = {
+    FailureKind.CREDENTIALS: _PERMISSIONS,
+    FailureKind.QUOTA: "Ask the provider for more, or lower nodes_max",
+    FailureKind.CAPACITY: "The manager tries again later, and uses other types meanwhile",
+    FailureKind.THROTTLED: "Try again in a minute",
+    FailureKind.TRANSIENT: "Try again. If it stays so, look at the provider's status page",
+}
+_REMEDY_OF_SITE = "Correct it in [Cloud] or in the [Node NAME]"
+_NO_FAULT = frozenset({FailureKind.CAPACITY, FailureKind.THROTTLED, FailureKind.TRANSIENT})
+
+
+def check_creates(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:
+    """Check images, sizes, networks, permissions and quotas, as far as the provider answers without a create."""
+    match site.cloud.provider:
+        case Provider.EC2:
+            yield from _check_ec2(site, user_data, clock)
+        case Provider.OPENSTACK:
+            yield from _check_openstack(site, user_data, clock)
+        case Provider.GCE | Provider.AZURE:
+            text = "images, sizes, permissions and quotas cannot be checked without a create"
+            yield Finding("nodes", Verdict.WARNING, text, "Run flux-node-manager cloud-test")
+        case _:
+            return
+
+
+def _check_ec2(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:
+    from nodemanager.cloud.ec2.from_site import ec2_cloud  # noqa: PLC0415
+
+    port = ec2_cloud(site, user_data, clock)
+    try:
+        port.check_reads()
+    except CloudError as error:
+        yield _refused("permissions", error)
+    else:
+        yield Finding("permissions", Verdict.OK, "to list nodes, their health, volumes, interfaces and addresses")
+    for node_type in site.node_types:
+        subject = f"nodes of {node_type.name}"
+        try:
+            for size in node_type.by_size():
+                port.dry_run(_launch_of(size, clock), size)
+        except CloudError as error:
+            yield _refused(subject, error)
+            continue
+        sizes = ", ".join(dict.fromkeys(size.size for size in node_type.by_size()))
+        yield Finding(subject, Verdict.OK, f"EC2 would create {sizes} from {node_type.image} (a dry run)")
+    text = f"EC2 does not tell them; {_most_cores(site)} cores may run at once by nodes_max"
+    yield Finding("quotas", Verdict.OK, text, "Compare that with Service Quotas, which counts virtual CPUs")
+
+
+def _check_openstack(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:
+    from nodemanager.cloud.openstack.from_site import openstack_cloud  # noqa: PLC0415
+
+    port = openstack_cloud(site, user_data, clock)
+    for node_type in site.node_types:
+        subject = f"nodes of {node_type.name}"
+        try:
+            for size in node_type.by_size():
+                port.look_up(_launch_of(size, clock), size)
+        except CloudError as error:
+            yield _refused(subject, error)
+        else:
+            text = f"flavor {node_type.size}, image {node_type.image} and the network exist"
+            yield Finding(subject, Verdict.OK, text)
+    yield _check_limits(site, port)
+
+
+def _check_limits(site: Site, port: OpenStackCloud) -> Finding:
+    """Compare the project's limits with what all the nodes need. -1 means no limit."""
+    try:
+        limits = port.limits()
+    except CloudError as error:
+        return _refused("quotas", error)
+    short = []
+    for what, limit, used, needed in (
+        ("servers", "maxTotalInstances", "totalInstancesUsed", site.limits.nodes_max),
+        ("cores", "maxTotalCores", "totalCoresUsed", _most_cores(site)),
+    ):
+        most, now = limits.get(limit), limits.get(used)
+        if isinstance(most, int) and isinstance(now, int) and 0 <= most < now + needed:
+            short.append(f"{needed} {what} may be needed, and {max(0, most - now)} of {most} are free")
+    if short:
+        return Finding("quotas", Verdict.WARNING, "; ".join(short), _REMEDIES[FailureKind.QUOTA])
+    return Finding("quotas", Verdict.OK, f"there is room for {site.limits.nodes_max} servers of these types")
+
+
+def _most_cores(site: Site) -> int:
+    """The cores of the ``nodes_max`` slots that have most of them."""
+    cores = sorted((node_type.cores for node_type in site.node_types for _ in node_type.slots), reverse=True)
+    return sum(cores[: site.limits.nodes_max])
+
+
+def _launch_of(node_type: NodeType, clock: Clock) -> Launch:
+    """A launch that is never created, in the first zone of the type."""
+    name = f"check-{uuid.uuid4().hex[:12]}"
+    zone = node_type.zones[0] if node_type.zones else ""
+    return Launch(LaunchId(name), SlotName(name), Rank(0), node_type.name, name, clock.wall_at(), zone)
+
+
+def _refused(subject: str, error: CloudError) -> Finding:
+    verdict = Verdict.WARNING if error.kind in _NO_FAULT else Verdict.FAULT
+    return Finding(subject, verdict, error.detail, _REMEDIES.get(error.kind, _REMEDY_OF_SITE))

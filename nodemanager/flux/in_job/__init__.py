@@ -1,0 +1,1 @@
+"""What jobs, or the scripts that run after them, say to the node manager through Flux."""
