@@ -61,11 +61,10 @@ def bound(
     for _ in range(rounds):
         value, worth = program.solve()
         new = _quick(sacks, worth, lots, columns)
-        if new:
+        out_of_time = time.process_time() > end_s
+        if new and not out_of_time:
             program.add(new)
             continue
-        if time.process_time() > end_s and least:
-            break
         ratio = 1.0
         for lot in lots_used:
             pattern, most = _knapsack(items, lots[lot], lot, fits, worth)
@@ -77,8 +76,8 @@ def bound(
             closed = True
             break
         program.add(new)
-        if value <= least * (1 + CLOSE):
-            closed = True
+        if value <= least * (1 + CLOSE) or out_of_time:
+            closed = value <= least * (1 + CLOSE)
             break
     best = program.solve_whole(mip_s) if mip_s else float("inf")
     return Bound(least, best, closed)
