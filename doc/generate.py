@@ -238,6 +238,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "steer the service then do not work.",
         "token_file": "The file with the token that steering requires. If it is missing, the service creates it, "
         "readable only by its owner. Relative to the site file's folder. Default: `token` in `state_dir`.",
+        "tokens_file": "A file with a token for each operator of a team, one `NAME ROLE TOKEN` a line "
+        "([operating.md](operating.md#a-team-of-operators)). Only its owner may read it. Relative to the site "
+        "file's folder. `reload` reads it again.",
         "hosts": "Additional names by which clients may call the service over TCP. `localhost` and the address it "
         "listens on are always allowed. Requests for other hosts are refused.",
         "jobs_shown_to": "Who sees the list of jobs and the reason why each waits. `owner`: users of the socket "

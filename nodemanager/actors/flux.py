@@ -123,7 +123,7 @@ class FluxWorker(CrashOnlyActor):
             wish = self._port.slots_wish() if self._acts else None
             jobs_ended = self._port.jobs_ended()
             took_s = self._clock.monotonic_s() - started_s
-            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended, took_s))
+            self._manager.tell(RanksSeen(started_s, ranks, wish, jobs_ended, took_s, self._port.node_order()))
             # Last, because this call asks the nodes themselves, and some of them may hang.
             if self._acts and (hardware := self._port.read_hardware()):
                 self._manager.tell(RanksMeasured(hardware))

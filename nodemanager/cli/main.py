@@ -183,7 +183,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
             f" {site.limits.nodes_max} nodes can never run"
         )
     undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
-    if faults := (*_ensemble_faults(site), *_grpc_faults(site), *undelegated):
+    if faults := (*_ensemble_faults(site), *_grpc_faults(site), *_token_faults(site), *undelegated):
         print(*faults, sep="\n", file=sys.stderr)
         return EXIT_CONFIG
     print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
@@ -245,6 +245,18 @@ def _grpc_faults(site: Site) -> list[str]:
         load_grpc()
     except GrpcMissing as error:
         return [f"{site.path}: [Web] grpc_listen: {error}"]
+    return []
+
+
+def _token_faults(site: Site) -> list[str]:
+    if site.web.tokens_file is None:
+        return []
+    from nodemanager.web.state.token import TokenError, read_named_tokens
+
+    try:
+        read_named_tokens(site.web.tokens_file)
+    except TokenError as error:
+        return [f"[Web] tokens_file: {line}" for line in str(error).splitlines()]
     return []
 
 

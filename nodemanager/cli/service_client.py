@@ -15,11 +15,12 @@ from urllib.parse import quote, urlencode
 
 from nodemanager.config.site import Site
 from nodemanager.web.listen import ListenAddress, TcpAddress, UnixSocket, listen_addresses
-from nodemanager.web.token import TokenError, read_token
+from nodemanager.web.state.token import TokenError, read_token
 
 TIMEOUT_S = 30.0
 STATUS_WITHIN_S = 5.0  # it is ready at any time
 SILENCE_MAX_S = 60.0  # of a stream, on which the service sends a comment every 15 s
+TOKEN_FILE_VARIABLE = "FLUX_NODE_MANAGER_TOKEN_FILE"  # noqa: S105 - the path of an operator's own token
 LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - a service that listens on all addresses
 
 
@@ -165,17 +166,22 @@ def _refusal(response: http.client.HTTPResponse) -> Exception:
         why = str(json.loads(text)["error"])
     except (ValueError, KeyError, TypeError):
         why = text.strip() or response.reason
-    return NotAllowed(why) if response.status == http.client.UNAUTHORIZED else RequestDeclined(why)
+    not_allowed = response.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN)
+    return NotAllowed(why) if not_allowed else RequestDeclined(why)
 
 
 def make_client(site: Site) -> Client:
-    """Make the client of a site's service. Raises ``ServiceUnreachable`` if the service does not listen."""
+    """Make the client of a site's service. Raises ``ServiceUnreachable`` if the service does not listen.
+
+    It shows the owner's token, or the one in the file that ``FLUX_NODE_MANAGER_TOKEN_FILE`` names.
+    """
     places = listen_addresses(site.web.listen, site.state_dir)
     if not places:
         raise ServiceUnreachable(f"{site.path}: [Web] listen = off: the service cannot be asked")
     # Other users can block a TCP address, but not the owner's socket.
     usable = (it for it in places if isinstance(it, UnixSocket) and os.access(it.path, os.W_OK))
-    return Client(next(usable, places[-1]), site.web.token_file)
+    own = os.environ.get(TOKEN_FILE_VARIABLE)
+    return Client(next(usable, places[-1]), Path(own) if own else site.web.token_file)
 
 
 def quote_segment(text: str) -> str:

@@ -134,7 +134,7 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
     del site
     kind, name = chosen.kind, chosen.name
     # "2h ago" is by the service's clock, because a simulated service has its own.
-    at = parse_moment(chosen.at, lambda: client.status()["at"]) if chosen.at is not None else None
+    at = parse_moment(chosen.at, "--at", lambda span_s: client.status()["at"] - span_s) if chosen.at else None
     document = client.get(f"/explain/{kind}/{quote_segment(name)}", at=at)
     if kind == "job" and not chosen.json and shows_unicode_ids():
         document = {**document, "subject": unicode_id(document["subject"])}
@@ -219,33 +219,38 @@ def retire(client: Client, site: Site, chosen: Namespace, console: Console) -> N
         _steer_node("replace", "will be replaced when its turn comes", client, site, chosen, console)
         return
     path = f"/replace-all/{quote_segment(chosen.type)}" if chosen.type else "/replace-all"
-    document = client.post(path, {"by": _user_name()})
+    document = client.post(path, _order(client, chosen))
     _show_done(document, f"{len(document['nodes'])} nodes will be replaced in turns", chosen, console)
 
 
 def pause(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Pause all decisions until you resume them. Existing nodes still cost money."""
     del site
-    _show_done(client.post("/pause", {"by": _user_name()}), "paused", chosen, console)
+    _show_done(client.post("/pause", _order(client, chosen)), "paused", chosen, console)
 
 
 def resume(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Resume decisions after a pause."""
     del site
-    _show_done(client.post("/resume", {"by": _user_name()}), "resumed", chosen, console)
+    _show_done(client.post("/resume", _order(client, chosen)), "resumed", chosen, console)
 
 
 def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Reload the site in the running service. A site with a fault changes nothing."""
     del site
-    _show(client.post("/reload", b""), chosen, console, lambda document: f"reloaded {document['path']}")
+    _show(
+        client.post("/reload", _order(client, chosen)),
+        chosen,
+        console,
+        lambda document: f"reloaded {document['path']}",
+    )
 
 
 def _steer_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     del site
     name = chosen.node
     _show_done(
-        client.post(f"/{verb}/{quote_segment(name)}", {"by": _user_name()}), f"{name} {done}", chosen, console
+        client.post(f"/{verb}/{quote_segment(name)}", _order(client, chosen)), f"{name} {done}", chosen, console
     )
 
 
@@ -258,6 +263,17 @@ def _waits_for(document: Mapping[str, Any]) -> str:
     return f". Not yet: {document['waits_for']}" if document.get("waits_for") else ""
 
 
+def _order(client: Client, chosen: Namespace) -> dict[str, object]:
+    """The body of a request that steers: who asks, and the verb's --reason and --until if it has them."""
+    order: dict[str, object] = {"by": _user_name()}
+    if why := getattr(chosen, "reason", None):
+        order["reason"] = why
+    if until := getattr(chosen, "until", None):
+        # "8h" is by the service's clock, because a simulated service has its own.
+        order["until_at"] = parse_moment(until, "--until", lambda span_s: client.status()["at"] + span_s)
+    return order
+
+
 def _user_name() -> str:
     try:
         return getpass.getuser()
@@ -265,10 +281,11 @@ def _user_name() -> str:
         return "operator"
 
 
-def parse_moment(text: str, now_at: Callable[[], float]) -> float:
-    """Parse a past time: ISO 8601 (local time by default), seconds since the epoch, or "2h" for two hours ago.
+def parse_moment(text: str, option: str, moved_by: Callable[[float], float]) -> float:
+    """Parse a time: ISO 8601 (local time by default), seconds since the epoch, or a span such as "2h" from now.
 
-    Returns seconds since the epoch. ``now_at`` is called only if needed. Raises ``UsageError``.
+    Returns seconds since the epoch. ``moved_by`` gives the moment that lies a span in seconds from now. It is
+    called only if needed. Raises ``UsageError``.
     """
     try:
         return datetime.fromisoformat(text).timestamp()
@@ -283,5 +300,5 @@ def parse_moment(text: str, now_at: Callable[[], float]) -> float:
     try:
         span_s = parse_fsd(text)
     except NotationError as error:
-        raise UsageError(f'--at: "2026-11-21T14:00" or "2h" (ago) is needed, not "{text}"') from error
-    return now_at() - span_s
+        raise UsageError(f'{option}: "2026-11-21T14:00" or "2h" is needed, not "{text}"') from error
+    return moved_by(span_s)

@@ -459,6 +459,9 @@ def event(document: Mapping[str, Any]) -> Text:
         text.append(f"  {document['figures']['detail']}", style="dim")
     elif document["figures"].get("story"):
         text.append(f"  was {document['figures'].get('was', '')}", style="dim")
+    elif by := document["figures"].get("by"):
+        words = document["figures"].get("why")
+        text.append(f"  by {by}{f': {words}' if words else ''}", style="dim")
     return text
 
 

@@ -17,6 +17,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "schedules": None,
     "policy": None,
     "timing": None,
+    "web": frozenset({"tokens_file"}),  # the file is read again at each reload
     # Each create names its image, and no existing node depends on it.
     "cloud": frozenset({"creates_per_s", "creates_burst", "image", "price_list"}),
     "nodes": frozenset(

@@ -512,6 +512,7 @@ class _SiteLoader:
             update={
                 "listen": listen,
                 "token_file": _absolute(folder / web.token_file),
+                "tokens_file": _absolute(self._folder / web.tokens_file) if web.tokens_file else None,
                 "grpc_material": _absolute(material / web.grpc_material),
             }
         )

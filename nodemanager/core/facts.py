@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nodemanager.core.elsewhere.peers import PeerOffer
-from nodemanager.core.jobs import Job, JobId, JobResult, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobResult, NodeOrder, UnreadableJob
 from nodemanager.core.nodes import (
     CloudNode,
     FailureKind,
@@ -67,6 +67,7 @@ class RanksSeen:
     """All ranks but the leader, from one look, and an unanswered wish to change the slots' types, if there is one.
 
     ``jobs_ended``: how many ended jobs the instance remembers. ``took_s``: how long the look took.
+    ``node_order``: which node the scheduler gives to a job; None if that is not known.
     ``previous``: if given, ``ranks`` holds only the ranks that differ from this mapping.
     """
 
@@ -75,6 +76,7 @@ class RanksSeen:
     wish: SlotsWish | None = None
     jobs_ended: int = 0
     took_s: float = 0.0
+    node_order: NodeOrder | None = None
     previous: Mapping[Rank, FluxRank] | None = None
 
 
@@ -301,6 +303,7 @@ class NodeReleased:
     """An operator withdrew the node's hold, retirement or replacement."""
 
     launch: LaunchId
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +316,8 @@ class DecisionsPaused:
 @dataclass(frozen=True, slots=True)
 class DecisionsResumed:
     """An operator resumed the decisions."""
+
+    by: str = ""
 
 
 # --- from the cloud ---------------------------------------------------------------------------------------

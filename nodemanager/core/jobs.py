@@ -207,6 +207,16 @@ class QueuePolicy(StrEnum):
     BACKFILL = "backfill"  # jobs behind it may start first: Fluxion, by its own queue policies
 
 
+class NodeOrder(StrEnum):
+    """Which node the scheduler gives to a job, of those that are free for it."""
+
+    MOST_FREE = "most-free"  # sched-simple, and Fluxion's ``high``
+    EMPTY_FIRST = "empty-first"  # Fluxion's ``first``: empty nodes, then the most free; the last rank first
+    LEAST_USED = "least-used"  # Fluxion's ``low``
+    LOWEST = "lowest"  # Fluxion's ``lonode``: the lowest number in the host name
+    HIGHEST = "highest"  # Fluxion's ``hinode``
+
+
 class PackingPolicy(StrEnum):
     """The rule by which jobs share a node that is bought for them."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from nodemanager.core.facts import CloudChanged, JoinFact, QueueProbed, QueueSeen, RanksChanged
-from nodemanager.core.jobs import JobId, JobResult
+from nodemanager.core.jobs import JobId, JobResult, NodeOrder
 from nodemanager.core.nodes import (
     CloudNode,
     FailureKind,
@@ -227,6 +227,10 @@ class FluxPort(Protocol):
         Ranks of the types that wait for data show which jobs ended there, since the lease on record began, whose
         data nobody has called safe. The end of a job may show a moment after its resources are free.
         """
+        ...
+
+    def node_order(self) -> NodeOrder | None:
+        """Which node the scheduler gives to a job, as of the last look; None if that is not known."""
         ...
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:

@@ -133,6 +133,7 @@ class Figures(TypedDict, total=False):
     stale_after_s: float
     stop_lead_s: float
     told_s: float
+    until_at: float
     until_s: float
     waited_s: float
     window_left_s: float
@@ -156,7 +157,7 @@ class Code(StrEnum):
     NOT_THE_ACTOR = "not_the_actor", "why"
     NOT_SEEN_YET = "not_seen_yet", "source failure"
     STALE = "stale", "source age_s stale_after_s failure"
-    PAUSED = "paused", "by since_at"
+    PAUSED = "paused", "by since_at", "why until_at"
     INSTANCE_DIFFERS = "instance_differs", "why missing otherwise slots"
     SAFE_MODE = "safe_mode", "why ends", "lists lists_max unready node_count unready_max until_s"
     # a job waits
@@ -298,7 +299,7 @@ class Code(StrEnum):
     PREPAID = "prepaid", "node_type prepaid"
     DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
     HELD_BY_DRAIN = "held_by_drain", "drain_reason"
-    HELD_BY_OPERATOR = "held_by_operator", "by since_at"
+    HELD_BY_OPERATOR = "held_by_operator", "by since_at", "why until_at"
     HELD_FOR_DATA = "held_for_data", "jobs lasts_s"
     RELEASED_BY_OPERATOR = "released_by_operator"
     MAY_REJOIN = "may_rejoin", "away_s"
@@ -311,7 +312,7 @@ class Code(StrEnum):
     # a node is replaced
     TOO_OLD = "too_old", "age_s max_age_s"
     DRIFTED = "drifted", "node_type changed"
-    REPLACED_BY_OPERATOR = "replaced_by_operator", "by since_at"
+    REPLACED_BY_OPERATOR = "replaced_by_operator", "by since_at", "why until_at"
     REPLACES = "replaces", "node why"
     REPLACED_FIRST = "replaced_first", "why node_type"
     WAITS_FOR_JOBS_TO_START = "waits_for_jobs_to_start", "why jobs"
@@ -324,7 +325,7 @@ class Code(StrEnum):
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
     MAKES_ROOM = "makes_room", "job"
     ABOVE_NODES_MAX = "above_nodes_max", "node_count nodes_max"
-    RETIRED_BY_OPERATOR = "retired_by_operator", "by since_at"
+    RETIRED_BY_OPERATOR = "retired_by_operator", "by since_at", "why until_at"
     NEVER_JOINED = "never_joined", "waited_s boot_timeout_s", "phase detail"
     FAILED_AT_PROVIDER = "failed_at_provider", "detail"
     JOIN_FAILED = "join_failed", "detail"

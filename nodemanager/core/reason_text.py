@@ -85,9 +85,7 @@ def to_sentence(code: str, figures: Mapping[str, Figure]) -> str:
     shown = {name: _format_figure(name, value) for name, value in figures.items()}
     template = SENTENCES.get(code)
     if template is not None:
-        figure, ending = ENDINGS.get(code, ("", ""))
-        if shown.get(figure):
-            template += ending
+        template += "".join(ending for figure, ending in ENDINGS.get(code, ()) if shown.get(figure))
         try:
             sentence = template.format_map(shown).removesuffix(": ")  # some have no text
             return _ONE_OF_MANY.sub(lambda found: f"1{found[1]} {found[2]}", sentence)
@@ -353,7 +351,12 @@ SENTENCES: Mapping[str, str] = {
     Code.ENSEMBLE_BUDGET_SPENT: "its nodes have cost {spent} today (UTC), and its per_day = {budget}",
 }
 # Added to the sentence if the reason has this figure.
-ENDINGS: Mapping[str, tuple[str, str]] = {
-    Code.NO_FREE_SLOT: ("jobs", "; waits for jobs {jobs}"),
-    Code.DEMAND: ("not_taken", "; not taken: {not_taken}"),
+_OPERATOR = (("until_at", ", until {until_at}"), ("why", ": {why}"))
+ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    Code.NO_FREE_SLOT: (("jobs", "; waits for jobs {jobs}"),),
+    Code.DEMAND: (("not_taken", "; not taken: {not_taken}"),),
+    Code.PAUSED: _OPERATOR,
+    Code.HELD_BY_OPERATOR: _OPERATOR,
+    Code.RETIRED_BY_OPERATOR: _OPERATOR,
+    Code.REPLACED_BY_OPERATOR: _OPERATOR,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from math import inf
 from types import MappingProxyType
 
 from nodemanager.core.nodes import LaunchId
@@ -12,10 +13,19 @@ from nodemanager.core.nodes import LaunchId
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The operator who set something, and when."""
+    """The operator who set something, and when.
+
+    ``why``: in the operator's words, or "". ``until_at``: it lapses then (wall clock); None if it lasts.
+    """
 
     by: str
     at: float
+    why: str = ""
+    until_at: float | None = None
+
+    def says_as(self, other: Mark | None) -> bool:
+        """Whether the other mark gives the same reason and end, so that this one adds nothing."""
+        return other is not None and (other.why, other.until_at) == (self.why, self.until_at)
 
 
 def _no_marks() -> Mapping[LaunchId, Mark]:
@@ -39,6 +49,12 @@ class Steering:
     def launches(self) -> Mapping[LaunchId, Mark]:
         """All launches for which something is set."""
         return {**self.holds, **self.retirements, **self.replacements}
+
+    @property
+    def lapses_at(self) -> float:
+        """When the first of the settings lapses (wall clock); infinite if none does."""
+        marks = (*self.holds.values(), *self.retirements.values(), *self.replacements.values(), self.paused)
+        return min((mark.until_at for mark in marks if mark and mark.until_at is not None), default=inf)
 
     def blocks_work_on(self, launch: LaunchId) -> bool:
         """Whether an operator's hold or retirement keeps work off the node."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nodemanager.core.jobs import NodeOrder
 from nodemanager.flux.parse.json_fields import list_at, object_at
 
 QMANAGER = "sched-fluxion-qmanager"
@@ -17,6 +18,16 @@ PARAMS = "sched-fluxion-resource.params"
 _DEFAULT_POLICY = "fcfs"  # Fluxion also uses it for a policy that it does not know
 _WAITING_POLICIES = ("easy", "hybrid", "conservative")
 _DEFAULT_QUEUE = "default"  # the queue of an instance that configures none
+
+
+_ORDER_OF_POLICY = {
+    "first": NodeOrder.EMPTY_FIRST,
+    "firstnode": NodeOrder.EMPTY_FIRST,  # of firstnodex
+    "high": NodeOrder.MOST_FREE,
+    "low": NodeOrder.LEAST_USED,
+    "lonode": NodeOrder.LOWEST,
+    "hinode": NodeOrder.HIGHEST,
+}
 
 
 def queues_that_deny(module_list: object, config: object) -> tuple[str, ...]:
@@ -51,3 +62,8 @@ def match_policy(params: object) -> str:
 def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = tables.get(name)
     return table if isinstance(table, dict) else {}
+
+
+def node_order_of(policy: str) -> NodeOrder | None:
+    """Which node Fluxion gives to a job with this match policy; None if the planner does not model it."""
+    return _ORDER_OF_POLICY.get(policy.removesuffix("x") if policy.endswith("nodex") else policy)

@@ -21,7 +21,7 @@ import structlog
 
 from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, read_slot_types
 from nodemanager.core.drains import is_drain_by_flux, is_our_drain
-from nodemanager.core.jobs import JobId, JobResult
+from nodemanager.core.jobs import JobId, JobResult, NodeOrder
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import format_job_id, parse_idset
 from nodemanager.core.ports import FluxError, NotRequeued, NotTheActor
@@ -41,7 +41,7 @@ from nodemanager.flux.bindings import (
 )
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
-from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, queues_that_deny
+from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, node_order_of, queues_that_deny
 from nodemanager.flux.parse.job_end import read_job_end
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
@@ -105,6 +105,7 @@ class RealFluxPort:
         self._unsafe = UnsafeJobs(types, others) if types else None
         self._ended_known_until_at = 0.0
         self._knows_data = False  # whether what ran before the present leases was left out
+        self._node_order: NodeOrder | None = None
         self._log: Any = structlog.get_logger()
 
     def close(self) -> None:
@@ -139,16 +140,7 @@ class RealFluxPort:
         has_gpus = any(node_type.gpus for node_type in self._node_types)
         if ours is not None and ours < GPUS_IN_SCHED_SIMPLE and has_gpus and "sched-simple" in str(modules):
             self._log.warning("scheduler_knows_no_gpus", what_to_do=no_gpus_text(ours))
-        if is_loaded(modules):
-            try:
-                policy = match_policy(self._ask(PARAMS))
-            except CallFailed as failure:
-                policy = f"unknown: {failure.text}"
-            self._log.info(
-                "fluxion_places_otherwise",
-                match_policy=policy,
-                what="nodes are planned as if sched-simple placed the jobs; Fluxion may use other nodes for them",
-            )
+        self._node_order = self._read_node_order() if is_loaded(modules) else NodeOrder.MOST_FREE
         if queues:
             self._log.warning(
                 "fluxion_denies_jobs",
@@ -156,6 +148,22 @@ class RealFluxPort:
                 what_to_do='set queue-policy = "easy" in [sched-fluxion-qmanager]: with fcfs Fluxion denies jobs'
                 " for more nodes than are up, so no nodes can be bought for them",
             )
+
+    def _read_node_order(self) -> NodeOrder | None:
+        """Ask Fluxion for its match policy, and say how nodes are planned with it."""
+        try:
+            policy = match_policy(self._ask(PARAMS))
+        except CallFailed as failure:
+            policy = f"unknown: {failure.text}"
+        order = node_order_of(policy)
+        if order is None:
+            what = "this match policy is not modelled: nodes are planned as if the most free one were used first"
+        elif policy.endswith("nodex"):
+            what = "jobs take whole nodes, and nodes are bought as if jobs shared them: the rest is bought later"
+        else:
+            what = f"nodes are planned by this match policy: {order}"
+        self._log.info("fluxion_match_policy", match_policy=policy, what=what)
+        return order
 
     # --- the right to act ---
 
@@ -389,6 +397,9 @@ class RealFluxPort:
             )
         names.learn({Rank(rank): SlotName(str(answer["value"])) for rank, answer in answers.items()})
         return names.rename_ranks(ranks)
+
+    def node_order(self) -> NodeOrder | None:
+        return self._node_order
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:
         unknown = sorted(self._online - self._measured)[:_TOPOLOGIES_PER_LOOK]

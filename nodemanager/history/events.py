@@ -19,6 +19,7 @@ from nodemanager.core.facts import (
     FluxCallFailed,
     HoldPlaced,
     NodeReleased,
+    ReplacementsRequested,
     RetirementRequested,
     SteeringNotKept,
 )
@@ -42,6 +43,7 @@ from nodemanager.core.orders import (
 from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
 from nodemanager.core.reasons import Reason
+from nodemanager.core.records import Mark
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.outcome import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
@@ -191,17 +193,29 @@ def _fact_events(fact: Fact, clock: ClockReading) -> Iterator[HistoryEvent]:
         case SteeringNotKept(why=why):
             yield HistoryEvent(clock.wall_at, "failed", "", "KeepSteering", "flux", {"detail": why})
         case HoldPlaced(launch=launch, mark=mark):
-            yield HistoryEvent(clock.wall_at, "operator", launch, "hold", figures={"by": mark.by})
+            yield HistoryEvent(clock.wall_at, "operator", launch, "hold", figures=_words(mark))
         case RetirementRequested(launch=launch, mark=mark):
-            yield HistoryEvent(clock.wall_at, "operator", launch, "retire", figures={"by": mark.by})
-        case NodeReleased(launch=launch):
-            yield HistoryEvent(clock.wall_at, "operator", launch, "release")
+            yield HistoryEvent(clock.wall_at, "operator", launch, "retire", figures=_words(mark))
+        case ReplacementsRequested(launches=launches, mark=mark):
+            yield HistoryEvent(clock.wall_at, "operator", ",".join(launches), "replace", figures=_words(mark))
+        case NodeReleased(launch=launch, by=by):
+            yield HistoryEvent(clock.wall_at, "operator", launch, "release", figures={"by": by})
         case DecisionsPaused(mark=mark):
-            yield HistoryEvent(clock.wall_at, "operator", "", "pause", figures={"by": mark.by})
-        case DecisionsResumed():
-            yield HistoryEvent(clock.wall_at, "operator", "", "resume")
+            yield HistoryEvent(clock.wall_at, "operator", "", "pause", figures=_words(mark))
+        case DecisionsResumed(by=by):
+            yield HistoryEvent(clock.wall_at, "operator", "", "resume", figures={"by": by})
         case _:
             pass
+
+
+def _words(mark: Mark) -> Mapping[str, Figure]:
+    """The operator's name, and the reason and end that the operator gave."""
+    figures: dict[str, Figure] = {"by": mark.by}
+    if mark.why:
+        figures["why"] = mark.why
+    if mark.until_at is not None:
+        figures["until_at"] = mark.until_at
+    return figures
 
 
 def _node_events(last: Publication | None, now: Publication, clock: ClockReading) -> Iterator[HistoryEvent]:

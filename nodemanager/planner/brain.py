@@ -155,7 +155,8 @@ class Brain:
         """When to decide again if nothing is heard before: the first of all times that something waits for."""
         known, now_s = self._snapshot, self._snapshot.now_s
         schedule_s = now_s + (self._scheduled[1] - known.wall_at) if self._site_policy.has_schedules else inf
-        moments = [made.again_at_s, _settles_s(known, made, self._policy), schedule_s]
+        lapses_s = now_s + (known.operator.steering.lapses_at - known.wall_at)
+        moments = [made.again_at_s, _settles_s(known, made, self._policy), schedule_s, lapses_s]
         if not self._hears_all:
             moments += [next_ask_s(known, self._policy), known.slots.wish_due_s or inf]
             moments += [node.call.deadline_s for node in node_index_of(known).with_call.values() if node.call]

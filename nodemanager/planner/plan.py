@@ -50,7 +50,7 @@ from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
-from nodemanager.planner.observe.operator import count_held
+from nodemanager.planner.observe.operator import count_held, with_words
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
@@ -232,7 +232,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         ends_s = safe_mode_ends_s(snapshot, policy)
         return Plan(asks, stands_still=stands_still, price_per_hour=price, again_at_s=ends_s)
     if (paused := snapshot.operator.steering.paused) is not None:
-        reason = because(Code.PAUSED, by=paused.by, since_at=paused.at)
+        reason = with_words(because(Code.PAUSED, by=paused.by, since_at=paused.at), paused)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.slots.wish is not None:

@@ -27,11 +27,11 @@ from nodemanager.web.api.documents import status
 from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.listen import UnixSocket, listen_addresses
-from nodemanager.web.state.access import Access
+from nodemanager.web.state.access import Access, Team
 from nodemanager.web.state.board import Board
 from nodemanager.web.state.samples import SAMPLES_FILE, SampleKeeper, read_samples
+from nodemanager.web.state.token import NamedToken, TokenError, read_named_tokens, read_or_make_token
 from nodemanager.web.thread import WebServer
-from nodemanager.web.token import TokenError, read_or_make_token
 
 STATUS_EVERY_S = 1.0
 ENSEMBLE_PUBLIC = frozenset({"begun", "resumed", "ended"})
@@ -52,6 +52,7 @@ class Outputs:
             [self.board.take_in, self._metrics.take_in, self._writer.take_in, self._samples.take_in]
         )
         self.servers: list[WebServer] = []
+        self._team = Team()
         # Of delegation, from before the first publication.
         self._untold_events: list[DelegationEvent] = []
         self._untold_runs: list[PeerRun] = []
@@ -127,6 +128,7 @@ class Outputs:
         if not places:
             return
         token = self._token()
+        self._team.tokens = self._named_tokens()
         reader = HistoryReader(self._writer.path, self._site.journal.size_max_bytes)
         control = Control(self.board, service)
         for place in places:
@@ -134,6 +136,7 @@ class Outputs:
                 token=token,
                 by_socket=isinstance(place, UnixSocket),
                 jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
+                team=self._team,
             )
             context = WebContext(self.board, self._metrics, reader, control, access, job_end)
             server = WebServer(place, context, self._site.web.hosts)
@@ -147,6 +150,19 @@ class Outputs:
             self._log.error("no_token", why=str(error), what="nobody may steer until this is fixed")
             return None
 
+    def _named_tokens(self) -> tuple[NamedToken, ...]:
+        try:
+            return _read_team(self._site)
+        except TokenError as error:
+            self._log.error(
+                "no_named_tokens", why=str(error), what="they are valid after this is fixed and a reload"
+            )
+            return ()
+
+    def reload(self, site: Site) -> None:
+        """Take the named tokens as their file has them now. Raises ``TokenError``, with nothing changed."""
+        self._team.tokens = _read_team(site)
+
     def stop(self, within_s: float) -> None:
         """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
         for server in self.servers:
@@ -154,3 +170,7 @@ class Outputs:
         self._history_thread.stop(within_s)
         self._samples.keep()
         self._writer.stop(within_s)
+
+
+def _read_team(site: Site) -> tuple[NamedToken, ...]:
+    return read_named_tokens(site.web.tokens_file) if site.web.tokens_file is not None else ()

@@ -58,6 +58,7 @@ from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
+from nodemanager.web.state.token import TokenError
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
@@ -383,6 +384,10 @@ def ignore_delegation(view: DelegationView) -> None:
     """Ignore the view of delegation: a ``publish_delegation`` for a service without outputs."""
 
 
+def ignore_site(site: Site) -> None:
+    """Ignore a reloaded site: a ``reload_outputs`` for a service without outputs."""
+
+
 @dataclass(frozen=True, slots=True)
 class TickedMailboxes:
     """The mailboxes that the ticker tells the time."""
@@ -404,8 +409,10 @@ class Service:
         ports: SitePorts,
         publish: Callable[[Publication], None] = ignore_publication,
         publish_delegation: Callable[[DelegationView], None] = ignore_delegation,
+        reload_outputs: Callable[[Site], None] = ignore_site,
     ) -> None:
         self.fate = Fate()
+        self._reload_outputs = reload_outputs
         self._site = site
         self._floor = 0
         self._ports = ports
@@ -470,8 +477,11 @@ class Service:
         """Send an operator's fact to the manager."""
         self._manager.tell(fact)
 
-    def reload(self) -> dict[str, Any]:
-        """Reload the site and use it from now on. Raises ``ReloadRefused``, with nothing changed."""
+    def reload(self, by: str = "SIGHUP") -> dict[str, Any]:
+        """Reload the site and use it from now on. ``by``: who asked, for the log.
+
+        Raises ``ReloadRefused``, with nothing changed.
+        """
         try:
             site = with_cluster_uuid(load_site(self._site.path))
         except (ConfigError, NotInitialised) as error:
@@ -480,9 +490,13 @@ class Service:
             raise ReloadRefused(
                 f"{site.path}: changing these needs a restart: {', '.join(changed)}; nothing is changed"
             )
+        try:
+            self._reload_outputs(site)
+        except TokenError as error:
+            raise ReloadRefused(str(error)) from error
         self._site = site
         self._use_policy()
-        structlog.get_logger().info("reloaded", path=str(site.path))
+        structlog.get_logger().info("reloaded", path=str(site.path), by=by)
         return {"path": str(site.path), "reloaded": True}
 
     def keep_nodes(self, floor: int) -> None:
@@ -530,7 +544,7 @@ def serve(
         outputs.publish(published)
         systemd.notify_decision(_status_line(service.site, published))
 
-    service = Service(site, ports, publish_and_notify, outputs.publish_delegation)
+    service = Service(site, ports, publish_and_notify, outputs.publish_delegation, outputs.reload)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
     signal.signal(signal.SIGHUP, lambda *_: _reload_or_log(service))

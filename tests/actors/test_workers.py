@@ -38,7 +38,7 @@ from nodemanager.core.facts import (
     SteeringKept,
     SteeringNotKept,
 )
-from nodemanager.core.jobs import JobId, JobResult
+from nodemanager.core.jobs import JobId, JobResult, NodeOrder
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
@@ -222,6 +222,9 @@ class Flux:
     def requeue(self, job: JobId) -> JobId:
         self._call(f"requeue {job}")
         return JobId(job + 1)
+
+    def node_order(self) -> NodeOrder | None:
+        return None
 
     def result(self, job: JobId) -> JobResult | None:
         self._call(f"result {job}")

@@ -24,6 +24,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -162,13 +163,18 @@ def measure_plan(case: Case, repeats: int) -> dict[str, Any]:
     }
 
 
-def measure_ticks(nodes: int, jobs: int, changes: int, ticks: int) -> dict[str, Any]:
-    """A fleet at work: each tick so many jobs end, as many begin and come, and the ranks say so."""
+def measure_ticks(
+    nodes: int, jobs: int, changes: int, ticks: int, *, stacked: bool = False, idle: int = 0
+) -> dict[str, Any]:
+    """A fleet at work: each tick so many jobs end, as many begin and come, and the ranks say so.
+
+    ``stacked``: only the highest node can leave. ``idle``: so many of the first nodes run nothing.
+    """
     of = NodeType(
         TypeName("n"), "n", 8, 0, 32 * GIB, Decimal("0.4"), Billing(1.0, 60.0),
         tuple(SlotName(f"n{number}") for number in range(1, nodes + 1001)),
     )  # fmt: skip
-    policy = Policy("bench", "uuid", (of,), limits=Limits(nodes, Decimal(10**6)))
+    policy = Policy("bench", "uuid", (of,), limits=Limits(nodes, Decimal(10**6)), stacked=stacked)
     launches = [
         Launch(LaunchId(f"{slot}-1"), slot, Rank(number), of.name, "token", WALL_AT - 3600)
         for number, slot in enumerate(of.slots[:nodes], 1)
@@ -177,10 +183,11 @@ def measure_ticks(nodes: int, jobs: int, changes: int, ticks: int) -> dict[str, 
         FluxRank(Rank(n), s, online=True, cores=8, cores_free=0, allocated=True, schedulable=True)
         for n, s in enumerate(of.slots[:nodes], 1)
     ]
+    full[:idle] = [replace(rank, cores_free=8, allocated=False) for rank in full[:idle]]
     away = [FluxRank(Rank(n), s, online=False, cores=8) for n, s in enumerate(of.slots[nodes:], nodes + 1)]
     ranks = [*full, *away]
     shape = Shape(1, 8)
-    running = [Job(JobId(n), JobState.RUN, shape, WALL_AT, duration_s=3600.0) for n in range(1, nodes + 1)]
+    running = [Job(JobId(n), JobState.RUN, shape, WALL_AT, duration_s=3600.0) for n in range(idle + 1, nodes + 1)]
     waiting = [Job(JobId(n), JobState.SCHED, Shape(1, 1 + n % 5), WALL_AT) for n in range(nodes + 1, jobs + 1)]
     known = advance_to(Snapshot(), Tick(NOW_S, WALL_AT))
     listed = tuple(
@@ -206,10 +213,10 @@ def measure_ticks(nodes: int, jobs: int, changes: int, ticks: int) -> dict[str, 
         came = tuple(
             Job(JobId(newest + n), JobState.SCHED, Shape(1, 1 + n % 5), WALL_AT) for n in range(1, half + 1)
         )
-        ended = tuple(JobId(tick * half + n) for n in range(1, half + 1))
+        ended = tuple(JobId(idle + tick * half + n) for n in range(1, half + 1))
         newest += half
         for place in range(half):
-            index = (tick * half + place) % nodes
+            index = idle + (tick * half + place) % (nodes - idle)
             was = ranks[index]
             ranks[index] = FluxRank(
                 was.rank,

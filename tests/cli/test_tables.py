@@ -15,7 +15,7 @@ from nodemanager.core.drains import hold_text
 from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.planner.plan import plan
-from tests.builders import a_job, a_node, a_policy, a_rank, a_snapshot, drained, tasks, whole_nodes
+from tests.builders import WALL_AT, a_job, a_node, a_policy, a_rank, a_snapshot, drained, tasks, whole_nodes
 from tests.web.fleets import HOST, a_stand
 
 POLICY = a_policy()
@@ -87,3 +87,11 @@ def test_a_node_that_somebody_drained_is_held_by_somebody(drain_reason: str | No
 def test_status_warns_of_a_drained_node_that_costs() -> None:
     shown = as_text(tables.status(answer("/status", with_node("broken fan"))))
     assert "warning: somebody drained cloud1: no job starts there, at a cost of 0.40 an hour" in shown
+
+
+def test_an_operators_event_says_who_and_why() -> None:
+    happened = {
+        "at": WALL_AT, "kind": "operator", "what": "hold", "subject": "cloud1-1", "reason": None,
+        "figures": {"by": "ada", "why": "its disk"},
+    }  # fmt: skip
+    assert tables.event(happened).plain.endswith("operator   hold           cloud1-1  by ada: its disk")

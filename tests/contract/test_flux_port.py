@@ -150,7 +150,7 @@ def test_recording_clears_what_drain_of_flux_itself_the_slot_still_carries(
 STEERING = Steering(
     holds={LaunchId("slot.1-7f"): Mark("ada", 1_790_000_000.5)},
     retirements={LaunchId("slot2-80"): Mark("grace", 1_790_000_001.0)},
-    paused=Mark("ada", 1_790_000_002.0),
+    paused=Mark("ada", 1_790_000_002.0, "the image is being replaced", 1_790_007_200.5),
 )
 
 

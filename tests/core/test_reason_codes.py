@@ -32,7 +32,8 @@ def test_every_figure_belongs_to_a_code_and_every_figure_of_a_code_has_a_type() 
 def test_a_sentence_needs_only_figures_that_its_reason_always_carries(code: Code) -> None:
     assert not code.required & code.optional
     assert placeholders(SENTENCES[code], code) <= code.required
-    assert placeholders(ENDINGS.get(code, ("", ""))[1], code) <= code.required | code.optional
+    endings = "".join(ending for _, ending in ENDINGS.get(code, ()))
+    assert placeholders(endings, code) <= code.required | code.optional
 
 
 def test_no_sentence_and_no_name_of_a_code_is_left_over() -> None:
@@ -113,7 +114,7 @@ def test_wrong_calls_are_found_however_they_are_written() -> None:
     source = """
 because(Code.PAUSED, by=name, since_at=at)
 because(Code.PAUSED, by=name)
-because(Code.PAUSED, by=name, since_at=at, why=why)
+because(Code.PAUSED, by=name, since_at=at, zone=why)
 because(Code.BUSY if x else Code.PAUSED)
 because(Code.PAUSED, by=name).with_figures(since_at=at)
 because(Code.PAUSED, **figures)

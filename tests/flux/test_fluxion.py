@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from nodemanager.flux.fluxion import QMANAGER, match_policy, queues_that_deny
+from nodemanager.core.jobs import NodeOrder
+from nodemanager.flux.fluxion import QMANAGER, match_policy, node_order_of, queues_that_deny
 
 FLUXION = {"mods": [{"name": "sched-fluxion-resource", "services": []}, {"name": QMANAGER, "services": ["sched"]}]}
 SIMPLE = {"mods": [{"name": "sched-simple", "services": ["sched"]}]}
@@ -46,3 +47,22 @@ def test_what_cannot_be_read_is_named() -> None:
 @pytest.mark.parametrize(("params", "policy"), [({"policy": "lonodex"}, "lonodex"), ({"policy": None}, "first")])
 def test_the_policy_by_which_fluxion_chooses_nodes(params: dict[str, Any], policy: str) -> None:
     assert match_policy({"params": params}) == policy
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [
+        ("first", NodeOrder.EMPTY_FIRST),
+        ("firstnodex", NodeOrder.EMPTY_FIRST),
+        ("low", NodeOrder.LEAST_USED),
+        ("high", NodeOrder.MOST_FREE),
+        ("lonode", NodeOrder.LOWEST),
+        ("lonodex", NodeOrder.LOWEST),
+        ("hinode", NodeOrder.HIGHEST),
+        ("hinodex", NodeOrder.HIGHEST),
+        ("locality", None),
+        ("policy=low node_centric=true", None),
+    ],
+)
+def test_each_match_policy_has_an_order_of_nodes_or_is_not_modelled(policy: str, order: NodeOrder | None) -> None:
+    assert node_order_of(policy) is order

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.core.facts import CloudCallFailed, DecisionsPaused, FluxCallFailed, HoldPlaced
+from nodemanager.core.facts import (
+    CloudCallFailed,
+    DecisionsPaused,
+    DecisionsResumed,
+    FluxCallFailed,
+    HoldPlaced,
+    NodeReleased,
+    ReplacementsRequested,
+)
 from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.records import Mark
@@ -97,11 +105,21 @@ def test_a_job_s_beginning_and_end_are_told_with_how_long_it_waited() -> None:
         (FluxCallFailed((LaunchId("a-1"),), "DrainNode", "no answer"), "failed DrainNode flux"),
         (HoldPlaced(LaunchId("a-1"), Mark("ada", WALL_AT)), "operator hold"),
         (DecisionsPaused(Mark("ada", WALL_AT)), "operator pause"),
+        (ReplacementsRequested((LaunchId("a-1"),), Mark("ada", WALL_AT)), "operator replace"),
+        (DecisionsResumed("ada"), "operator resume"),
     ],
 )
 def test_what_failed_and_what_operators_did_is_told(fact: CloudCallFailed, line: str) -> None:
     (happened,) = told(a_moment(facts=[fact]))
     assert lines(happened, "failed", "operator") == [line]
+
+
+def test_an_operator_event_has_the_name_the_reason_and_the_end() -> None:
+    mark = Mark("ada", WALL_AT, "its disk", WALL_AT + 60)
+    (happened,) = told(a_moment(facts=[HoldPlaced(LaunchId("a-1"), mark), NodeReleased(LaunchId("a-1"), "bob")]))
+    hold, release = [event for event in happened.events if event.kind == "operator"]
+    assert hold.figures == {"by": "ada", "why": "its disk", "until_at": WALL_AT + 60}
+    assert release.figures == {"by": "bob"}
 
 
 def test_a_standstill_is_told_when_it_begins_and_when_it_ends() -> None:

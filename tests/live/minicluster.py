@@ -47,14 +47,14 @@ call_timeout = 10s
 nodes_max = {nodes}
 price_per_hour_max = 100
 [Timing]
-settle = 200ms
+settle = {settle}
 probe = 1s
 relist = 3s
 boot_timeout = {boot_timeout}
 rejoin_timeout = 5s
 create_grace = 3s
 absences = 2
-stale_after = 30s
+stale_after = 1m
 [Policy]
 idle_timeout = 1s
 [Web]
@@ -128,7 +128,7 @@ class Pods:
 class LiveMiniCluster:
     """Starts with the lead broker alone."""
 
-    def __init__(self, folder: Path, max_size: int = 4, boot_timeout: str = "30s") -> None:
+    def __init__(self, folder: Path, max_size: int = 4, boot_timeout: str = "30s", settle: str = "200ms") -> None:
         self.folder = folder
         self.uri = f"local://{folder}/head.sock"
         self.api = ApiServer()
@@ -137,10 +137,10 @@ class LiveMiniCluster:
         self.rotate_token("token-1")
         self.api.store.put(MINICLUSTERS, NAMESPACE, a_minicluster(NAME, 1, maxSize=max_size))
         self._managers: list[ManagerProcess] = []
-        self._write_site(max_size - 1, boot_timeout)
+        self._write_site(max_size - 1, boot_timeout, settle)
 
-    def _write_site(self, nodes: int, boot_timeout: str) -> None:
-        text = SITE.format(folder=self.folder, nodes=nodes, cores=CORES, boot_timeout=boot_timeout)
+    def _write_site(self, nodes: int, boot_timeout: str, settle: str) -> None:
+        text = SITE.format(folder=self.folder, nodes=nodes, cores=CORES, boot_timeout=boot_timeout, settle=settle)
         (self.folder / "site.ini").write_text(text, encoding="utf-8")
         config: dict[str, Any] = {
             "current-context": "live",

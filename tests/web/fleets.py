@@ -95,6 +95,7 @@ class Manager:
     told: list[OperatorFact] = field(default_factory=list)
     fault: str = ""
     keeps: bool = True  # whether changes go on record
+    reloaded_by: list[str] = field(default_factory=list)
 
     def tell(self, fact: OperatorFact) -> None:
         self.told.append(fact)
@@ -105,7 +106,8 @@ class Manager:
             snapshot = observe(snapshot, SteeringKept(snapshot.operator.steering), last.policy)
         self.board.publish(published(last.policy, snapshot, acts=last.acts))
 
-    def reload(self) -> Document:
+    def reload(self, by: str) -> Document:
+        self.reloaded_by.append(by)
         if self.fault:
             raise ReloadRefused(self.fault)
         return {"path": "site.ini", "reloaded": True}

@@ -29,8 +29,8 @@ from nodemanager.web import connection_limits
 from nodemanager.web.api import sse
 from nodemanager.web.listen import CannotListen, TcpAddress, UnixSocket, listen, listen_addresses, parse_listen
 from nodemanager.web.state.board import Board
+from nodemanager.web.state.token import TokenError, read_or_make_token, read_token
 from nodemanager.web.thread import WebServer
-from nodemanager.web.token import TokenError, read_or_make_token, read_token
 from tests.live.instance import eventually, free_port
 from tests.paths import ROOT
 from tests.web.fleets import TOKEN, a_fleet, a_stand

@@ -133,11 +133,24 @@ def _node(parser: Parser) -> None:
     parser.add_argument("node", metavar="NODE", help="the node's slot or launch")
 
 
+def _order(parser: Parser) -> None:
+    parser.add_argument("--reason", metavar="TEXT", help="say why; status, explain and the history show it")
+    parser.add_argument(
+        "--until", metavar="TIME", help='it ends by itself then: 2026-11-21T14:00, or "8h" from now'
+    )
+
+
+def _hold(parser: Parser) -> None:
+    _node(parser)
+    _order(parser)
+
+
 def _retire(parser: Parser) -> None:
     parser.add_argument("node", nargs="?", metavar="NODE", help="the node's slot or launch")
     parser.add_argument("--rolling", action="store_true", help="replace in turns, as [Disruption] allows")
     parser.add_argument("--all", action="store_true", help="with --rolling: every node")
     parser.add_argument("--type", metavar="TYPE", help="with --all: only nodes of this type")
+    _order(parser)
 
 
 def _chaos(parser: Parser) -> None:
@@ -264,10 +277,10 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "plan": VerbOptions("", prints_json=True),
     "events": VerbOptions("--follow", _events, prints_json=True),
     "report": VerbOptions("--since 30d", _report, prints_json=True),
-    "hold": VerbOptions("cloud3", _node, prints_json=True),
+    "hold": VerbOptions("cloud3 --until 8h --reason 'its disk is being looked at'", _hold, prints_json=True),
     "release": VerbOptions("cloud3", _node, prints_json=True),
     "retire": VerbOptions("--all --type large --rolling", _retire, prints_json=True),
-    "pause": VerbOptions("", prints_json=True),
+    "pause": VerbOptions("--until 2h", _order, prints_json=True),
     "resume": VerbOptions("", prints_json=True),
     "reload": VerbOptions("", prints_json=True),
 }

@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _HEADER = re.compile(r"\[(?P<header>[^\]]+)\]\s*(?:[#;].*)?$")
 _VALUE_SHOWN_MAX = 80
 _SECRET_WORDS = ("secret", "password", "passwd", "passphrase", "token", "key")
-_NOT_SECRET = frozenset({"key_name", "ssh_public_key", "token_file"})
+_NOT_SECRET = frozenset({"key_name", "ssh_public_key", "token_file", "tokens_file"})
 
 # Text with NUL is refused, so no section of a file can have these names.
 _BEFORE_SECTIONS = "\0before"

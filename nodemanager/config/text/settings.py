@@ -619,6 +619,7 @@ class WebSettings(SectionSettings):
 
     listen: Annotated[str, ValueFormat('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
     token_file: _Path = Path("token")
+    tokens_file: _Path | None = None
     hosts: Annotated[
         tuple[str, ...], ValueFormat('a list of names such as "head.example" or "*.example", without ports', _hosts)
     ] = ()

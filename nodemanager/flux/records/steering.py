@@ -31,7 +31,12 @@ def _encode_marks(marks: Mapping[LaunchId, Mark]) -> dict[str, object]:
 
 
 def _encode_mark(mark: Mark) -> dict[str, object]:
-    return {"by": mark.by, "at": mark.at}
+    fields: dict[str, object] = {"by": mark.by, "at": mark.at}
+    if mark.why:  # else it stays as an older manager would write it
+        fields["why"] = mark.why
+    if mark.until_at is not None:
+        fields["until_at"] = mark.until_at
+    return fields
 
 
 def decode(text: str) -> Steering:
@@ -55,4 +60,10 @@ def _decode_marks(value: object, place: str) -> dict[LaunchId, Mark]:
 
 def _decode_mark(value: object, place: str) -> Mark:
     fields = object_at(value, place)
-    return Mark(text_at(fields.get("by"), f"{place}.by"), seconds_at(fields.get("at"), f"{place}.at"))
+    until = fields.get("until_at")
+    return Mark(
+        text_at(fields.get("by"), f"{place}.by"),
+        seconds_at(fields.get("at"), f"{place}.at"),
+        text_at(fields.get("why", ""), f"{place}.why"),
+        seconds_at(until, f"{place}.until_at") if until is not None else None,
+    )

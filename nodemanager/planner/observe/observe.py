@@ -90,7 +90,7 @@ def observe_all(snapshot: Snapshot, facts: Iterable[Fact], policy: Policy) -> Sn
 
 def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
     """The snapshot at a later moment: calls past their deadline count as failed."""
-    snapshot = replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at)
+    snapshot = operator.withdraw_lapsed(replace(snapshot, now_s=tick.now_s, wall_at=tick.wall_at))
     for source in _sources(snapshot):
         if source.answer_due_s is not None and source.answer_due_s <= tick.now_s:
             snapshot = _expire_calls(snapshot)

@@ -21,7 +21,7 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import CordonNode, DrainNode, EndLease, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.records import Mark, Steering
+from nodemanager.core.records import UNSTEERED, Mark, Steering
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import with_nodes
@@ -41,20 +41,21 @@ def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
     match fact:
         case DecisionsPaused(mark=mark):
             return replace(
-                snapshot, operator=replace(snapshot.operator, steering=replace(now, paused=now.paused or mark))
+                snapshot,
+                operator=replace(snapshot.operator, steering=replace(now, paused=_newest(now.paused, mark))),
             )
         case DecisionsResumed():
             return replace(snapshot, operator=replace(snapshot.operator, steering=replace(now, paused=None)))
         case HoldPlaced() | RetirementRequested() if fact.launch not in snapshot.nodes:
             return snapshot
         case HoldPlaced(launch=launch, mark=mark):
-            holds = {**now.holds, launch: now.holds.get(launch, mark)}
+            holds = {**now.holds, launch: _newest(now.holds.get(launch), mark)}
             held = replace(
                 snapshot, operator=replace(snapshot.operator, steering=replace(_without(now, launch), holds=holds))
             )
             return _change_drain_reason(held, launch, held_by_operator(holds[launch]))
         case RetirementRequested(launch=launch, mark=mark):
-            retirements = {**now.retirements, launch: now.retirements.get(launch, mark)}
+            retirements = {**now.retirements, launch: _newest(now.retirements.get(launch), mark)}
             retired = replace(
                 snapshot,
                 operator=replace(
@@ -63,13 +64,18 @@ def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
             )
             return _change_drain_reason(retired, launch, retired_by_operator(retirements[launch]))
         case ReplacementsRequested(launches=launches, mark=mark):
-            wanted = {id_: now.replacements.get(id_, mark) for id_ in launches if id_ in snapshot.nodes}
+            wanted = {id_: _newest(now.replacements.get(id_), mark) for id_ in launches if id_ in snapshot.nodes}
             steering = replace(now, replacements={**now.replacements, **wanted})
             return replace(snapshot, operator=replace(snapshot.operator, steering=steering))
         case NodeReleased(launch=launch):
             return forget_steering(snapshot, launch)
         case _:
             assert_never(fact)
+
+
+def _newest(earlier: Mark | None, mark: Mark) -> Mark:
+    """The mark that counts: the earlier one, unless the new one gives another reason or end."""
+    return earlier if earlier is not None and mark.says_as(earlier) else mark
 
 
 def _change_drain_reason(snapshot: Snapshot, launch: LaunchId, reason: Reason) -> Snapshot:
@@ -97,6 +103,28 @@ def _without(steering: Steering, launch: LaunchId) -> Steering:
         retirements={id_: mark for id_, mark in steering.retirements.items() if id_ != launch},
         replacements={id_: mark for id_, mark in steering.replacements.items() if id_ != launch},
     )
+
+
+def withdraw_lapsed(snapshot: Snapshot) -> Snapshot:
+    """The snapshot without the settings whose time has come."""
+    steering = snapshot.operator.steering
+    if steering is UNSTEERED or snapshot.wall_at < steering.lapses_at:
+        return snapshot
+    steering = Steering(
+        holds=_lasting(steering.holds, snapshot.wall_at),
+        retirements=_lasting(steering.retirements, snapshot.wall_at),
+        paused=steering.paused if steering.paused and not _has_lapsed(steering.paused, snapshot.wall_at) else None,
+        replacements=_lasting(steering.replacements, snapshot.wall_at),
+    )
+    return replace(snapshot, operator=replace(snapshot.operator, steering=steering))
+
+
+def _lasting(marks: Mapping[LaunchId, Mark], wall_at: float) -> Mapping[LaunchId, Mark]:
+    return {launch: mark for launch, mark in marks.items() if not _has_lapsed(mark, wall_at)}
+
+
+def _has_lapsed(mark: Mark, wall_at: float) -> bool:
+    return mark.until_at is not None and mark.until_at <= wall_at
 
 
 def steered_nodes(snapshot: Snapshot) -> Mapping[LaunchId, Node]:
@@ -218,9 +246,16 @@ def _drain_reason(node: Node) -> str | None:
 
 def held_by_operator(mark: Mark) -> Reason:
     """The reason of a node that an operator holds."""
-    return because(Code.HELD_BY_OPERATOR, by=mark.by, since_at=mark.at)
+    return with_words(because(Code.HELD_BY_OPERATOR, by=mark.by, since_at=mark.at), mark)
 
 
 def retired_by_operator(mark: Mark) -> Reason:
     """The reason of a node that an operator retires."""
-    return because(Code.RETIRED_BY_OPERATOR, by=mark.by, since_at=mark.at)
+    return with_words(because(Code.RETIRED_BY_OPERATOR, by=mark.by, since_at=mark.at), mark)
+
+
+def with_words(reason: Reason, mark: Mark) -> Reason:
+    """The reason of something that an operator set, with the operator's own reason and its end, if given."""
+    if mark.why:
+        reason = reason.with_figures(why=mark.why)
+    return reason.with_figures(until_at=mark.until_at) if mark.until_at is not None else reason

@@ -152,7 +152,9 @@ def _note_look(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy
         news=replace(
             snapshot.news, look_due_since_s=None if due_s is not None and due_s <= fact.started_s else due_s
         ),
-        queues=replace(snapshot.queues, jobs_ended=fact.jobs_ended),
+        queues=replace(
+            snapshot.queues, jobs_ended=fact.jobs_ended, node_order=fact.node_order or snapshot.queues.node_order
+        ),
         slots=replace(
             snapshot.slots,
             types=snapshot.slots.types if changes.same_slot_types else _slot_types_seen(changes.ranks, snapshot),

@@ -1,4 +1,4 @@
-"""Seat jobs on existing nodes as Flux's sched-simple will do it, in the order of the queue.
+"""Seat jobs on existing nodes as Flux's scheduler will do it, in the order of the queue.
 
 Nodes that are up are filled first, then draining nodes that can be kept, then nodes that will be free soon.
 """
@@ -11,13 +11,13 @@ from enum import IntEnum
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import NamedTuple
 
-from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, Shape
+from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, NodeOrder, Shape
 from nodemanager.core.slots import Rank, SlotName
+from nodemanager.planner.scheduler.node_order import sort_key
 from nodemanager.planner.scheduler.sched_simple import (
     cores_of_piece,
     pieces_of,
     pieces_that_fit,
-    preference,
     resources_held,
 )
 from nodemanager.planner.state.constraints import Matches, Place
@@ -54,6 +54,8 @@ class Bin:
     is_empty: bool = True  # no job runs or is seated there
     free_in_s: float = 0.0  # if it will be free soon
     zone: str = ""
+    order: NodeOrder = NodeOrder.MOST_FREE
+    used: int = 0  # cores that are not free
 
     def pieces_that_fit(self, shape: Shape) -> int:
         """How many pieces of the shape fit, as the scheduler counts."""
@@ -64,12 +66,21 @@ class Bin:
         self.is_empty = False
         cores, gpus = resources_held(shape, pieces, self.cores, self.gpus)
         self.cores -= cores
+        self.used += cores
         self.gpus -= gpus
 
     @property
     def sort_key(self) -> tuple[int, int, int]:
         """The sort key of bins: the scheduler prefers the least."""
-        return preference(self.cores, self.gpus, self.rank)
+        return sort_key(
+            self.order,
+            self.slot,
+            self.rank,
+            cores=self.cores,
+            gpus=self.gpus,
+            used=self.used,
+            is_empty=self.is_empty,
+        )
 
 
 @dataclass(slots=True)
@@ -250,7 +261,7 @@ class _BinQueues:
                 heappop(queue)  # useless for this kind of job from now on
             elif bin_.sort_key != order:
                 heapreplace(queue, (bin_.sort_key, number))
-            elif bin_.cores < least:
+            elif bin_.cores < least and bin_.order is NodeOrder.MOST_FREE:
                 break  # the others have even fewer
             else:
                 seen.append(heappop(queue))

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from nodemanager.core.facts import PeersSeen
-from nodemanager.core.jobs import Job, JobId, JobResult, Shape, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobResult, NodeOrder, Shape, UnreadableJob
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
@@ -214,6 +214,7 @@ class Queues:
     copy_calls: Mapping[JobId, CopyCall] = field(default_factory=_empty)  # by copy
     held_jobs: Mapping[JobId, HeldJob] = field(default_factory=_empty)  # on record: we hold them by urgency 0
     hold_write: Source = Source()  # the call that holds or releases jobs
+    node_order: NodeOrder = NodeOrder.MOST_FREE  # in which the scheduler tries nodes
     jobs_ended: int = 0  # of all users, as far as Flux remembers
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 from nodemanager.core.drains import drain_text, is_our_drain
-from nodemanager.core.jobs import ANYWHERE, JobId
+from nodemanager.core.jobs import ANYWHERE, JobId, NodeOrder
 from nodemanager.core.nodes import USABLE, FluxRank, Launch, NodeState
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.cost import timings
@@ -45,10 +45,11 @@ def free_bins(
         owner = node_index.launch_of_rank.get(rank.rank)
         node = snapshot.nodes[owner] if owner is not None else None
         takes_jobs = node is None or _takes_jobs(node, snapshot, policy, all_go)
-        return _bin_of_rank(rank, policy, node) if takes_jobs else None
+        return _bin_of_rank(rank, policy, node, snapshot.queues.node_order) if takes_jobs else None
 
     rank_index = rank_index_of(snapshot.ranks, snapshot.indexes.ranks, policy)
-    bins += _reachable_bins(rank_index, batches, bin_of)
+    by_worst_fit = snapshot.queues.node_order is NodeOrder.MOST_FREE
+    bins += _reachable_bins(rank_index, batches if by_worst_fit else None, bin_of)
     for node in node_index.to_check.values() if not all_go else ():
         if is_emptying(node) and node.state is NodeState.BUSY and (kept := _emptying_bin(node, snapshot, policy)):
             bins.append(kept)
@@ -59,7 +60,7 @@ def free_bins(
             continue
         if is_on_its_way_out(node, snapshot, policy):
             continue
-        bins.append(_empty_bin(node_type, node.launch, Availability.KEPT))
+        bins.append(_empty_bin(node_type, node.launch, Availability.KEPT, snapshot.queues.node_order))
     return bins
 
 
@@ -114,7 +115,18 @@ def _emptying_bin(node: Node, snapshot: Snapshot, policy: Policy) -> Bin | None:
         return None
     cores, gpus = free_while_emptying(node, snapshot)
     at, zone = node.launch, node.launch.zone
-    return Bin(at.slot, at.rank, node_type.properties, cores, gpus, Availability.KEPT, is_empty=False, zone=zone)
+    return Bin(
+        at.slot,
+        at.rank,
+        node_type.properties,
+        cores,
+        gpus,
+        Availability.KEPT,
+        is_empty=False,
+        zone=zone,
+        order=snapshot.queues.node_order,
+        used=node_type.cores - cores,
+    )
 
 
 def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) -> list[Bin]:
@@ -143,7 +155,9 @@ def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) 
             properties = policy.types[type_and_index[0]].properties
             whole = cores >= rank.cores
             zone = _zone_of(_node_of_rank(number, snapshot))
-            bins.append(Bin(rank.host, number, properties, cores, gpus, Availability.SOON, whole, in_s, zone))
+            order, used = snapshot.queues.node_order, rank.cores - cores
+            soon = Availability.SOON
+            bins.append(Bin(rank.host, number, properties, cores, gpus, soon, whole, in_s, zone, order, used))
     return bins
 
 
@@ -179,7 +193,7 @@ def _zone_of(node: Node | None) -> str:
     return node.launch.zone if node is not None else ""
 
 
-def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
+def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None, order: NodeOrder) -> Bin:
     type_and_index = policy.index_of_slot.get(rank.host)
     properties = policy.types[type_and_index[0]].properties if type_and_index is not None else frozenset()
     return Bin(
@@ -191,12 +205,14 @@ def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None) -> Bin:
         Availability.UP,
         is_empty=not rank.allocated,
         zone=_zone_of(node),
+        order=order,
+        used=rank.cores - rank.cores_free,
     )
 
 
-def _empty_bin(node_type: NodeType, launch: Launch, standing: Availability) -> Bin:
+def _empty_bin(node_type: NodeType, launch: Launch, standing: Availability, order: NodeOrder) -> Bin:
     cores, gpus = node_type.cores, node_type.gpus
-    return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone)
+    return Bin(launch.slot, launch.rank, node_type.properties, cores, gpus, standing, zone=launch.zone, order=order)
 
 
 def _may_be_kept(node: Node) -> bool:

@@ -11,6 +11,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.core.upkeep.rules import Drift, changed_parts
+from nodemanager.planner.observe.operator import with_words
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -23,7 +24,7 @@ def why_due(launch: Launch, snapshot: Snapshot, policy: Policy) -> Reason | None
     """Why a node is to be replaced; None if it is not."""
     mark = snapshot.operator.steering.replacements.get(launch.id)
     if mark is not None:
-        return because(Code.REPLACED_BY_OPERATOR, by=mark.by, since_at=mark.at)
+        return with_words(because(Code.REPLACED_BY_OPERATOR, by=mark.by, since_at=mark.at), mark)
     node_type = policy.types.get(launch.type_name)
     if node_type is None:
         return None

@@ -9,7 +9,7 @@ from random import Random
 from typing import TypeVar
 
 from nodemanager.core.drains import is_drain_by_flux, is_our_drain
-from nodemanager.core.jobs import JobId, JobResult
+from nodemanager.core.jobs import JobId, JobResult, NodeOrder
 from nodemanager.core.nodes import FluxRank, Launch, UnsafeData
 from nodemanager.core.ports import FluxError, NotTheActor, SlotsUnchanged
 from nodemanager.core.records import HeldJob, Spend, Steering
@@ -111,6 +111,9 @@ class SimulatedFluxPort:
         self._change(keep)
 
     # --- jobs ---
+
+    def node_order(self) -> NodeOrder | None:
+        return NodeOrder.MOST_FREE
 
     def read_hardware(self) -> Mapping[Rank, Hardware]:
         return {}

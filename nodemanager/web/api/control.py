@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from nodemanager.actors.manager import Publication
@@ -36,9 +37,24 @@ class SteeredService(Protocol):
 
     def tell(self, fact: OperatorFact) -> None: ...
 
-    def reload(self) -> Document:
+    def reload(self, by: str) -> Document:
         """Reload the site and use it from now on. Raises ``ReloadRefused``, with nothing changed."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What an operator says with a verb: the own name, a reason or "", and until when it applies (None: no end)."""
+
+    by: str
+    why: str = ""
+    until_at: float | None = None
+
+    def mark(self, at: float) -> Mark:
+        """The mark to set now. Raises ``RequestRefused`` if its end has passed."""
+        if self.until_at is not None and self.until_at <= at:
+            raise RequestRefused(400, "until: this time has passed")
+        return Mark(self.by, at, self.why, self.until_at)
 
 
 class Control:
@@ -51,29 +67,29 @@ class Control:
         self._board = board
         self._service = service
 
-    def hold(self, name: str, by: str) -> Document:
+    def hold(self, name: str, order: Order) -> Document:
         """Hold a node, named by its slot or its launch."""
         published, launch = self._find_node(name, "hold")
-        fact = HoldPlaced(launch, Mark(by, published.snapshot.wall_at))
-        return self._tell_and_wait(fact, lambda set_: launch in set_.holds, launch)
+        fact = HoldPlaced(launch, order.mark(published.snapshot.wall_at))
+        return self._tell_and_wait(fact, lambda set_: fact.mark.says_as(set_.holds.get(launch)), launch)
 
-    def retire(self, name: str, by: str) -> Document:
+    def retire(self, name: str, order: Order) -> Document:
         """Retire a node. If somebody drained it, ``waits_for`` says what ends that hold: until then it stays."""
         published, launch = self._find_node(name, "retire")
-        fact = RetirementRequested(launch, Mark(by, published.snapshot.wall_at))
-        done = self._tell_and_wait(fact, lambda set_: launch in set_.retirements, launch)
+        fact = RetirementRequested(launch, order.mark(published.snapshot.wall_at))
+        done = self._tell_and_wait(fact, lambda set_: fact.mark.says_as(set_.retirements.get(launch)), launch)
         rank = published.snapshot.nodes[launch].rank
         if rank is None or not drained_by_others(rank):
             return done
         remedy = f"flux resource undrain {rank.rank}"
         return {**done, "waits_for": f'somebody drained it ("{rank.drain_reason}"), which keeps it: {remedy}'}
 
-    def replace(self, name: str, by: str) -> Document:
+    def replace(self, name: str, order: Order) -> Document:
         """Replace a node when the site's disruption budget and windows allow it."""
         published, launch = self._find_node(name, "replace")
-        return self._replace(published, (launch,), by)
+        return self._replace(published, (launch,), order)
 
-    def replace_all(self, type_name: str, by: str) -> Document:
+    def replace_all(self, type_name: str, order: Order) -> Document:
         """Replace every node, or every node of a type, in turns."""
         published = self._acting_publication()
         if type_name and type_name not in published.policy.types:
@@ -84,40 +100,39 @@ class Control:
             for node in published.snapshot.nodes.values()
             if node.state not in LEAVING_STATES and type_name in ("", node.launch.type_name)
         )
-        return self._replace(published, launches, by)
+        return self._replace(published, launches, order)
 
-    def _replace(self, published: Publication, launches: tuple[LaunchId, ...], by: str) -> Document:
-        fact = ReplacementsRequested(launches, Mark(by, published.snapshot.wall_at))
+    def _replace(self, published: Publication, launches: tuple[LaunchId, ...], order: Order) -> Document:
+        fact = ReplacementsRequested(launches, order.mark(published.snapshot.wall_at))
         # A node that has gone meanwhile is forgotten.
         done = self._tell_and_wait(
             fact, lambda set_: bool(set_.replacements.keys() & set(launches)) or not launches
         )
         return {**done, "nodes": list(launches)}
 
-    def release(self, name: str, by: str) -> Document:
+    def release(self, name: str, order: Order) -> Document:
         """Undo a hold, a retirement or a replacement."""
-        del by
         published = self._acting_publication()
         launch = explain.find_node(published, name).id
         if launch not in published.snapshot.operator.steering.launches:
             raise RequestRefused(409, f"{name} is neither held nor being retired or replaced by an operator")
-        return self._tell_and_wait(NodeReleased(launch), lambda set_: launch not in set_.launches, launch)
+        return self._tell_and_wait(NodeReleased(launch, order.by), lambda set_: launch not in set_.launches, launch)
 
-    def pause(self, by: str) -> Document:
+    def pause(self, order: Order) -> Document:
         """Pause all decisions."""
         published = self._acting_publication()
-        fact = DecisionsPaused(Mark(by, published.snapshot.wall_at))
-        return self._tell_and_wait(fact, lambda set_: set_.paused is not None)
+        fact = DecisionsPaused(order.mark(published.snapshot.wall_at))
+        return self._tell_and_wait(fact, lambda set_: fact.mark.says_as(set_.paused))
 
-    def resume(self, by: str) -> Document:
+    def resume(self, order: Order) -> Document:
         """Resume decisions."""
-        del by
         self._acting_publication()
-        return self._tell_and_wait(DecisionsResumed(), lambda set_: set_.paused is None)
+        return self._tell_and_wait(DecisionsResumed(order.by), lambda set_: set_.paused is None)
 
-    def reload(self) -> Document:
+    def reload(self, order: Order) -> Document:
+        """Reload the site."""
         try:
-            return self._service.reload()
+            return self._service.reload(order.by)
         except ReloadRefused as error:
             raise RequestRefused(409, str(error)) from error
 

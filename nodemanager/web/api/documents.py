@@ -74,7 +74,7 @@ def json_value(value: Figure) -> Any:
 
 
 def _mark_document(mark: Mark | None) -> Document | None:
-    return {"by": mark.by, "at": mark.at} if mark is not None else None
+    return {"by": mark.by, "at": mark.at, "why": mark.why, "until_at": mark.until_at} if mark is not None else None
 
 
 # --- the whole --------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ class Endpoint:
     @property
     def operation(self) -> Operation:
         secured = self.access_check is not allow_anybody
-        statuses = {*self.statuses, 400, *((401, 503) if secured else ())}
+        statuses = {*self.statuses, 400, *((401, 403, 503) if secured else ())}
         return Operation(
             self.method, self.path, self.summary, self.parameters, sorted(statuses), secured, self.body
         )
@@ -48,7 +48,7 @@ _HISTORY = Parameter("history", "query", "yes: also what the history has on it",
 _LIMIT = Parameter("limit", "query", "the largest number of items to return", {"type": "integer"})
 _NAME = Parameter("name", "path", "a slot or a launch", {"type": "string"})
 _STEERING = (200, 202, 400, 404, 409)
-_OPERATOR_BODY = {"type": "object", "properties": {"by": {"type": "string"}}}
+_OPERATOR_BODY = handlers.OrderBody.model_json_schema()
 _METRIC = Parameter("metric", "path", "a metric's name", {"type": "string"})
 _NAMESPACE = Parameter("namespace", "path", "repeated in the answer", {"type": "string"})
 _RESOURCE = Parameter("resource", "path", "ignored", {"type": "string"})
@@ -129,7 +129,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/replace/{name}", "Replace a node when its turn comes",
              handlers.steering_handler(Control.replace), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/replace-all", "Replace all nodes, in turns",
-             handlers.steering_handler(lambda control, _, by: control.replace_all("", by)),
+             handlers.steering_handler(lambda control, _, order: control.replace_all("", order)),
              Access.must_steer, (), _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/replace-all/{name}", "Replace all nodes of a type, in turns",
              handlers.steering_handler(Control.replace_all), Access.must_steer,
@@ -139,13 +139,14 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("POST", "/retire/{name}", "Drain a node, then terminate it",
              handlers.steering_handler(Control.retire), Access.must_steer, [_NAME], _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/pause", "Pause all decisions",
-             handlers.steering_handler(lambda control, _, by: control.pause(by)),
+             handlers.steering_handler(lambda control, _, order: control.pause(order)),
              Access.must_steer, (), _STEERING, _OPERATOR_BODY),
     Endpoint("POST", "/resume", "Resume decisions",
-             handlers.steering_handler(lambda control, _, by: control.resume(by)),
+             handlers.steering_handler(lambda control, _, order: control.resume(order)),
              Access.must_steer, (), _STEERING, _OPERATOR_BODY),
-    Endpoint("POST", "/reload", "Reload the site; one with a fault changes nothing", handlers.reload,
-             Access.must_steer, (), (200, 400, 409)),
+    Endpoint("POST", "/reload", "Reload the site; one with a fault changes nothing",
+             handlers.steering_handler(lambda control, _, order: control.reload(order)),
+             Access.must_steer, (), (200, 400, 409), _OPERATOR_BODY),
     Endpoint("GET", METRICS_API, "List the custom metrics for Kubernetes", handlers.custom_metrics),
     Endpoint("GET", METRICS_API + "/namespaces/{namespace}/metrics/{metric}", "A custom metric",
              handlers.custom_metric, parameters=[_NAMESPACE, _METRIC]),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -21,7 +21,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.upkeep.schedules import scheduled_policy
 from nodemanager.web.api import documents, explain, health, kubernetes_metrics, panels
 from nodemanager.web.api import peers as peer_documents
-from nodemanager.web.api.control import Control
+from nodemanager.web.api.control import Control, Order
 from nodemanager.web.api.documents import Document
 from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.state.access import Access, RequestRefused
@@ -29,6 +29,7 @@ from nodemanager.web.state.board import Board
 
 SINCE_MIN_S = 1.0
 BY_MAX = 64
+WHY_MAX = 200
 
 POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
 
@@ -308,36 +309,45 @@ def custom_metric(context: WebContext, request: Request, body: bytes) -> Respons
 # --- steering ---------------------------------------------------------------------------------------------
 
 
-def steering_handler(act: Callable[[Control, str, str], Document]) -> Handler:
-    """Make a handler of a method of ``Control``, which gets the node's name (or "") and the operator's name."""
+def steering_handler(act: Callable[[Control, str, Order], Document]) -> Handler:
+    """Make a handler of a method of ``Control``, which gets the node's name (or "") and the operator's order."""
 
     def answer(context: WebContext, request: Request, body: bytes) -> Response:
-        done = act(context.control, request.path_params.get("name", ""), _operator_name(body))
-        return json_response(done, 200 if done["on_record"] else 202)
+        done = act(context.control, request.path_params.get("name", ""), _order(context, request, body))
+        return json_response(done, 200 if done.get("on_record", True) else 202)
 
     return answer
 
 
-def _operator_name(body: bytes) -> str:
-    """The operator's name, as the body claims it: {"by": NAME}."""
-    if not body:
-        return "operator"
+class OrderBody(BaseModel):
+    """The body of a request that steers. ``by``: the operator's name, unless a named token proves another."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    by: Annotated[str, Field(min_length=1, max_length=BY_MAX)] = "operator"
+    reason: Annotated[str, Field(max_length=WHY_MAX)] = ""
+    until_at: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+    @field_validator("by", "reason")
+    @classmethod
+    def _printable(cls, text: str) -> str:
+        if not text.isprintable():
+            raise ValueError("printable characters are needed")
+        return text
+
+
+def _order(context: WebContext, request: Request, body: bytes) -> Order:
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise RequestRefused(400, "the body is not JSON") from error
-    by = given.get("by", "operator") if isinstance(given, dict) else None
-    if not isinstance(by, str) or not by.isprintable() or not 0 < len(by) <= BY_MAX:
+        given = OrderBody.model_validate_json(body or b"{}")
+    except ValidationError as error:
         raise RequestRefused(
-            400, f'the body must be {{"by": NAME}}, with a name of at most {BY_MAX} printable characters'
-        )
-    return by
-
-
-def reload(context: WebContext, request: Request, body: bytes) -> Response:
-    """Reload the site."""
-    del request, body
-    return json_response(context.control.reload())
+            400,
+            'the body must be {"by": NAME, "reason": TEXT, "until_at": SECONDS}, each key optional:'
+            f" {_first_fault(error)}",
+        ) from error
+    caller = context.access.caller(request)
+    by = caller.name if caller is not None and caller.name is not None else given.by
+    return Order(by, given.reason, given.until_at)
 
 
 def _query_number(request: Request, name: str, default: float, least: float, most: float) -> float:

@@ -12,6 +12,7 @@ STATUS_DESCRIPTIONS: Mapping[int, str] = {
     202: "Accepted, not yet on record",
     400: "The request is not valid",
     401: "The token is needed",
+    403: "The token may not steer",
     404: "Nothing has that name",
     409: "Not possible at the moment",
     413: "The body is too large",

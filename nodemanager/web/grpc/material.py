@@ -22,7 +22,7 @@ from cryptography.x509.oid import NameOID
 
 from nodemanager.config.text.settings import is_loopback
 from nodemanager.web.listen import TcpAddress, parse_listen
-from nodemanager.web.token import TokenError, read_or_make_token, read_token
+from nodemanager.web.state.token import TokenError, read_or_make_token, read_token
 
 NAME = "flux-node-manager-ensembles"  # in the certificates that we make
 _YEARS = 20

@@ -1,12 +1,17 @@
-"""Access rules: the owner has the Unix socket or the token. Others may see everything except single jobs."""
+"""Access rules: the owner has the Unix socket or the token. Others may see everything except single jobs.
+
+A team has named tokens: each lets one operator see jobs, and steer too if its role says so.
+"""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.requests import Request
+
+from nodemanager.web.state.token import NamedToken, Role
 
 
 class RequestRefused(Exception):
@@ -18,34 +23,56 @@ class RequestRefused(Exception):
         self.why = why
 
 
+@dataclass(slots=True)
+class Team:
+    """The named tokens. A reload puts others in their place, so a token that is taken out no longer works."""
+
+    tokens: tuple[NamedToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The bearer of a token. ``name``: the operator's; None with the owner's token, which names nobody."""
+
+    name: str | None
+    role: Role
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """The access rules of one server.
 
-    ``token``: None if it could not be read or made; then nobody may steer. ``by_socket``: the server listens on
-    its Unix socket, so only the owner can connect.
+    ``token``: the owner's; None if it could not be read or made. ``by_socket``: the server listens on its Unix
+    socket, so only the owner can connect.
     """
 
     token: str | None
     by_socket: bool
     jobs_for_everybody: bool = False
+    team: Team = field(default_factory=Team)
 
-    def has_token(self, request: Request) -> bool:
-        """Whether the request carries the token."""
-        return self.is_token(request.headers.get("authorization", ""))
+    def caller(self, request: Request) -> Caller | None:
+        """The bearer of the request's token; None if it carries none that is valid."""
+        return self._bearer(request.headers.get("authorization", ""))
 
     def is_token(self, authorization: str) -> bool:
-        """Whether the value of an ``Authorization`` header is the token."""
+        """Whether the value of an ``Authorization`` header is a valid token."""
+        return self._bearer(authorization) is not None
+
+    def _bearer(self, authorization: str) -> Caller | None:
         scheme, _, given = authorization.partition(" ")
-        return (
-            self.token is not None
-            and scheme.lower() == "bearer"
-            and secrets.compare_digest(given.strip().encode(), self.token.encode())
-        )
+        if scheme.lower() != "bearer":
+            return None
+        secret = given.strip().encode()
+        if self.token is not None and secrets.compare_digest(secret, self.token.encode()):
+            return Caller(None, Role.OPERATE)
+        # All are compared, so that the time of the answer does not tell which one is near.
+        found = [it for it in self.team.tokens if secrets.compare_digest(secret, it.secret.encode())]
+        return Caller(found[0].name, found[0].role) if found else None
 
     def may_see_jobs(self, request: Request) -> bool:
         """Whether the request may see single jobs."""
-        return self.jobs_for_everybody or self.by_socket or self.has_token(request)
+        return self.jobs_for_everybody or self.by_socket or self.caller(request) is not None
 
     def must_see_jobs(self, request: Request) -> None:
         """Raise ``RequestRefused`` unless the request may see jobs."""
@@ -53,11 +80,14 @@ class Access:
             raise RequestRefused(401, "only the owner may see jobs: send the token, or use the Unix socket")
 
     def must_steer(self, request: Request) -> None:
-        """Raise ``RequestRefused`` unless the request has the token."""
-        if self.token is None:
-            raise RequestRefused(503, "the service has no token, so nobody may steer; its log says why")
-        if not self.has_token(request):
+        """Raise ``RequestRefused`` unless the request has a token that may steer."""
+        caller = self.caller(request)
+        if caller is None and self.token is None:
+            raise RequestRefused(503, "the service has no token of its own; its log says why")
+        if caller is None:
             raise RequestRefused(401, "this needs the token: Authorization: Bearer TOKEN ([Web] token_file)")
+        if caller.role is not Role.OPERATE:
+            raise RequestRefused(403, f"the token of {caller.name} may view, not operate ([Web] tokens_file)")
 
 
 AccessCheck = Callable[[Access, Request], None]

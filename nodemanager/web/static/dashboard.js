@@ -164,7 +164,8 @@ function showEvent(event) {
   if (event.subject && event.node_type) {
     what.append(link("node", event.subject, event.at));
   } else what.append(event.subject);
-  const because = event.reason?.text ?? event.figures.detail ?? "";
+  const { detail, by, why } = event.figures;
+  const because = event.reason?.text ?? detail ?? (by ? `by ${by}${why ? `: ${why}` : ""}` : "");
   if (because) what.append(made("span", "", `  ${because}`));
   line.append(made("time", "", clockTime(event.at)), made("span", `tag ${event.kind}`, event.kind), what);
   the("events").prepend(line);

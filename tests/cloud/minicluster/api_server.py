@@ -78,6 +78,7 @@ class Call:
     user: str
     content_type: str = ""
     body: Any = None
+    at: float = field(default_factory=time.time)
 
 
 @dataclass

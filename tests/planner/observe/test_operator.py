@@ -16,6 +16,7 @@ from nodemanager.core.facts import (
     NodeCordoned,
     NodeReleased,
     NodeUndrained,
+    ReplacementsRequested,
     RetirementRequested,
     SteeringKept,
     SteeringNotKept,
@@ -228,6 +229,48 @@ def test_while_paused_nothing_is_decided_and_everything_is_still_asked() -> None
 def test_pausing_twice_keeps_who_did_it_first() -> None:
     world = a_world().see(DecisionsPaused(ADA), DecisionsPaused(Mark("grace", WALL_AT + 1)))
     assert world.snapshot.operator.steering.paused == ADA
+
+
+# --- until a time -----------------------------------------------------------------------------------------
+
+FOR_A_MINUTE = Mark("ada", WALL_AT, "its disk", WALL_AT + 60)
+
+
+def test_a_hold_lapses_at_its_end_and_the_manager_wakes_for_it() -> None:
+    world = a_world().idle_node(hour_ends_in_s=3000)
+    world.see(HoldPlaced(world.id("cloud1"), FOR_A_MINUTE))
+    reason = world.plan().nodes[world.id("cloud1")]
+    assert (reason.figures["why"], reason.figures["until_at"]) == ("its disk", WALL_AT + 60)
+    world = cordoned(world, hold_text(world.id("cloud1")))
+    world.see(SteeringKept(world.snapshot.operator.steering))
+    assert world.brain.decide().next_at_s <= NOW_S + 60
+    world.wait(NOW_S + 59.5 - world.snapshot.now_s).all_is_fresh()
+    assert world.why("cloud1") == "held_by_operator"
+    world.wait(1).all_is_fresh()
+    assert orders(world.plan()) == [f"undrain {world.id('cloud1')}"]
+    assert KeepSteering(Steering()) in world.decide().asks, "the record loses it too"
+
+
+def test_a_pause_a_retirement_and_a_replacement_lapse_each_by_itself() -> None:
+    world = a_world().node("cloud1", NodeState.BUSY).node("cloud2", NodeState.BUSY)
+    first, second = world.id("cloud1"), world.id("cloud2")
+    later = replace(FOR_A_MINUTE, until_at=WALL_AT + 120)
+    world.see(RetirementRequested(first, FOR_A_MINUTE), ReplacementsRequested((second,), later))
+    world.see(DecisionsPaused(FOR_A_MINUTE), HoldPlaced(second, ADA), ReplacementsRequested((second,), later))
+    assert world.snapshot.operator.steering.lapses_at == WALL_AT + 60
+    steering = world.wait(60).snapshot.operator.steering
+    assert (steering.retirements, steering.paused) == ({}, None)
+    assert steering.replacements == {second: later}
+    steering = world.wait(60).snapshot.operator.steering
+    assert steering == Steering(holds={second: ADA}), "a hold without an end lasts"
+
+
+def test_a_later_word_with_another_end_counts() -> None:
+    world = hold(a_world().idle_node())
+    world.see(HoldPlaced(world.id("cloud1"), FOR_A_MINUTE))
+    assert world.snapshot.operator.steering.holds == {world.id("cloud1"): FOR_A_MINUTE}
+    hold(world)
+    assert world.snapshot.operator.steering.holds == {world.id("cloud1"): ADA}
 
 
 # --- on record --------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from nodemanager.planner.state.snapshot import Source
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
 from nodemanager.web.app import SECURITY_HEADERS
+from nodemanager.web.state.token import NamedToken, Role
 from tests.builders import (
     NOW_S,
     a_job,
@@ -214,6 +215,36 @@ def test_where_the_token_cannot_be_had_nobody_steers() -> None:
         assert client.post("/pause", headers={"Authorization": "Bearer None"}).status_code == 503
 
 
+TEAM = (NamedToken("ada", Role.OPERATE, "a" * 32), NamedToken("bob", Role.VIEW, "b" * 32))
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
+
+def test_a_named_token_shows_jobs_and_steers_by_its_role(guarded: Stand) -> None:
+    guarded.served.access.team.tokens = TEAM
+    ada, bob = bearer("a" * 32), bearer("b" * 32)
+    with TestClient(guarded.application, base_url=f"http://{HOST}") as client:
+        assert asked(client, "/jobs", **bob)["jobs"]
+        refused = client.post("/pause", headers=bob)
+        assert (refused.status_code, "bob may view, not operate" in refused.json()["error"]) == (403, True)
+        assert client.post("/hold/cpu1", headers=ada, json={"by": "somebody else"}).status_code == 200
+        assert asked(client, "/nodes")["nodes"][0]["held"]["by"] == "ada", "the token proves the name"
+        assert client.post("/reload", headers=ada).status_code == 200
+        assert guarded.manager.reloaded_by == ["ada"]
+        guarded.served.access.team.tokens = TEAM[1:]
+        assert client.post("/resume", headers=ada).status_code == 401, "a token that was taken out no longer works"
+
+
+def test_named_tokens_steer_where_the_owners_token_cannot_be_had() -> None:
+    stand = a_stand(token=None)
+    stand.post(a_fleet(3))
+    stand.served.access.team.tokens = TEAM
+    with TestClient(stand.application, base_url=f"http://{HOST}") as client:
+        assert client.post("/pause", headers=bearer("a" * 32)).status_code == 200
+
+
 @pytest.mark.parametrize("host", ["evil.example.org", "127.0.0.1.evil.example.org", "evil.example.org:8080"])
 def test_a_request_for_another_host_is_refused(client: TestClient, host: str) -> None:
     assert client.get("/status", headers={"Host": host}).status_code == 400
@@ -242,6 +273,20 @@ def test_a_hold_is_told_with_who_and_when_and_shown(client: TestClient, stand: S
     assert (held["node"]["held"]["by"], held["reason"]["code"]) == ("ada", "held_by_operator")
     assert steer(client, "/release/cpu1").status_code == 200
     assert asked(client, "/explain/node/cpu1")["node"]["held"] is None
+
+
+def test_an_order_has_a_reason_and_an_end(client: TestClient, stand: Stand) -> None:
+    now_at = asked(client, "/status")["at"]
+    words = {"by": "ada", "reason": "its disk", "until_at": now_at + 60}
+    assert steer(client, "/hold/cpu1", words).json()["on_record"]
+    held = asked(client, "/explain/node/cpu1")
+    assert (held["node"]["held"]["why"], held["node"]["held"]["until_at"]) == ("its disk", now_at + 60)
+    assert "its disk" in held["reason"]["text"]
+    again = steer(client, "/hold/cpu1", {"by": "ada", "until_at": now_at + 3600})
+    assert (again.status_code, again.json()["on_record"]) == (200, True)
+    assert asked(client, "/explain/node/cpu1")["node"]["held"]["until_at"] == now_at + 3600
+    assert steer(client, "/hold/cpu2", {"until_at": now_at - 1}).status_code == 400
+    assert len(stand.manager.told) == 2
 
 
 def test_a_pause_stands_still_until_resumed(client: TestClient) -> None:
