@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from nodemanager.actors.base import Fate
+from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage
 from nodemanager.chaos.run.history_file import ProcessHistory
@@ -12,7 +13,7 @@ from nodemanager.chaos.run.invariants import WatchedCloud, WatchedFlux, Witness
 from nodemanager.chaos.run.plan_checks import PlanChecks
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
-from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen, RanksChanged
+from nodemanager.core.facts import FluxUnreachable, PeersSeen, QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -28,11 +29,15 @@ from nodemanager.core.orders import (
     ReleaseJobs,
     StartCopy,
 )
+from nodemanager.delegation.offers import peers_seen
+from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.plan import Action
-from nodemanager.service.service import SitePorts, wire
+from nodemanager.service.service import DelegationPorts, SitePorts, wire, wire_delegation
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Killed, Pump
+
+USER = 0  # who submits all jobs
 
 
 class ManagerProcess:
@@ -57,6 +62,14 @@ class ManagerProcess:
         )
         clock = world.clock()
         join = run.join_port()
+        self.delegation = run.peers.ports(token, self.witness.step) if run.peers is not None else None
+        self._told: PeersSeen | None = None
+        delegator: Mailbox[DelegatorMessage] | None = None
+        if run.peers is not None and self.delegation is not None:
+            ports = DelegationPorts(self.delegation.home, self.delegation.peer, run.peers.targets)
+            delegator = wire_delegation(
+                ports, CLUSTER_UUID, clock, self._on_delegation, Fate(), spawn=self._pump.spawn
+            )
         outside = SitePorts(
             clock=clock,
             flux=lambda: WatchedFlux(run.flux, token, run.invariants, self.witness),
@@ -72,14 +85,19 @@ class ManagerProcess:
             publish=self._on_published,
             fate=Fate(),
             spawn=self._pump.spawn,
+            delegator=delegator,
         )
         self._pump.start_ticks(self.manager, clock)
+        if delegator is not None:
+            self._pump.start_ticks(delegator, clock)
         self._watch.start(self._take_news, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
 
     def kill(self) -> None:
         self.calls_left = None  # a call on the wire may still be carried out, and must not kill the process again
         self._watch.stop()
         self._pump.kill(lambda: self._draws.random() < 0.5)
+        if self.delegation is not None:
+            self.delegation.kill(lambda: self._draws.random() < 0.5)
         self._run.flux.drop_claim(self.token)
         self.close()
 
@@ -103,6 +121,12 @@ class ManagerProcess:
         if not isinstance(news, RanksChanged):
             self.witness.note_answer("queue")
         self.manager.tell(news)
+
+    def _on_delegation(self, view: DelegationView) -> None:
+        seen = peers_seen(view, USER)
+        if self._run.policy.bursts and seen != self._told:
+            self._told = seen
+            self.manager.tell(seen)
 
     def _on_published(self, published: Publication) -> None:
         run = self._run

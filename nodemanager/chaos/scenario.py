@@ -18,13 +18,15 @@ from nodemanager.chaos.faults.types import EndFault
 from nodemanager.chaos.manager_process import ManagerProcess
 from nodemanager.chaos.run.history_file import HistoryFile
 from nodemanager.chaos.run.invariants import Invariants, Violation
-from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, pick
+from nodemanager.chaos.run.peers import PeerWorld
+from nodemanager.chaos.run.script import FAULTS_S, JOB, PEER_JOB, Act, Script, pick
 from nodemanager.chaos.run.site import chaos_policy, healthy_cloud, shapes_of, slots_of, types_of
 from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, ProviderId
 from nodemanager.core.ports import FluxError, JoinPort
 from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.delegation.jobspec import ANY
 from nodemanager.planner.cost import budget
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.observe.node_health import survives_kills
@@ -32,8 +34,10 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.cloud.stacked import StackedProvider
+from nodemanager.simulation.delegation.flux_home import DelegatingFlux
 from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.instance import SimulatedFlux
+from nodemanager.simulation.flux.jobspec import write_jobspec
 from nodemanager.simulation.time.world import World
 
 AMPLE_BUDGET = Decimal(1000)
@@ -85,7 +89,10 @@ class Scenario:
         self.world = World(self.script.seed)
         self.policy = chaos_policy(self.script)
         types, slots = types_of(self.script), slots_of(self.script)
+        self.peers: PeerWorld | None = None
         self.flux = SimulatedFlux(self.world, types, slots)
+        if self.script.peers:
+            self.flux = DelegatingFlux(self.world, types, slots)
         self.flux.set_housekeeping(self.script.housekeeping_s)
         self.provider = SimulatedProvider(self.world, healthy_cloud())
         if self.script.stacked:
@@ -93,6 +100,8 @@ class Scenario:
         self.boots = BootFaults(self.world, self.flux, self.provider)
         self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
         self.invariants = Invariants(self.flux, self.provider, self.policy)
+        if isinstance(self.flux, DelegatingFlux):
+            self.peers = PeerWorld(self.world, self.flux, self.script.peers, self.invariants.require)
         self.jobs = self.invariants.jobs
         # Whether the manager can know the amount spent: only with a correct clock and correct lists.
         self.spend_is_knowable = not any(act.kind.startswith(SPEND_HIDING_FAULTS) for act in self.script.acts)
@@ -116,6 +125,8 @@ class Scenario:
             raise Violation(f"not done in peace: {self._describe_unfinished()}")
         self._check_spend()
         self._check_history()
+        if self.peers is not None:
+            self.peers.truth.check_end(self.jobs.held)
         return RunSummary(
             seed=self.script.seed,
             jobs=len(self.jobs.shapes),
@@ -155,6 +166,9 @@ class Scenario:
         if act.kind == JOB:
             self._submit(act)
             return
+        if act.kind == PEER_JOB:
+            self._submit_to_peer(act)
+            return
         self.note(f"fault {act}")
         end = apply_fault(self, act)
         if end is not None:
@@ -178,6 +192,19 @@ class Scenario:
             self.jobs.shapes[job] = shape
             self.note(f"job {job}: {shape.slots} x {shape.cores_per_slot} cores, for {act.lasts_s:.1f} s")
 
+    def _submit_to_peer(self, act: Act) -> None:
+        if self.peers is None:
+            return
+        target = pick([*sorted(self.peers.instances), ANY], act.amount) or ANY
+        shape = shapes_of(self.script)[act.number % 3]
+        jobspec = write_jobspec(shape, duration_s=120.0)
+        try:
+            job = self.peers.home.submit_to(target, jobspec)
+        except FluxError:  # rank 0 is away: the user tries again
+            self.world.after(5.0, lambda: self._submit_to_peer(act))
+        else:
+            self.note(f"job {job}: delegate:{target}")
+
     def _make_peace(self) -> None:
         """End all faults, raise the budget, and let the operator release all holds and pauses."""
         self.note("peace")
@@ -190,6 +217,8 @@ class Scenario:
         self.flux.faults = FluxFaults()
         self.boots.p_loop = self.boots.p_wrong_slot = 0.0
         self.world.skew_s = 0.0
+        if self.peers is not None:
+            self.peers.make_peace()
         for end in self._end_faults:
             end()
         self._end_faults.clear()
@@ -230,6 +259,13 @@ class Scenario:
         process = pick(self.processes, amount)
         if process is not None:
             process.calls_left, process.down_s = int(amount * 1000) % 20, down_s
+
+    def lose_link(self, amount: float, *, home: bool) -> None:
+        """Break a connection of a process's delegator: to home, or to a peer."""
+        process = pick(self.processes, amount)
+        links = process.delegation.links() if process is not None and process.delegation is not None else []
+        if (link := pick(links[:1] if home else links[1:], amount)) is not None:
+            link.lose()
 
     def freeze(self, amount: float, lasts_s: float) -> None:
         """SIGSTOP a process, and SIGCONT it later."""
@@ -301,7 +337,8 @@ class Scenario:
     # --- the end ---
 
     def _all_done(self) -> bool:
-        return not self.flux.leases and not self.our_nodes() and not self._unfinished_jobs()
+        here = not self.flux.leases and not self.our_nodes() and not self._unfinished_jobs()
+        return here and (self.peers is None or not self.peers.truth.unfinished())
 
     def _unfinished_jobs(self) -> list[JobId]:
         return [job for job in self.flux.active_jobs() if job not in self.jobs.held]
@@ -343,6 +380,7 @@ class Scenario:
             f"nodes {self.our_nodes()}",
             f"leases {sorted(self.flux.leases)}",
         ]
+        parts += [f"copies {self.peers.truth.unfinished()}"] if self.peers is not None else []
         if self.published is not None:
             made = self.published.plan
             parts += [f"stands still: {made.stands_still}"]

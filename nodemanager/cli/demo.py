@@ -30,6 +30,8 @@ from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
 from nodemanager.core.reason_text import format_money
 from nodemanager.core.slots import NodeType
+from nodemanager.delegation.jobs import PeerName
+from nodemanager.delegation.view import DelegationView, PeerRun
 from nodemanager.planner.cost import billing
 from nodemanager.service import logs
 from nodemanager.service.service import Service, SitePorts, with_cluster_uuid
@@ -99,6 +101,10 @@ class Tally:
     lives_s: dict[LaunchId, tuple[str, float]] = field(default_factory=dict)
     retired: set[LaunchId] = field(default_factory=set)
     latest: Publication | None = None
+    runs: dict[tuple[PeerName, JobId], PeerRun] = field(default_factory=dict)
+
+    def take_delegation(self, view: DelegationView) -> None:
+        self.runs |= {(run.peer, run.remote): run for run in view.runs}
 
     def take_in(self, published: Publication) -> None:
         self.latest = published
@@ -117,6 +123,17 @@ class Tally:
     def cost(self) -> Decimal:
         lives = self.lives_s.values()
         return sum((billing.cost(self.types[name], lived_s) for name, lived_s in lives), Decimal(0))
+
+    def at_peers(self) -> Iterator[tuple[str, str]]:
+        """For each peer, a row of the summary."""
+        for peer in sorted({run.peer for run in self.runs.values()}):
+            runs = [run for run in self.runs.values() if run.peer == peer and run.started_at is not None]
+            used = {run.remote: run.cores * (run.ended_at - (run.started_at or 0.0)) / 3600 for run in runs}
+            cost = sum((Decimal(used[run.remote]) * run.price_per_core_hour for run in runs), Decimal(0))
+            yield (
+                f"jobs run at peer {peer}",
+                f"{len(runs)}, {sum(used.values()):.4f} core-hours, {format_money(cost)}",
+            )
 
     @property
     def node_hours(self) -> float:
@@ -143,7 +160,7 @@ def _simulated_setup() -> Iterator[DemoSetup]:
 def _run_demo(setup: DemoSetup, console: Console) -> int:
     tally = Tally({node_type.name: node_type for node_type in setup.site.node_types})
     ports = setup.ports
-    service = Service(setup.site, ports, tally.take_in)
+    service = Service(setup.site, ports, tally.take_in, tally.take_delegation)
     service.start()
     began_s = time.monotonic()
     in_time = True
@@ -207,6 +224,7 @@ def _summary(tally: Tally, left: int, leaked: int, took_s: float) -> Table:
         ("nodes leaked", str(leaked)),
         ("node-hours", f"{tally.node_hours:.2f}"),
         ("cost (an estimate)", format_money(tally.cost)),
+        *tally.at_peers(),
     ]
     for name, figure in rows:
         table.add_row(name, figure)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +36,24 @@ SUBMISSIONS: tuple[tuple[float, tuple[str, ...]], ...] = (
     (13.0, ("--cc=1-6", "-n1", "sleep", "1")),
 )
 LOSE_A_NODE_AT_S = 9.0
+PEER = "b"
+PEERS = {PEER: "0.04", "c": "0.10"}  # the price per core-hour of each
+AT_PEER_S = 1.0
+# For the other instance: one that ends well, one that ends with exit code 3, and one that may run in any peer.
+PEER_SUBMISSIONS: tuple[tuple[str, ...], ...] = (
+    (f"--dependency=delegate:{PEER}", "-n1", "sh", "-c", "echo this is $(flux getattr hostname); sleep 3"),
+    (f"--dependency=delegate:{PEER}", "-n1", "sh", "-c", "sleep 2; exit 3"),
+    ("--dependency=delegate:any", "-n2", "sleep", "2"),
+)
 ENSEMBLE_AT_S = 2.0  # the example of doc/ensembles.md
 
 
 @dataclass
 class RealSetup:
-    """A real Flux. ``step`` submits jobs by ``flux submit``, runs an ensemble, and kills one node once."""
+    """A real Flux. ``step`` submits jobs by ``flux submit``, runs an ensemble, and kills one node once.
+
+    Some jobs run in other instances, the peers.
+    """
 
     site: Site
     ports: SitePorts
@@ -52,12 +64,15 @@ class RealSetup:
     began_s: float = field(default_factory=time.monotonic)
     submitted: int = 0
     lost: bool = False
+    delegated: list[str] = field(default_factory=list)
 
     def step(self) -> None:
         age_s = time.monotonic() - self.began_s
         while self.submitted < len(SUBMISSIONS) and SUBMISSIONS[self.submitted][0] <= age_s:
             self._submit(SUBMISSIONS[self.submitted][1])
             self.submitted += 1
+        if not self.delegated and age_s >= AT_PEER_S:
+            self.delegated = [self._submit(arguments) for arguments in PEER_SUBMISSIONS]
         if self.ensemble is None and age_s >= ENSEMBLE_AT_S:
             self.ensemble = self._run_ensemble()
         if not self.lost and age_s >= LOSE_A_NODE_AT_S:
@@ -69,7 +84,7 @@ class RealSetup:
 
     def has_submitted_all(self) -> bool:
         ran = self.ensemble is not None and self.ensemble.poll() is not None
-        return ran and self.submitted == len(SUBMISSIONS)
+        return ran and bool(self.delegated) and self.submitted == len(SUBMISSIONS)
 
     def _run_ensemble(self) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "nodemanager", "ensemble", "run", str(CONFIG / "surrogate.yaml")]
@@ -80,20 +95,33 @@ class RealSetup:
             )
 
     def close(self) -> None:
-        """Show what the ensemble printed, and end it if it still runs."""
+        """Show what the delegated jobs and the ensemble did, and end the ensemble if it still runs."""
+        if self.delegated:
+            print("Jobs that ran in other instances, as flux jobs shows them here:")
+            columns = "{id.f58:>12} {status:>10} {returncode:>3} {nodelist:>5} {runtime!F:>8} {user.delegated}"
+            print(self._flux("jobs", "-o", columns, *self.delegated), end="")
+            print(
+                f"and flux job attach of {self.delegated[0]}: {self._flux('job', 'attach', self.delegated[0])}",
+                end="",
+            )
         if self.ensemble is not None:
             self.ensemble.terminate()
             self.ensemble.wait()
             print("What ensemble run of config/surrogate.yaml printed:")
             print((self.folder / ENSEMBLE_LOG).read_text(), end="")
 
-    def _submit(self, arguments: tuple[str, ...]) -> None:
-        subprocess.run(  # noqa: S603 - our own list of arguments
-            [self.flux, "submit", *arguments],
+    def _submit(self, arguments: tuple[str, ...]) -> str:
+        return self._flux("submit", *arguments).strip()
+
+    def _flux(self, *arguments: str) -> str:
+        ran = subprocess.run(  # noqa: S603 - our own list of arguments
+            [self.flux, *arguments],
             check=True,
             capture_output=True,
+            text=True,
             env={**os.environ, "FLUX_URI": self.site.flux.uri},
         )
+        return ran.stdout
 
 
 @contextmanager
@@ -104,11 +132,12 @@ def real_setup() -> Iterator[RealSetup]:
         raise SystemExit("bin/demo --real needs flux-core on PATH")
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
         site, bootstrap = _prepare_site(Path(folder))
-        head = subprocess.Popen(  # noqa: S603 - the command that init prints
-            bootstrap.start_command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        commands = [bootstrap.start_command, *(_peer_command(flux, Path(folder), peer) for peer in PEERS)]
+        brokers = [_start(command) for command in commands]
         try:
             _wait_for(flux, bootstrap.uri)
+            for peer in PEERS:
+                _wait_for(flux, f"local://{folder}/{peer}/socket")
             ports = make_ports(site)
             setup = RealSetup(site, ports, flux, Path(folder))
             try:
@@ -118,8 +147,33 @@ def real_setup() -> Iterator[RealSetup]:
             for node in ports.cloud().list_nodes():
                 ports.cloud().destroy(node.provider_id)
         finally:
-            head.send_signal(signal.SIGTERM)
-            head.wait(HEAD_UP_S)
+            for broker in brokers:
+                broker.send_signal(signal.SIGTERM)
+            for broker in brokers:
+                broker.wait(HEAD_UP_S)
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - commands of ours
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+
+
+def _peer_command(flux: str, folder: Path, peer: str) -> list[str]:
+    """Write the configuration of a peer, an instance of one broker. Returns the command that starts it."""
+    home = folder / peer
+    (home / "conf.d").mkdir(parents=True)
+    (home / "conf.d" / "flux.toml").write_text(
+        f'[resource]\nnoverify = true\n[[resource.config]]\nhosts = "{peer}"\ncores = "0-3"\n'
+    )
+    settings = {
+        "broker.rc2_none": "1",
+        "local-uri": f"local://{home}/socket",
+        "hostname": peer,
+        "rundir": str(home / "run"),
+        "statedir": str(home),
+    }
+    return [flux, "broker", "-c", str(home / "conf.d"), *(f"-S{key}={value}" for key, value in settings.items())]
 
 
 def _prepare_site(folder: Path) -> tuple[Site, Bootstrap]:
@@ -130,6 +184,8 @@ def _prepare_site(folder: Path) -> tuple[Site, Bootstrap]:
     settings["Flux"].update({"uri": f"local://{folder}/state/flux/run/local-0", "port": str(_free_port())})
     settings["Timing"].update({"probe": "1s", "relist": "5s"})
     settings["Policy"].update({"idle_timeout": "3s", "stop_lead": "4s"})
+    for peer, price in PEERS.items():
+        settings[f"Peer {peer}"] = {"uri": f"local://{folder}/{peer}/socket", "price_per_core_hour": price}
     file = folder / "site.ini"
     with file.open("w") as written:
         settings.write(written)

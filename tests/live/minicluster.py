@@ -71,8 +71,9 @@ billing = 1s
 class Pods:
     """Runs each pod's broker. A pod's bash ignores SIGTERM, so a broker ends by SIGKILL only."""
 
-    def __init__(self, folder: Path, max_size: int) -> None:
+    def __init__(self, folder: Path, max_size: int, name: str = NAME) -> None:
         self._folder = folder
+        self._name = name
         self._brokers: dict[int, psutil.Popen] = {}
         self._lock = threading.Lock()
         certificate = folder / "curve.cert"
@@ -85,19 +86,19 @@ class Pods:
             [bootstrap]
             curve_cert = "{certificate}"
             hosts = [
-                {{ host = "{NAME}-0", bind = "{endpoint}", connect = "{endpoint}" }},
-                {{ host = "{NAME}-[1-{max_size - 1}]" }},
+                {{ host = "{name}-0", bind = "{endpoint}", connect = "{endpoint}" }},
+                {{ host = "{name}-[1-{max_size - 1}]" }},
             ]
             [resource]
             noverify = true
             [[resource.config]]
-            hosts = "{NAME}-[0-{max_size - 1}]"
+            hosts = "{name}-[0-{max_size - 1}]"
             cores = "0-{CORES - 1}"
             """
         )
 
     def start(self, index: int) -> None:
-        name = f"{NAME}-{index}"
+        name = f"{self._name}-{index}"
         rundir = self._folder / f"run-{index}"
         shutil.rmtree(rundir, ignore_errors=True)
         settings = {"hostname": name, "rundir": str(rundir), "tbon.topo": "kary:256", "broker.quorum": "1"}

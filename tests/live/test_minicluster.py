@@ -90,6 +90,8 @@ def test_a_token_that_rotates_and_an_api_server_that_is_away(mini: LiveMiniClust
     mini.api.faults.away = True
     again = mini.submit("true", nodes=2)
     manager.until_said("cloud_watch_lost")
+    # After a minute (stale_after) the manager decides nothing any more.
+    mini.eventually("nothing is decided", lambda: manager.said("stands_still", because="stale"), within_s=120.0)
     mini.api.faults.away = False
     mini.eventually("the job has run", lambda: mini.result(again) == "COMPLETED")
     mini.eventually("only the lead broker is left", mini.is_small_again)

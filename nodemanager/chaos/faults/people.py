@@ -21,6 +21,8 @@ def _cancels(run: Run, act: Act) -> None:
     job = pick(run.flux.active_jobs(), act.amount)
     if job is not None and run.flux_is_up():
         run.flux.cancel(job)
+        if run.peers is not None:
+            run.peers.truth.cancelled.add(job)
 
 
 def _holds_a_job(run: Run, act: Act) -> None:

@@ -9,11 +9,12 @@ from nodemanager.chaos.faults.flux import FLUX_FAULTS
 from nodemanager.chaos.faults.history import HISTORY_FAULTS
 from nodemanager.chaos.faults.manager import MANAGER_FAULTS
 from nodemanager.chaos.faults.nodes import NODE_FAULTS
+from nodemanager.chaos.faults.peers import PEER_FAULTS, turn_peer_knob
 from nodemanager.chaos.faults.people import PEOPLE_FAULTS
 from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.faults.upkeep import UPKEEP_FAULTS
 from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import JOIN_KNOBS, KNOBS, Act
+from nodemanager.chaos.run.script import JOIN_KNOBS, KNOBS, PEER_KNOBS, Act
 from nodemanager.core.nodes import CloudState
 
 FAULTS: Mapping[str, FaultAction] = {
@@ -24,6 +25,7 @@ FAULTS: Mapping[str, FaultAction] = {
     **HISTORY_FAULTS,
     **PEOPLE_FAULTS,
     **UPKEEP_FAULTS,
+    **PEER_FAULTS,
 }
 
 
@@ -31,6 +33,9 @@ def apply_fault(run: Run, act: Act) -> EndFault | None:
     """Apply a fault to a run. Call the returned function to end the fault; None if there is nothing to end."""
     if act.kind in KNOBS or act.kind in JOIN_KNOBS:
         _turn_knob(run, act)
+        return None
+    if act.kind in PEER_KNOBS:
+        turn_peer_knob(run, act)
         return None
     return FAULTS[act.kind](run, act)
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.history_file import HistoryFile
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs
+from nodemanager.chaos.run.peers import PeerWorld
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.facts import OperatorFact
 from nodemanager.core.nodes import ProviderId
@@ -31,6 +32,7 @@ class Run(Protocol):
     boots: BootFaults
     invariants: Invariants
     jobs: SubmittedJobs
+    peers: PeerWorld | None  # None in a run without other instances
     history: HistoryFile | None  # None in a run whose history file is not disturbed
     published: Publication | None  # the last publication of the manager that acts
     decisions: int
@@ -62,6 +64,9 @@ class Run(Protocol):
 
     def tell_manager(self, fact: OperatorFact) -> None:
         """Tell the acting manager a fact, as an operator does."""
+
+    def lose_link(self, amount: float, *, home: bool) -> None:
+        """Break a connection of a process's delegator: to home, or to a peer."""
 
     # --- nodes and their joins ---
 

@@ -126,6 +126,31 @@ KINDS: Mapping[str, FaultKind] = MappingProxyType(
     }
 )
 
+# Jobs and faults of runs with peers, that is, other instances in which jobs of this one may run. The mean time
+# between two jobs for a peer is that of their kind.
+PEER_JOB = "peer.job"
+PEER_KNOBS: Mapping[str, float] = MappingProxyType(
+    {
+        "peer.slow": 5.0,  # seconds
+        "peer.answers_twice": 0.5,
+        "peer.loses_submit": 0.5,
+        "peer.rejects": 0.3,
+    }
+)
+PEER_KINDS: Mapping[str, FaultKind] = MappingProxyType(
+    {
+        "peer.down": FaultKind(70.0, (1.0, 60.0)),
+        "peer.emptied": FaultKind(140.0, (1.0, 30.0)),
+        "peer.cut": FaultKind(50.0),
+        "peer.hangs": FaultKind(100.0, (5.0, 90.0)),
+        "peer.refuses": FaultKind(140.0, (5.0, 60.0)),
+        "peer.cancels": FaultKind(100.0),
+        "peer.home_cut": FaultKind(100.0),
+    }
+)
+PEER_JOBS = FaultKind(12.0, JOB_S)
+JOBS = (JOB, PEER_JOB)
+
 # Faults of runs in which nodes join by ticket.
 JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
     {
@@ -156,13 +181,14 @@ class Script:
     joins: bool  # nodes join by ticket
     acts: tuple[Act, ...]
     stacked: bool = False  # the nodes are the pods of a MiniCluster
+    peers: int = 0  # other instances in which jobs may run
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
         return replace(self, acts=tuple(act for act in self.acts if act.number in numbers))
 
     def without_faults(self) -> Script:
-        return replace(self, acts=tuple(act for act in self.acts if act.kind == JOB))
+        return replace(self, acts=tuple(act for act in self.acts if act.kind in JOBS))
 
     def as_data(self) -> dict[str, Any]:
         """Return the script as JSON values, to keep in a file: a later version may draw another one."""
@@ -187,8 +213,11 @@ NOT_STACKED = (
 )
 
 
-def draw_script(seed: int, *, joins: bool = False, stacked: bool = False) -> Script:
-    """Draw the script of a seed. ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster."""
+def draw_script(seed: int, *, joins: bool = False, stacked: bool = False, peers: bool = False) -> Script:
+    """Draw the script of a seed.
+
+    ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster. ``peers``: jobs may run elsewhere.
+    """
     draws = Random(f"{seed}/script")
     site = Script(
         seed=seed,
@@ -213,6 +242,9 @@ def draw_script(seed: int, *, joins: bool = False, stacked: bool = False) -> Scr
         drawn += _draw_faults(name, kind, _stream(seed, name)) if _area(name) in areas else []
     for name in JOIN_KNOBS if joins else ():
         drawn += _draw_knob(name, _stream(seed, name), JOIN_KNOB_SHARE)
+    if peers:
+        site = replace(site, peers=_stream(seed, PEER_JOB).randint(2, 3))
+        drawn += _draw_peer_acts(seed)
     if stacked:
         site = replace(site, stacked=True)
         drawn = [act for act in drawn if act.kind not in NOT_STACKED]
@@ -239,13 +271,22 @@ def _draw_jobs(draws: Random) -> list[Act]:
     return acts
 
 
+def _draw_peer_acts(seed: int) -> list[Act]:
+    acts = _draw_faults(PEER_JOB, PEER_JOBS, _stream(seed, PEER_JOB), 1.0)
+    for name in PEER_KNOBS:
+        acts += _draw_knob(name, _stream(seed, name), FAULT_SHARE)
+    for name, kind in PEER_KINDS.items():
+        acts += _draw_faults(name, kind, _stream(seed, name))
+    return acts
+
+
 def _draw_knob(name: str, draws: Random, share: float) -> list[Act]:
     return [Act(0, 0.0, name, draws.random(), FAULTS_S)] if draws.random() < share else []
 
 
-def _draw_faults(name: str, kind: FaultKind, draws: Random) -> list[Act]:
+def _draw_faults(name: str, kind: FaultKind, draws: Random, share: float = FAULT_SHARE) -> list[Act]:
     acts: list[Act] = []
-    if draws.random() >= FAULT_SHARE:
+    if draws.random() >= share:
         return acts
     at_s = draws.expovariate(1 / kind.every_s)
     while at_s < FAULTS_S:

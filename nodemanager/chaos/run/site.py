@@ -117,6 +117,7 @@ def chaos_policy(script: Script) -> Policy:
         cluster_uuid=CLUSTER_UUID,
         node_types=types_of(script),
         stacked=script.stacked,
+        bursts=script.peers > 2,
         limits=Limits(nodes_max=script.nodes_max, price_per_hour_max=Decimal("8.00")),
         timing=Timing(
             boot_timeout_s=60.0,

@@ -6,7 +6,6 @@ proxy when the instance restarts, and only a validation reminds it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import DURATION, EXEC, HOLD, PROXY_R, EventlogEntry
 from nodemanager.delegation.jobspec import DELEGATE, read_duration_s, read_target
+from nodemanager.simulation.delegation.proxy_jobs import status_of_shell
 from nodemanager.simulation.time.world import World
 
 RUNS_S = 20.0
@@ -53,6 +53,22 @@ class SimulatedJob:
         return any(event.name == "exception" and event.context["severity"] == 0 for event in self.events)
 
 
+@dataclass
+class InstanceFaults:
+    """The faults of an instance that answers badly.
+
+    ``travel_s``: the longest that a message travels. ``answers_from_s``: it hangs until then. ``p_repeats``: of
+    each message, that it comes twice. ``p_loses_submit``: that the connection breaks before a submission is
+    answered. ``p_rejects``: of a job about to start, that the scheduler says it never can.
+    """
+
+    travel_s: float = 0.3
+    answers_from_s: float = 0.0
+    p_repeats: float = 0.0
+    p_loses_submit: float = 0.0
+    p_rejects: float = 0.0
+
+
 class InstanceRefused(Exception):
     """The instance refuses a request."""
 
@@ -66,14 +82,18 @@ class SimulatedInstance:
         self.jobs: dict[JobId, SimulatedJob] = {}
         self.up = True
         self.incarnation = 0  # a new one after each restart: connections end
-        self.started_at = world.wall_at()
+        self.started_at = world.steady_at()
         self.status = 768
         self.actor: object = None  # who holds the name node-manager
         self.queue_disabled = False
+        self.runs_s: Callable[[SimulatedJob], float] = _time_limit
+        self.status_of: Callable[[SimulatedJob], int] = lambda _: self.status
+        self.faults = InstanceFaults()
         self.cores_max = cores_max
         self._takes = takes
         self._watchers: list[Watcher] = []
         self._noted: set[JobId] = set()  # alloc-bypass's memory
+        self._draws = world.draws_for(f"{name}/instance")
         self._next = 1000 + world.draws_for(f"{name}/ids").randrange(1000)
 
     # --- watching ---
@@ -87,7 +107,7 @@ class SimulatedInstance:
 
     def post(self, job: SimulatedJob, name: str, **context: object) -> None:
         """Post an event to a job's eventlog."""
-        event = EventlogEntry(name, self.world.wall_at(), context)
+        event = EventlogEntry(name, self.world.steady_at(), context)
         job.events.append(event)
         if name == "jobspec-update":
             if isinstance(changed := context.get(EXEC), Mapping):
@@ -103,7 +123,7 @@ class SimulatedInstance:
         if self.queue_disabled:
             raise InstanceRefused("job submission is disabled: maintenance")
         self._next += 1
-        submitted, jobspec = jobspec, _frobnicate(jobspec)
+        submitted, jobspec = jobspec, frobnicate(jobspec)
         job = SimulatedJob(JobId(self._next), submitted, jobspec, urgency)
         self.jobs[job.id] = job
         self.post(job, "submit", urgency=urgency, userid=0, flags=0)
@@ -154,7 +174,7 @@ class SimulatedInstance:
             return
         self.post(found, "exception", type=type_, severity=0, note=note)
         if found.has("start") and not found.has("finish"):
-            self.post(found, "finish", status=SIGTERM if status is None else _status_of_shell(status))
+            self.post(found, "finish", status=SIGTERM if status is None else status_of_shell(status))
         self.post(found, "clean")
         self._schedule()
 
@@ -208,6 +228,10 @@ class SimulatedInstance:
         running = sum(1 for it in self.jobs.values() if it.has("alloc") and not it.ended and not it.is_proxy)
         for job in waiting[:]:
             if job.urgency and running < self._takes and self.up:
+                if self._draws.random() < self.faults.p_rejects:
+                    self.post(job, "exception", type="alloc", severity=0, note="unsatisfiable request")
+                    self.post(job, "clean")
+                    continue
                 running += 1
                 self._start(job)
 
@@ -217,15 +241,14 @@ class SimulatedInstance:
             return
         job.runs += 1
         self.post(job, "start")
-        job.output.append({"timestamp": self.world.wall_at(), "name": "data", "context": {"data": "said\n"}})
+        job.output.append({"timestamp": self.world.steady_at(), "name": "data", "context": {"data": "said\n"}})
         incarnation = self.incarnation
-        runs_s = read_duration_s(job.jobspec) or RUNS_S
 
         def end() -> None:
             if self.incarnation == incarnation and not job.ended:
-                self.finish(job.id, self.status)
+                self.finish(job.id, self.status_of(job))
 
-        self.world.after(runs_s, end)
+        self.world.after(self.runs_s(job), end)
 
     # --- restarts ---
 
@@ -251,7 +274,7 @@ class SimulatedInstance:
         self.incarnation += 1
         self.up = True
         self._noted.clear()
-        self.started_at = self.world.wall_at()
+        self.started_at = self.world.steady_at()
         if not keeps_state:
             self.jobs.clear()
         for job in list(self.jobs.values()):
@@ -262,12 +285,7 @@ class SimulatedInstance:
         self._schedule()
 
 
-def _status_of_shell(status: int) -> int:
-    """The status that job-exec gives a job with an exception: a signal becomes an exit code, as a shell has it."""
-    return (128 + os.WTERMSIG(status)) << 8 if os.WIFSIGNALED(status) else status
-
-
-def _frobnicate(jobspec: Mapping[str, Any]) -> Mapping[str, Any]:
+def frobnicate(jobspec: Mapping[str, Any]) -> Mapping[str, Any]:
     """Make of the dependency ``delegate`` an attribute, as our frobnicator plugin does."""
     attributes = jobspec["attributes"]
     system = attributes["system"]
@@ -275,3 +293,7 @@ def _frobnicate(jobspec: Mapping[str, Any]) -> Mapping[str, Any]:
     if not targets:
         return jobspec
     return {**jobspec, "attributes": {**attributes, "system": {**system, DELEGATE: targets[0]}}}
+
+
+def _time_limit(job: SimulatedJob) -> float:
+    return read_duration_s(job.jobspec) or RUNS_S

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar, assert_never
+from typing import Any, Generic, TypeVar, assert_never
 
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.choose import PeerLoad
@@ -68,8 +68,6 @@ from nodemanager.simulation.delegation.instance import InstanceRefused, Simulate
 RECONNECT_S = 1.0
 PROBE_S = 5.0
 ASK_AGAIN_S = 0.2
-TRAVEL_S = (0.0, 0.3)
-
 Fact = TypeVar("Fact")
 Request = TypeVar("Request")
 
@@ -77,9 +75,12 @@ Request = TypeVar("Request")
 class SimulatedLink(Generic[Request, Fact]):
     """One connection to an instance. Everything that was on its way when it is lost never arrives."""
 
+    once: tuple[type[Any], ...] = ()  # facts that never come twice
+
     def __init__(self, instance: SimulatedInstance, reader: str) -> None:
         self.instance = instance
         self.closed = False
+        self._on_the_wire: Callable[[], bool] = lambda: False
         self._world = instance.world
         self._draws = self._world.draws_for(f"{reader}/{instance.name}")
         self._listener: Callable[[Fact], None]
@@ -95,11 +96,16 @@ class SimulatedLink(Generic[Request, Fact]):
         self.closed = True
         self.instance.unwatch(self._on_events)
 
+    def kill(self, on_the_wire: Callable[[], bool]) -> None:
+        """End with the process. A request ``on_the_wire`` is still carried out, and nobody gets the answer."""
+        self.stop()
+        self._on_the_wire = on_the_wire
+
     def send(self, request: Request) -> None:
         connection = self._connection
 
         def arrive() -> None:
-            if self._is_on(connection):
+            if self._is_on(connection) or self._outlives_its_process(connection):
                 self.carry_out(request)
 
         self._travel("to", arrive)
@@ -121,13 +127,17 @@ class SimulatedLink(Generic[Request, Fact]):
             if self._is_on(connection):
                 self._listener(fact)
 
-        self._travel("from", arrive)
+        repeats = self._draws.random() < self.instance.faults.p_repeats and not isinstance(fact, self.once)
+        for _ in range(1 + repeats):
+            self._travel("from", arrive)
 
     def _travel(self, way: str, arrive: Callable[[], None]) -> None:
         """Messages of one way keep their order."""
-        at_s = max(self._last_s[way], self._world.now_s + self._draws.uniform(*TRAVEL_S))
+        faults = self.instance.faults
+        arrives_s = self._world.now_s + self._draws.uniform(0.0, faults.travel_s)
+        at_s = max(self._last_s[way], arrives_s, faults.answers_from_s)
         self._last_s[way] = at_s
-        self._world.after(at_s - self._world.now_s, arrive)
+        self._world.at(at_s, arrive)
 
     def _is_on(self, connection: int) -> bool:
         if self.closed or connection != self._connection:
@@ -137,10 +147,14 @@ class SimulatedLink(Generic[Request, Fact]):
             return False
         return True
 
+    def _outlives_its_process(self, connection: int) -> bool:
+        same = connection == self._connection and self._incarnation == self.instance.incarnation
+        return self.closed and same and self.instance.up and self._on_the_wire()
+
     def _connect(self) -> None:
         if self.closed or self._incarnation >= 0:
             return
-        if not self.may_connect():
+        if not self.may_connect() or self.instance.faults.answers_from_s > self._world.now_s:
             self._world.after(RECONNECT_S, self._connect)
             return
         self._incarnation = self.instance.incarnation
@@ -184,6 +198,8 @@ class _Stream:
 class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
     """``PeerPort`` on a simulated instance."""
 
+    once = (CopyOutput,)
+
     def __init__(
         self, name: PeerName, instance: SimulatedInstance, cluster_uuid: str, reader: str = "peer"
     ) -> None:
@@ -215,13 +231,10 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
         duration_s, cores = read_duration_s(job.jobspec), read_cores(job.jobspec)
         self.tell(CopyEvents(self._name, job.id, tuple(events), marker if whole else None, duration_s, cores))
 
-    def carry_out(self, request: PeerRequest) -> None:  # noqa: C901, PLR0912 - one arm a request
+    def carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
         match request:
             case PlaceCopy(job=job, jobspec=jobspec):
-                try:
-                    self.tell(Submitted(self._name, job, self.instance.submit(jobspec, 0)))
-                except InstanceRefused as refused:
-                    self.tell(SubmitRefused(self._name, job, str(refused)))
+                self._submit(job, jobspec)
             case CheckFit(key=key, jobspec=jobspec):
                 fits = read_needs(jobspec).cores <= self.instance.cores_max
                 self.tell(FitChecked(self._name, key, "" if fits else "unsatisfiable request"))
@@ -246,6 +259,17 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
                 self._streams.pop(remote, None)
             case _:
                 assert_never(request)
+
+    def _submit(self, job: JobId, jobspec: Mapping[str, Any]) -> None:
+        try:
+            remote = self.instance.submit(jobspec, 0)
+        except InstanceRefused as refused:
+            self.tell(SubmitRefused(self._name, job, str(refused)))
+            return
+        if self._draws.random() < self.instance.faults.p_loses_submit:
+            self.lose("the connection broke")
+        else:
+            self.tell(Submitted(self._name, job, remote))
 
     def _change(self, request: PeerRequest, change: Callable[[], None]) -> None:
         try:
@@ -286,14 +310,20 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
         self.memos: dict[JobId, str] = {}
 
     def start(self, listener: Callable[[HomeFact], None]) -> None:
-        self.instance.actor = self
+        self.take_name()
         super().start(listener)
+
+    def take_name(self) -> None:
+        self.instance.actor = self
+
+    def holds_name(self) -> bool:
+        return self.instance.actor is self
 
     def lost(self, why: str) -> HomeFact:
         return HomeLost(why)
 
     def may_connect(self) -> bool:
-        return self.instance.up and self.instance.actor is self
+        return self.instance.up and self.holds_name()
 
     def synced(self) -> None:
         self.tell(HomeSynced(self.instance.started_at))
@@ -310,7 +340,7 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
             self.tell(HomeEvents(job.id, tuple(events)))
 
     def carry_out(self, request: HomeRequest) -> None:
-        if self.instance.actor is not self:
+        if not self.holds_name():
             self.lose("another manager acts")
             return
         try:

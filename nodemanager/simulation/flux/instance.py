@@ -77,13 +77,17 @@ class SimulatedFlux:
         # The machines whose brokers join again by themselves after rank 0 restarts.
         self._machines: dict[Rank, str] = {}
         self._pool = Pool(_rank_resources(node_types, slots))
-        self._jobs = JobManager(world, self._pool, self._connected)
+        self.starts = 1  # of rank 0
+        self._jobs = self._make_job_manager(world, self._pool, self._connected)
         self._brokers = Brokers(
             world, RankResources(0, head, head_cores, 0, frozenset()), self._pool, self._jobs.on_resources_changed
         )
         self._jobs.listeners.append(self._publish_job_event)
         self._brokers.listeners.append(self._publish_resource_event)
         self._brokers.start()
+
+    def _make_job_manager(self, world: World, pool: Pool, connected: Callable[[int], bool]) -> JobManager:
+        return JobManager(world, pool, connected)
 
     def _connected(self, rank: int) -> bool:
         return self._brokers.connected(rank)
@@ -404,6 +408,7 @@ class SimulatedFlux:
 
     def _start_rank_0(self, rejoin_s: float) -> None:
         self._down = False
+        self.starts += 1
         self._brokers.start()
         self._jobs.restart()
         for rank, machine in self._machines.items():
@@ -452,6 +457,10 @@ class SimulatedFlux:
             self.check_reachable()
             self._followers.append(follower)
             return lambda: self._unfollow(follower)
+
+    def observe_jobs(self, observer: Callable[[JobEvent], None]) -> None:
+        """Tell every event of every job to an observer, whatever happens to rank 0: the truth, for checks."""
+        self._jobs.listeners.append(observer)
 
     def _unfollow(self, follower: JournalFollower) -> None:
         with self.world.lock:

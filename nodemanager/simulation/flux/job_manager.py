@@ -56,7 +56,7 @@ class JobEvent:
 
 
 @dataclass(slots=True)
-class _Job:
+class SimulatedJobState:
     id: JobId
     jobspec: Jobspec
     request: Request
@@ -93,9 +93,9 @@ class JobManager:
         self._world = world
         self._pool = pool
         self._connected = connected
-        self._active: dict[JobId, _Job] = {}
-        self._by_rank: defaultdict[int, dict[JobId, _Job]] = defaultdict(dict)
-        self._requeueable: dict[JobId, _Job] = {}  # ended jobs that ask to be submitted again
+        self._active: dict[JobId, SimulatedJobState] = {}
+        self._by_rank: defaultdict[int, dict[JobId, SimulatedJobState]] = defaultdict(dict)
+        self._requeueable: dict[JobId, SimulatedJobState] = {}  # ended jobs that ask to be submitted again
         self._dependents: dict[JobId, dict[JobId, None]] = {}
         self._queue: list[tuple[int, JobId]] = []
         self._head_blocked: tuple[JobId, int] | None = None
@@ -110,13 +110,14 @@ class JobManager:
         """Accept a job. Raises ValueError for a jobspec that the ingest would reject."""
         request = read_request(jobspec)
         housekeeping_s = self.housekeeping_s if housekeeping_s is None else housekeeping_s
-        job = _Job(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
+        job = SimulatedJobState(self._new_id(), jobspec, request, run_s, urgency, housekeeping_s)
         self._active[job.id] = job
         self._post_event(
             job, "submit", {"userid": _USER, "urgency": urgency, "flags": 0, "version": 1}, jobspec=jobspec
         )
         for awaited in request.dependencies:
             self._add_dependency(job, awaited)
+        self._note_submitted(job)
         self._post_event(job, "validate")
         job.state = JobState.DEPEND
         self._enter_priority_if_free(job)
@@ -232,7 +233,7 @@ class JobManager:
         self._last_id = max(int(self._world.now_s * 1000) << 24, self._last_id + 1)
         return JobId(self._last_id)
 
-    def _add_dependency(self, job: _Job, awaited: Dependency) -> None:
+    def _add_dependency(self, job: SimulatedJobState, awaited: Dependency) -> None:
         if awaited.scheme is DependencyScheme.TIME:
             job.hold = awaited.description
             self._post_event(job, "dependency-add", {"description": job.hold})
@@ -243,20 +244,20 @@ class JobManager:
             self._dependents.setdefault(job_id, {})[job.id] = None
             self._post_event(job, "dependency-add", {"description": awaited.description})
 
-    def _enter_priority_if_free(self, job: _Job) -> None:
+    def _enter_priority_if_free(self, job: SimulatedJobState) -> None:
         if job.dependencies or job.hold:
             return
         self._post_event(job, "depend")
         job.state = JobState.PRIORITY
         self._prioritize(job)
 
-    def _prioritize(self, job: _Job) -> None:
+    def _prioritize(self, job: SimulatedJobState) -> None:
         job.priority = PRIORITY_MAX if job.urgency == URGENCY_EXPEDITE else job.urgency
         self._post_event(job, "priority", {"priority": job.priority})
         job.state = JobState.SCHED
         self._enqueue(job)
 
-    def _enqueue(self, job: _Job) -> None:
+    def _enqueue(self, job: SimulatedJobState) -> None:
         """Add the job to the queue. Its older entries stay, and are skipped when they reach the head."""
         if job.priority > 0:
             heapq.heappush(self._queue, (-job.priority, job.id))
@@ -284,7 +285,7 @@ class JobManager:
             else:
                 self._allocate(job, grants)
 
-    def _head(self) -> _Job | None:
+    def _head(self) -> SimulatedJobState | None:
         while self._queue:
             priority, job_id = self._queue[0]
             job = self._active.get(job_id)
@@ -293,10 +294,10 @@ class JobManager:
             heapq.heappop(self._queue)
         return None
 
-    def _is_waiting(self, job: _Job) -> bool:
+    def _is_waiting(self, job: SimulatedJobState) -> bool:
         return job.state == JobState.SCHED and job.request.queue not in self.stopped_queues
 
-    def _allocate(self, job: _Job, grants: tuple[Grant, ...]) -> None:
+    def _allocate(self, job: SimulatedJobState, grants: tuple[Grant, ...]) -> None:
         heapq.heappop(self._queue)
         job.grants = grants
         for grant in grants:
@@ -311,7 +312,7 @@ class JobManager:
 
     # --- with resources ---
 
-    def _start(self, job: _Job, expires_s: float) -> None:
+    def _start(self, job: SimulatedJobState, expires_s: float) -> None:
         # The scheduler learns of a broker's end 0.1 s later. Meanwhile it may start a job there.
         unreachable = next((grant.rank for grant in job.grants if not self._connected(grant.rank)), None)
         self._post_event(job, "start")
@@ -326,17 +327,17 @@ class JobManager:
         elif left_s < math.inf:
             job.next_step = self._world.after(left_s, lambda: self._time_out(job))
 
-    def _time_out(self, job: _Job) -> None:
+    def _time_out(self, job: SimulatedJobState) -> None:
         expired = {"type": "timeout", "severity": 0, "userid": _USER, "note": "resource allocation expired"}
         self._fail(job, expired, _STATUS_TIMED_OUT)
 
-    def _fail(self, job: _Job, exception: Mapping[str, Any], status: int) -> None:
+    def _fail(self, job: SimulatedJobState, exception: Mapping[str, Any], status: int) -> None:
         """End a job with a fatal exception. ``status``: the exit status of its tasks, if they had started."""
         job.result = _RESULTS.get(exception["type"], JobResult.FAILED)
         self._post_event(job, "exception", exception)
         self._finish(job, status)
 
-    def _finish(self, job: _Job, status: int) -> None:
+    def _finish(self, job: SimulatedJobState, status: int) -> None:
         if job.next_step is not None:
             job.next_step.cancel()
         if job.started:
@@ -352,7 +353,7 @@ class JobManager:
             self._resolve_dependency(job_id, job)
         self._schedule_soon()  # jobs that it blocked may start now
 
-    def _deactivate(self, job: _Job) -> None:
+    def _deactivate(self, job: SimulatedJobState) -> None:
         self.ended_count += 1
         job.result = job.result or JobResult.COMPLETED
         del self._active[job.id]
@@ -370,11 +371,16 @@ class JobManager:
         self._pool.free(grant)
         self._schedule_soon()
 
-    def _resolve_dependency(self, job_id: JobId, ended: _Job) -> None:
+    def _resolve_dependency(self, job_id: JobId, ended: SimulatedJobState) -> None:
         job = self._active[job_id]
         awaited = job.dependencies.pop(ended.id)
         self._post_event(job, "dependency-remove", {"description": awaited.description})
         self._enter_priority_if_free(job)
+
+    # --- for plugins ---
+
+    def _note_submitted(self, job: SimulatedJobState) -> None:
+        """A plugin may add a hold and flags to a new job."""
 
     # --- the journal ---
 
@@ -383,7 +389,7 @@ class JobManager:
 
     def _post_event(
         self,
-        job: _Job,
+        job: SimulatedJobState,
         name: str,
         context: Mapping[str, Any] | None = None,
         *,

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from nodemanager.actors.base import CrashOnlyActor
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
+from nodemanager.actors.delegation.delegator import Delegator
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager
@@ -34,6 +35,7 @@ TRAVEL_S: Mapping[type[CrashOnlyActor], Range] = MappingProxyType(
         CloudWatcher: (0.05, 2.0),
         CloudWorker: (0.05, 5.0),
         JoinClerk: (0.0, 0.05),
+        Delegator: (0.0, 0.05),
     }
 )
 
@@ -53,6 +55,7 @@ class Inbox:
     alive: bool = True
     frozen_until_s: float = 0.0  # its process is stopped (SIGSTOP) until then
     _last_arrival_s: float = 0.0
+    _backlog: list[Any] = field(default_factory=list)  # came while it was frozen
     on_fact: Callable[[], None] | None = None  # called after each message other than ``Tick``
     on_killed: Callable[[], None] | None = None
 
@@ -61,14 +64,29 @@ class Inbox:
             return
         at_s = max(self._last_arrival_s, self.world.now_s + self.draw(*self.travel_s))
         self._last_arrival_s = at_s
-        self.world.after(at_s - self.world.now_s, lambda: self._deliver(message))
+        self.world.at(at_s, lambda: self._deliver(message))
 
     def _deliver(self, message: Any) -> None:
         if not self.alive:
             return
-        if self.frozen_until_s > self.world.now_s:
-            self.world.after(self.frozen_until_s - self.world.now_s, lambda: self._deliver(message))
+        if self._backlog or self.frozen_until_s > self.world.now_s:
+            self._backlog.append(message)
+            if len(self._backlog) == 1:
+                self.world.at(self.frozen_until_s, self._thaw)
             return
+        self._handle(message)
+
+    def _thaw(self) -> None:
+        """Deliver what came while the process was stopped, in its order, unless it is stopped still."""
+        if self.frozen_until_s > self.world.now_s:
+            self.world.at(self.frozen_until_s, self._thaw)
+            return
+        backlog, self._backlog = self._backlog, []
+        for message in backlog:
+            if self.alive:
+                self._handle(message)
+
+    def _handle(self, message: Any) -> None:
         try:
             self.actor.on_receive(message)
         except Killed:

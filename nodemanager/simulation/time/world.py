@@ -62,6 +62,10 @@ class World:
     def wall_at(self) -> float:
         return self.start_at + self._now_s + self.skew_s
 
+    def steady_at(self) -> float:
+        """The wall clock of a machine whose clock does not jump."""
+        return self.start_at + self._now_s
+
     def clock(self, skew_s: float = 0.0) -> WorldClock:
         return WorldClock(self, skew_s)
 
@@ -73,8 +77,12 @@ class World:
         """Schedule ``action`` in ``delay_s`` seconds. Events at the same time run in the order of these calls."""
         if delay_s < 0:
             raise ValueError(f"cannot schedule {delay_s:g} s from now: time does not run backwards")
+        return self.at(self._now_s + delay_s, action)
+
+    def at(self, at_s: float, action: Callable[[], None]) -> Scheduled:
+        """Schedule ``action`` at ``at_s``, or now if that is past. Events at the same time run in their order."""
         with self.lock:
-            scheduled = Scheduled(self._now_s + delay_s, action)
+            scheduled = Scheduled(max(at_s, self._now_s), action)
             self._sequence += 1
             heapq.heappush(self._events, (scheduled.at_s, self._sequence, scheduled))
             return scheduled
