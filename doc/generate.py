@@ -223,6 +223,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "([upkeep.md](upkeep.md)). `warn`: only show it in `status`. `ignore`: nothing.",
         "wait_for_data": "Nodes with this property stay until somebody has said that the data of their jobs was "
         "copied off ([upkeep.md](upkeep.md#data-is-safe)). `never`: no node waits.",
+        "early_release": "Whether nodes that a running job has given back (`release-idle`) are terminated before "
+        "the job ends ([upkeep.md](upkeep.md#early-release)).",
         "data_max": "Warn if the data of an ended job is not safe after this time.",
         "burst": "Which jobs run in another instance ([delegation.md](delegation.md)). `ask`: those submitted with "
         "`--dependency=delegate:TARGET`. `peers`: also other jobs of the instance's owner, if a peer is better "

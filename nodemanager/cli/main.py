@@ -587,6 +587,14 @@ def data_safe(site: Site | None, chosen: argparse.Namespace) -> int:
     return command.data_safe(chosen)
 
 
+def release_idle(site: Site | None, chosen: argparse.Namespace) -> int:
+    """Give idle nodes of a batch job's own instance back before the job ends."""
+    from nodemanager.cli.in_job import command
+
+    del site
+    return command.release_idle(chosen)
+
+
 def simulate(site: Site, chosen: argparse.Namespace) -> int:
     """Replay a workload under the site's policy and report cost and waiting times."""
     from nodemanager.whatif import command
@@ -621,6 +629,7 @@ VERBS: Mapping[str, Callable[[Site, argparse.Namespace], int]] = {
     "chaos": chaos,
     "ensemble": ensemble,
     "data-safe": data_safe,
+    "release-idle": release_idle,
     "slots": slots,
     "resize": resize,
     "expand": expand,
@@ -644,6 +653,7 @@ WITHOUT_SITE: Mapping[str, Callable[[None, argparse.Namespace], int]] = {
     "chaos": chaos,
     "ensemble": ensemble,
     "data-safe": data_safe,
+    "release-idle": release_idle,
 }
 names = service_verbs.with_exit_status(service_verbs.names)
 SERVING = frozenset({"run", "join-service"})  # they print nothing
@@ -668,7 +678,9 @@ def make_parser(given: Sequence[str] | None = None) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {version(PROGRAM)}")
     parser.add_argument(
-        "--config", metavar="SITE.INI", help="the site file, which all verbs but chaos, ensemble and data-safe need"
+        "--config",
+        metavar="SITE.INI",
+        help="the site file, which the verbs need that work on a site",
     )
     add_verbs(parser, {name: verb.__doc__ or "" for name, verb in VERBS.items()}, given)
     return parser

@@ -36,7 +36,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
 }
 NOT_RELOADABLE = {
     "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data
-    "policy": frozenset({"misfit", "burst", "delegate_to", "wait_for_data"}),
+    "policy": frozenset({"misfit", "burst", "delegate_to", "wait_for_data", "early_release"}),
 }
 DERIVED = frozenset({"path", "node_types", "networks"})  # computed from other settings, which are compared
 

@@ -131,6 +131,8 @@ class FluxRank:
     # Flux remembers when the last job ended, so the idle time survives a restart of the manager.
     last_job_ended_at: float | None = None
     housekeeping_since_at: float | None = None  # when the oldest housekeeping that still runs there began
+    # The job that holds all of it has given it back: nothing runs there, and it takes no job until that one ends.
+    given_back: JobId | None = None  # then it does not count as allocated
     unsafe: tuple[UnsafeData, ...] = ()  # the oldest first; only of types that wait for data
 
     @property

@@ -225,7 +225,9 @@ class FluxPort(Protocol):
         """Look once at every rank but the leader.
 
         Ranks of the types that wait for data show which jobs ended there, since the lease on record began, whose
-        data nobody has called safe. The end of a job may show a moment after its resources are free.
+        data nobody has called safe. The end of a job may show a moment after its resources are free. If early
+        releases count, a rank that a running instance holds whole and has given back (``given_back``) does not
+        count as allocated, and has no free cores.
         """
         ...
 

@@ -322,6 +322,7 @@ class Code(StrEnum):
     EMPTIES = "empties", "cores price_per_hour", "empties_in_s"
     EMPTIES_NO_MORE = "empties_no_more"
     # a node leaves
+    NODE_GIVEN_BACK = "node_given_back", "job"
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
     MAKES_ROOM = "makes_room", "job"
     ABOVE_NODES_MAX = "above_nodes_max", "node_count nodes_max"

@@ -297,6 +297,7 @@ SENTENCES: Mapping[str, str] = {
     Code.EMPTIES: "takes no new job so that it empties: the other nodes have room for its {cores} cores in use",
     Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
     # a node leaves
+    Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
     Code.MAKES_ROOM: "makes room for job {job}",
     Code.ABOVE_NODES_MAX: "the fleet has {node_count} nodes, and nodes_max is {nodes_max}",

@@ -25,6 +25,7 @@ class RealFlux:
     ``info``: the answers to users of the instance who ask the service ``node-manager-info``. ``floor``: the answer
     to ensembles that ask for nodes.
     ``types_with_data``: looks show the jobs whose data may still be on nodes of these types.
+    ``early_release``: looks show the ranks that running instances have given back.
     ``measures``: ports read the hardware of machines. ``flub``: Flux assigns the ranks. ``leader_runs_jobs``: looks
     show rank 0 too, as a node that is not ours.
 
@@ -47,6 +48,7 @@ class RealFlux:
         flub: bool = False,
         leader_runs_jobs: bool = False,
         types_with_data: Iterable[TypeName] = (),
+        early_release: bool = False,
     ) -> None:
         with suppress(FluxError), bindings.connection(uri):
             pass  # every connection checks the version; a wrong one should fail before anything is started
@@ -60,6 +62,7 @@ class RealFlux:
         self._flub = flub
         self._leader_runs_jobs = leader_runs_jobs
         self._types_with_data = frozenset(types_with_data)
+        self._early_release = early_release
         self._claim = Claim(uri, timeout_s=timeout_s, info=info, floor=floor)
         self._one_job_end = threading.Lock()
 
@@ -76,6 +79,7 @@ class RealFlux:
             flub=self._flub,
             leader_runs_jobs=self._leader_runs_jobs,
             types_with_data=self._types_with_data,
+            early_release=self._early_release,
         )
 
     def watch(self, *, probe_s: float = 10.0, relist_s: float = 60.0) -> RealFluxWatch:

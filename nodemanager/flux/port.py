@@ -13,7 +13,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -47,6 +47,7 @@ from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
 from nodemanager.flux.records import data_safe as data_record
+from nodemanager.flux.records import given_back
 from nodemanager.flux.records import held as held_record
 from nodemanager.flux.records import lease as lease_record
 from nodemanager.flux.records import spend as spend_record
@@ -82,6 +83,7 @@ class RealFluxPort:
         flub: bool = False,
         leader_runs_jobs: bool = False,
         types_with_data: Iterable[TypeName] = (),
+        early_release: bool = False,
     ) -> None:
         self._uri = uri
         self._cluster_uuid = cluster_uuid
@@ -100,6 +102,7 @@ class RealFluxPort:
         self._config: Any = None
         self._slot_types: Mapping[SlotName, TypeName] = {}
         self._look = Look(with_leader=leader_runs_jobs)
+        self._early_release = early_release
         types = frozenset(types_with_data)
         others = [slot for it in node_types if it.name not in types for slot in it.slots]
         self._unsafe = UnsafeJobs(types, others) if types else None
@@ -381,6 +384,8 @@ class RealFluxPort:
         except (ValueError, FluxConfigError) as fault:
             raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
         ranks = tuple(self._look.ranks.values())
+        if self._early_release:
+            ranks = self._with_given_back(ranks)
         if self._unsafe is not None:
             ranks = self._with_unsafe_data(ranks, ended, self._unsafe)
         if self._names is not None:
@@ -432,6 +437,25 @@ class RealFluxPort:
             except CallFailed as failure:
                 if failure.errno != errno.ENOENT:
                     raise
+
+    def _with_given_back(self, ranks: tuple[FluxRank, ...]) -> tuple[FluxRank, ...]:
+        """Return the ranks, with those that running instances gave back shown as such.
+
+        The list of jobs may lag, so it only says where to look. The eventlog says whether the job still holds them.
+        """
+        running = {"max_entries": 0, "attrs": ["annotations"], "constraint": {"states": ["running"]}}
+        listed = self._ask("job-list.list", running)
+        cores = {it.rank: it.cores for it in ranks}
+        holder: dict[Rank, JobId] = {}
+        try:
+            folders = {job: data_record.job_directory(job) for job in given_back.jobs_that_gave_back(listed)}
+            texts = self._read([f"{folder}.{name}" for folder in folders.values() for name in ("eventlog", "R")])
+            for job, folder in folders.items():
+                log, r = (texts.get(f"{folder}.{name}", "") for name in ("eventlog", "R"))
+                holder |= dict.fromkeys(given_back.read_given_back(log, r, cores), job)
+        except ValueError as fault:
+            raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
+        return tuple(_as_given_back(it, holder[it.rank]) if it.rank in holder else it for it in ranks)
 
     def _with_unsafe_data(
         self, ranks: tuple[FluxRank, ...], ended: object, unsafe: UnsafeJobs
@@ -665,3 +689,10 @@ def _parent_of(topology: Mapping[str, Any], rank: Rank) -> int:
             return int(broker["rank"])
         unseen.extend(broker["children"])
     raise FluxError(f"rank {rank} is not in the overlay's topology")
+
+
+def _as_given_back(rank: FluxRank, job: JobId) -> FluxRank:
+    """The rank as a job that holds all of it has given it back."""
+    if not rank.allocated or rank.housekeeping_since_at is not None:
+        return rank
+    return replace(rank, allocated=False, cores_free=0, gpus_free=0, given_back=job)

@@ -47,7 +47,8 @@ def movable_slots(snapshot: Snapshot) -> tuple[SlotName, ...]:
 
 def may_move(rank: FluxRank) -> bool:
     """Whether the rank has no node, and nobody else has drained it."""
-    return not (rank.online or rank.allocated or rank.excluded or drained_by_others(rank))
+    held = rank.allocated or rank.given_back is not None
+    return not (rank.online or held or rank.excluded or drained_by_others(rank))
 
 
 def answer_wish(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots:

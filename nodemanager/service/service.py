@@ -277,6 +277,7 @@ def make_ports(
         flub=site.flux.join is JoinMethod.FLUB,
         leader_runs_jobs=site.cloud.provider is Provider.MINICLUSTER,
         types_with_data=_types_with_data(site),
+        early_release=site.policy.early_release,
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -23,6 +23,7 @@ from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, SlotsWish,
 from nodemanager.flux import bindings, kvs, retype
 from nodemanager.flux.in_job.data_safe import say_data_safe
 from nodemanager.flux.instance import RealFlux
+from nodemanager.flux.records import given_back
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 
 CLUSTER_UUID = "0b6f6a0e-7d0c-4b7e-9c8e-3d9a4e1f2a55"
@@ -84,6 +85,14 @@ class FluxSubject(Protocol):
         """Drain the rank like an administrator; None means no reason."""
         ...
 
+    def instance_on(self, ranks: Sequence[Rank], *, whole: bool = True) -> tuple[JobId, Callable[[], None]]:
+        """Run a job that is an instance on exactly these ranks, on all their cores or one; also return its end."""
+        ...
+
+    def give_back(self, job: JobId, ranks: Sequence[Rank]) -> None:
+        """Give ranks of a running instance back, like the verb."""
+        ...
+
     def say_data_safe(self, job: JobId, rank: Rank) -> None:
         """Say that the data of a job was copied off a rank, like the verb."""
         ...
@@ -122,6 +131,7 @@ class RealSubject:
             node_types=(SMALL, LARGE),
             timeout_s=2.0,
             types_with_data=[SMALL.name],
+            early_release=True,
         )
         port = flux.port()
 
@@ -187,6 +197,19 @@ class RealSubject:
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         self._instance.run("resource", "drain", str(rank), *([] if reason is None else [reason]))
+
+    def instance_on(self, ranks: Sequence[Rank], *, whole: bool = True) -> tuple[JobId, Callable[[], None]]:
+        named = ",".join(map(str, ranks))
+        size = ["--exclusive"] if whole else ["-n", str(len(ranks)), "-c1"]
+        job = self._instance.submit(f"-N{len(ranks)}", *size, f"--requires=rank:{named}")
+        self._instance.run("job", "wait-event", "-t20", str(job), "start")
+        self._instance.run("job", "memo", str(job), "uri=local:///an/instance")
+        return JobId(job), lambda: self._end_job(job)
+
+    def give_back(self, job: JobId, ranks: Sequence[Rank]) -> None:
+        memo = {"id": int(job), "volatile": False, "memo": given_back.encode(ranks)}
+        with bindings.connection(self._instance.uri) as handle:
+            bindings.ask(handle, "job-manager.memo", memo, timeout_s=10.0)
 
     def say_data_safe(self, job: JobId, rank: Rank) -> None:
         with bindings.connection(self._instance.uri) as handle:

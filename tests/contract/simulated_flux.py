@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -76,6 +76,16 @@ class SimulatedFluxSubject:
 
     def drain(self, rank: Rank, reason: str | None) -> None:
         self.flux.drain(rank, reason)
+
+    def instance_on(self, ranks: Sequence[Rank], *, whole: bool = True) -> tuple[JobId, Callable[[], None]]:
+        on_ranks = OnRanks(tuple(map(str, ranks)))
+        shape = Shape(1, 1, nodes=len(ranks), constraint=on_ranks, exclusive=whole)
+        job_id = self.flux.submit(shape, run_s=3600)
+        self.world.advance_by(1)
+        return job_id, lambda: self._end(job_id)
+
+    def give_back(self, job: JobId, ranks: Sequence[Rank]) -> None:
+        self.flux.give_back(job, ranks)
 
     def say_data_safe(self, job: JobId, rank: Rank) -> None:
         self.flux.say_data_safe(job, rank)

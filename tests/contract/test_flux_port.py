@@ -311,6 +311,36 @@ def test_the_data_of_a_node_that_is_gone_is_not_awaited(
     assert look(subject.manager().port, leased.rank).unsafe == ()
 
 
+def test_a_rank_that_an_instance_gave_back_is_at_rest_until_its_job_ends(
+    subject: FluxSubject, actor: FluxPort
+) -> None:
+    for rank in RANKS:
+        subject.bring_online(rank)
+    subject.until("all are up", lambda: all(it.cores_free == 2 for it in actor.ranks()))
+    job, end = subject.instance_on(RANKS)
+    assert all(it.allocated and it.given_back is None for it in actor.ranks())
+    subject.give_back(job, [Rank(2)])
+    subject.until("it is seen", lambda: look(actor, 2).given_back == job)
+    seen = look(actor, 2)
+    assert (seen.allocated, seen.cores_free, seen.gpus_free) == (False, 0, 0)
+    subject.give_back(job, [Rank(1), Rank(2), Rank(3)])  # the first one cannot be given back
+    subject.until("the third is too", lambda: look(actor, 3).given_back == job)
+    assert (look(actor, 1).allocated, look(actor, 1).given_back) == (True, None)
+    assert look(subject.manager().port, 2).given_back == job  # the next manager sees it too
+    end()
+    subject.until("they are free again", lambda: all(it.cores_free == 2 for it in actor.ranks()))
+    assert not any(it.given_back for it in actor.ranks())
+
+
+def test_a_rank_that_other_jobs_may_share_is_not_given_back(subject: FluxSubject, actor: FluxPort) -> None:
+    for rank in RANKS[:2]:
+        subject.bring_online(rank)
+    subject.until("both are up", lambda: look(actor, 1).cores_free == look(actor, 2).cores_free == 2)
+    job, _ = subject.instance_on(RANKS[:2], whole=False)
+    subject.give_back(job, [Rank(2)])
+    assert (look(actor, 2).allocated, look(actor, 2).given_back) == (True, None)
+
+
 # --- drains -----------------------------------------------------------------------------------------------
 
 

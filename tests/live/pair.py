@@ -41,6 +41,8 @@ class SoloInstance:
             cores = "0-{cores - 1}"
             [kvs]
             checkpoint-period = "1s"
+            [sched-fluxion-qmanager]
+            queue-policy = "easy"
             {extra}
             """
         )

@@ -8,8 +8,10 @@ from argparse import Namespace
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_job_id
 from nodemanager.core.ports import FluxError
-from nodemanager.flux.bindings import BindingsMissing, connection
+from nodemanager.flux.bindings import BindingsMissing, connect, connection
 from nodemanager.flux.in_job.data_safe import CannotSay, say_data_safe
+from nodemanager.flux.in_job.release_idle import CannotRelease
+from nodemanager.flux.in_job.release_idle import release_idle as give_back_idle
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -28,6 +30,17 @@ def data_safe(chosen: Namespace) -> int:
         with connection(chosen.uri) as handle:
             print(say_data_safe(handle, job, chosen.ranks, timeout_s=CALL_WITHIN_S))
     except CannotSay as error:
+        return _fail(str(error), EXIT_FAILED)
+    except (BindingsMissing, FluxError) as error:
+        return _fail(str(error), EXIT_UNAVAILABLE)
+    return EXIT_OK
+
+
+def release_idle(chosen: Namespace) -> int:
+    """Give idle nodes of the instance back to the outer one, and return the exit status."""
+    try:
+        print(give_back_idle(chosen.uri, connect, chosen.most, timeout_s=CALL_WITHIN_S))
+    except CannotRelease as error:
         return _fail(str(error), EXIT_FAILED)
     except (BindingsMissing, FluxError) as error:
         return _fail(str(error), EXIT_UNAVAILABLE)

@@ -179,6 +179,13 @@ def _data_safe(parser: Parser) -> None:
     parser.add_argument("--uri", default="", help="the Flux instance (default: the enclosing one)")
 
 
+def _release_idle(parser: Parser) -> None:
+    parser.add_argument(
+        "--most", type=_positive, metavar="N", help="give back at most N nodes (default: all idle ones)"
+    )
+    parser.add_argument("--uri", default="", help="the instance that gives nodes back (default: the enclosing one)")
+
+
 def _suggest(parser: Parser) -> None:
     from nodemanager.whatif import suggest
 
@@ -265,6 +272,7 @@ OPTIONS: Mapping[str, VerbOptions] = {
     "chaos": VerbOptions("--seeds 0-99", _chaos, prints_json=True, has_site=False),
     "ensemble": VerbOptions("run ensemble.yaml --until-done", _ensemble, has_site=False),
     "data-safe": VerbOptions("$FLUX_JOB_ID", _data_safe, has_site=False),
+    "release-idle": VerbOptions("--most 2", _release_idle, has_site=False),
     "slots": VerbOptions("--slots large=8 gpu=2", _slots),
     "resize": VerbOptions("--slots large=64", _resize),
     "expand": VerbOptions("f23Abc -N 2", _expand),

@@ -609,6 +609,7 @@ class PolicySettings(SectionSettings):
     consolidate_gain: Annotated[float, ValueFormat('a share such as "5%"', _share)] = 0.05
     drift: Annotated[Drift, _one_of(Drift)] = Drift.REPLACE
     wait_for_data: Annotated[str, ValueFormat("never or a property", _property_or_never)] = NEVER
+    early_release: _YesOrNo = False
     data_max_s: _Period = Field(default=3600.0, validation_alias="data_max")
     burst: Annotated[Burst, _one_of(Burst)] = Burst.ASK
     delegate_to: Annotated[DelegateTo, _one_of(DelegateTo)] = DelegateTo.PEERS

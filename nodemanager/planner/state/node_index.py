@@ -104,6 +104,7 @@ def is_at_rest(node: Node, confirmations: int) -> bool:
         and rank.drain_reason is None
         and not rank.excluded
         and not rank.unsafe
+        and rank.given_back is None
     )
 
 

@@ -115,7 +115,7 @@ def is_vacant(rank: FluxRank) -> bool:
     A drain of Flux's own concerned a node that is gone. It is undone when the slot is leased.
     """
     held = drained_by_others(rank) and not is_drain_by_flux(rank.drain_reason)
-    return not (rank.online or rank.allocated or rank.excluded or held)
+    return not (rank.online or rank.allocated or rank.given_back is not None or rank.excluded or held)
 
 
 def _note_vacancy(rank: FluxRank, policy: Policy, vacant: dict[TypeName, set[int]]) -> None:

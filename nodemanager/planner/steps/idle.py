@@ -58,8 +58,10 @@ def step_idle(node: Node, context: StepContext) -> Step:
 
 
 def _step_upkeep(node: Node, context: StepContext) -> Step | None:
-    """The step of an idle node that is replaced, that jobs need, or that empties. None if none of that holds."""
+    """The step of an idle node that is given back, replaced, wanted, or empties. None if none of that holds."""
     confirmed = _is_confirmed_idle(node, context.policy)
+    if confirmed and node.rank is not None and node.rank.given_back is not None:
+        return _retire_surplus(node, because(Code.NODE_GIVEN_BACK, job=str(node.rank.given_back)), context)
     if (why := context.upkeep.leaving.get(node.id)) is not None and confirmed:
         return retire(node, why, context)
     wanted = context.needed.get(node.launch.slot)

@@ -23,7 +23,7 @@ def takes_jobs(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
         return False
     if rank is None:
         return True
-    if rank.excluded or drained_by_others(rank):
+    if rank.excluded or rank.given_back is not None or drained_by_others(rank):
         return False
     unschedulable = node.state in USABLE and not (rank.schedulable or rank.drain_reason)
     return not unschedulable or snapshot.now_s - node.seen.rank_seen_s < policy.timing.rejoin_timeout_s

@@ -203,7 +203,7 @@ def _bin_of_rank(rank: FluxRank, policy: Policy, node: Node | None, order: NodeO
         rank.cores_free,
         rank.gpus_free,
         Availability.UP,
-        is_empty=not rank.allocated,
+        is_empty=not rank.allocated and rank.given_back is None,
         zone=_zone_of(node),
         order=order,
         used=rank.cores - rank.cores_free,

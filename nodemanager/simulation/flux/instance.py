@@ -532,6 +532,16 @@ class SimulatedFlux:
         with self.world.lock:
             return dict(self._jobs.last_ended_at)
 
+    def give_back(self, job_id: JobId, ranks: Collection[Rank]) -> None:
+        """Let a running job, which is an instance, give back some of its ranks, as ``release-idle`` does."""
+        with self.world.lock:
+            self._jobs.give_back(job_id, ranks)
+
+    def given_back(self) -> Mapping[Rank, JobId]:
+        """The ranks that running jobs have given back."""
+        with self.world.lock:
+            return self._jobs.given_back()
+
     def say_data_safe(self, job_id: JobId, rank: Rank) -> None:
         """Say that the data of a job was copied off a rank."""
         with self.world.lock:

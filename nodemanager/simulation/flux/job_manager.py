@@ -12,7 +12,7 @@ import heapq
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,7 @@ class SimulatedJobState:
     next_step: Scheduled | None = None
     result: JobResult | None = None  # None until it ends
     hold: str = ""  # the description of a dependency on a time
+    given_back: frozenset[Rank] = frozenset()  # on which nothing of it runs any more, although it holds them
     safe_ranks: set[Rank] = field(default_factory=set)  # from which its data was copied before its end
     dependencies: dict[JobId, Dependency] = field(default_factory=dict)
     events: list[JobEvent] = field(default_factory=list)
@@ -94,6 +95,7 @@ class JobManager:
         self._pool = pool
         self._connected = connected
         self._active: dict[JobId, SimulatedJobState] = {}
+        self._giving_back: dict[JobId, SimulatedJobState] = {}
         self._by_rank: defaultdict[int, dict[JobId, SimulatedJobState]] = defaultdict(dict)
         self._requeueable: dict[JobId, SimulatedJobState] = {}  # ended jobs that ask to be submitted again
         self._dependents: dict[JobId, dict[JobId, None]] = {}
@@ -168,6 +170,22 @@ class JobManager:
             cancelled = {"type": "cancel", "severity": 0, "note": note, "userid": _USER}
             self._fail(job, cancelled, _STATUS_CANCELLED)
 
+    def give_back(self, job_id: JobId, ranks: Collection[Rank]) -> None:
+        """Let a running job, an instance, give back ranks but its first one."""
+        job = self._active[job_id]
+        held = sorted(Rank(grant.rank) for grant in job.grants)
+        job.given_back = frozenset(ranks) & frozenset(held[1:])
+        self._giving_back[job_id] = job
+
+    def given_back(self) -> Mapping[Rank, JobId]:
+        """The ranks that jobs hold whole and have given back."""
+        return {
+            Rank(grant.rank): job.id
+            for job in self._giving_back.values()
+            for grant in job.grants
+            if grant.rank in job.given_back and grant.cores.bit_count() == self._pool.ranks[grant.rank].cores
+        }
+
     def say_data_safe(self, job_id: JobId, rank: Rank) -> None:
         """Note that the data of a job was copied off a rank."""
         self.unsafe_on.get(rank, {}).pop(job_id, None)
@@ -190,7 +208,7 @@ class JobManager:
         """Fail the jobs of a rank whose broker is gone, and end its housekeeping."""
         host = self._pool.ranks[rank].host
         for job in tuple(self._by_rank[rank].values()):
-            if job.started:
+            if job.started and rank not in job.given_back:
                 self._fail(job, _exec_exception(f"node failure on {host} (rank {rank})"), _STATUS_NODE_LOST)
         self.housekeepers.lose_rank(rank)
 
@@ -357,6 +375,7 @@ class JobManager:
         self.ended_count += 1
         job.result = job.result or JobResult.COMPLETED
         del self._active[job.id]
+        self._giving_back.pop(job.id, None)
         for grant in job.grants:
             del self._by_rank[grant.rank][job.id]
             self.last_ended_at[Rank(grant.rank)] = self._wall_at()

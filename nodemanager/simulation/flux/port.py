@@ -149,6 +149,9 @@ class SimulatedFluxPort:
             flux.slot_types,
             flux.job_manager_stats(),
         )
+        given_back = flux.given_back()
+        if given_back:
+            ranks = tuple(_as_given_back(it, given_back.get(it.rank)) for it in ranks)
         return self._with_unsafe_data(ranks) if self._types_with_data else ranks
 
     def _with_unsafe_data(self, ranks: tuple[FluxRank, ...]) -> tuple[FluxRank, ...]:
@@ -246,3 +249,9 @@ class SimulatedFluxPort:
 
     def _happens(self, probability: float) -> bool:
         return probability > 0 and self._draws.random() < probability
+
+
+def _as_given_back(rank: FluxRank, job: JobId | None) -> FluxRank:
+    if job is None or not rank.allocated or rank.housekeeping_since_at is not None:
+        return rank
+    return replace(rank, allocated=False, cores_free=0, gpus_free=0, given_back=job)
