@@ -300,8 +300,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "and booting nodes are terminated, and busy nodes take no new job. Flux's KVS keeps the amount across "
         "restarts.",
         "per_month": "The same for a calendar month (UTC).",
-        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores. Running and waiting "
-        "jobs count up to their time limits. Beyond the budget no node is bought for that user.",
+        "user_per_day": "What each user's jobs may cost in a day, by their share of the cores or of the GPUs, "
+        "whichever is larger. Running and waiting jobs count up to their time limits. Beyond the budget no node is "
+        "bought for that user.",
         "user_per_month": "The same for a calendar month.",
         "queue_per_day": "The same for each queue, in a day.",
         "queue_per_month": "The same for each queue, in a calendar month.",

@@ -18,8 +18,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from nodemanager.cli import service_verbs
 from nodemanager.cli.parsing.options import NAMES_VERB, PROGRAM, add_verbs
 from nodemanager.cli.parsing.parser import Parser, WrongUse
@@ -28,6 +26,8 @@ from nodemanager.config.site import ConfigError, JoinMethod, Provider, Site, loa
 from nodemanager.core.notation import escape_unprintable
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from nodemanager.cli.prices import PriceComparison
     from nodemanager.config.price_list import PriceTable
     from nodemanager.core.nodes import Launch
@@ -112,8 +112,20 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
     return (names if chosen.verb == NAMES_VERB else VERBS[chosen.verb])(site, chosen)
 
 
+def load_structlog_without_rich() -> None:
+    """Keep Rich out of the service: 4 MB. Structlog loads it if it can, for tracebacks that we do not show."""
+    if "rich" in sys.modules:
+        return
+    sys.modules["rich"] = None  # type: ignore[assignment] # how Python says that there is no such module
+    try:
+        import structlog  # noqa: F401
+    finally:
+        del sys.modules["rich"]
+
+
 def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
+    load_structlog_without_rich()
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
     from nodemanager.service.outputs import Outputs

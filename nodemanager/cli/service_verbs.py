@@ -9,12 +9,10 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
-from rich.console import Console, RenderableType
 
-from nodemanager.cli import tables
 from nodemanager.cli.service_client import (
     Client,
     NotAllowed,
@@ -28,6 +26,9 @@ from nodemanager.cli.terminal import escape_document, make_console, shows_unicod
 from nodemanager.config.site import Site
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
 from nodemanager.planner.state.policy import Policy
+
+if TYPE_CHECKING:  # only what shows something on a terminal loads Rich: the service does without its 4 MB
+    from rich.console import Console, RenderableType
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -54,7 +55,7 @@ class UsageError(Exception):
     """The command line is incomplete or wrong. The message shows the correct form."""
 
 
-ServiceVerb = Callable[[Client, Site, Namespace, Console], None]
+ServiceVerb = Callable[[Client, Site, Namespace, "Console"], None]
 
 
 def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
@@ -108,24 +109,32 @@ def _readable(document: Any) -> Any:
 def status(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Show queue, nodes, cost and problems on one screen."""
     del site
+    from nodemanager.cli import tables
+
     _show(client.status(), chosen, console, tables.status)
 
 
 def nodes(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """List the nodes, each with its reason."""
     del site
+    from nodemanager.cli import tables
+
     _show(client.get("/nodes"), chosen, console, tables.nodes)
 
 
 def jobs(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """List the active jobs, and why each one waits."""
     del site
+    from nodemanager.cli import tables
+
     _show(client.get("/jobs"), chosen, console, tables.jobs)
 
 
 def peers(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """List the instances in which jobs of this one may run: free cores, backlog, wait, price, our jobs there."""
     del site
+    from nodemanager.cli import tables
+
     _show(client.get("/peers"), chosen, console, tables.peers)
 
 
@@ -138,6 +147,8 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
     document = client.get(f"/explain/{kind}/{quote_segment(name)}", at=at)
     if kind == "job" and not chosen.json and shows_unicode_ids():
         document = {**document, "subject": unicode_id(document["subject"])}
+    from nodemanager.cli import tables
+
     _show(document, chosen, console, tables.explanation)
 
 
@@ -148,6 +159,8 @@ def plan(
     policy = policy_of(site)
     fixed = replace(policy.fixed, block_s=dict(policy.fixed.block_s))
     body = TypeAdapter(Policy).dump_json(replace(policy, fixed=fixed))
+    from nodemanager.cli import tables
+
     _show(client.post("/plan", body), chosen, console, tables.plan)
 
 
@@ -167,6 +180,8 @@ def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -
     if chosen.json:
         print(json.dumps(event), flush=True)
     else:
+        from nodemanager.cli import tables
+
         console.print(tables.event(_readable(event)))
 
 
@@ -177,6 +192,8 @@ def report(client: Client, site: Site, chosen: Namespace, console: Console) -> N
         since_s = parse_fsd(chosen.since)
     except NotationError as error:
         raise UsageError(f"--since: {error}") from error
+    from nodemanager.cli import tables
+
     _show(client.get("/report", since_s=since_s), chosen, console, tables.report)
 
 

@@ -7,20 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from nodemanager.core.notation import escape_unprintable
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 JOB_KEYS = frozenset({"job", "jobs", "serves"})  # the fields of the service's documents that hold job ids
 _ASCII_ID = re.compile("f[1-9A-HJ-NP-Za-km-z]{1,11}", re.ASCII)
-
-
-class _Terminal(Console):
-    def on_broken_pipe(self) -> None:
-        """Raise the error: Rich would end the process here, with its own exit status."""
-        raise BrokenPipeError(errno.EPIPE, "the output was closed")
 
 
 def make_console(**how: Any) -> Console:
@@ -28,7 +23,14 @@ def make_console(**how: Any) -> Console:
 
     Drain reasons, messages of providers and reports of nodes may have brackets that are not markup.
     """
-    return _Terminal(markup=False, emoji=False, highlight=False, **how)
+    from rich.console import Console
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            """Raise the error: Rich would end the process here, with its own exit status."""
+            raise BrokenPipeError(errno.EPIPE, "the output was closed")
+
+    return Terminal(markup=False, emoji=False, highlight=False, **how)
 
 
 def escape_document(document: Any) -> Any:

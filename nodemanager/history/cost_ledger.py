@@ -137,14 +137,15 @@ def _shares(
 ) -> Iterator[tuple[CostKey, float]]:
     """Divide a node's time among its jobs, and the rest to its use without a job. The shares sum to 1.
 
-    A job's share is the larger of its shares of the cores and of the GPUs: a node whose GPUs all work is not idle.
-    If these shares exceed the node, each is reduced in proportion.
+    If the jobs' shares (``billing.node_share``) exceed the node, each is reduced in proportion: some jobs may hold
+    its cores, and others its GPUs. A budget does not know the other jobs, and counts each share in full.
     """
     name, taken = node.launch.type_name, 0.0
     if jobs:
         cores, gpus = _size(node, policy)
         cores = cores or sum(held.cores for _, held in jobs)
-        shares = [max(held.cores / cores if cores else 0.0, held.gpus / gpus if gpus else 0.0) for _, held in jobs]
+        parts = [billing.node_share(held.cores, held.gpus, cores, gpus) for _, held in jobs]
+        shares = [part / whole for part, whole in parts]
         taken = sum(shares)
         for (job, _), share in zip(jobs, shares, strict=True):
             yield CostKey(hour, name, job.userid, job.queue, JOB_USE), share / max(1.0, taken)

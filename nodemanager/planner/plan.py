@@ -13,19 +13,17 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
-from nodemanager.core.drains import drain_text, is_drain_by_flux
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import LEAVING, CallKind, FluxRank, Identity, Launch, LaunchId, NodeState
+from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
     ChangeSlots,
-    CordonNode,
     CreateNode,
     DelegateJob,
     DestroyNode,
@@ -40,7 +38,7 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff, TypeName
+from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.cost import fleet
@@ -62,11 +60,12 @@ from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of, with_node_index
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
-from nodemanager.planner.state.snapshot import Snapshot, Stray
+from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.busy import BUSY
 from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
 from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
+from nodemanager.planner.strays import new_launch, stray_orders, strays_change_s
 from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
@@ -252,7 +251,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         asks=(*asks, *sweeps_now(snapshot, policy)),
         actions=(
             *orders,
-            *_strays(snapshot, policy),
+            *stray_orders(snapshot, policy),
             *requeue_orders(snapshot, policy),
             *copy_orders(snapshot),
             *bursting.orders,
@@ -265,7 +264,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         price_per_hour=price,
         again_at_s=min(
             steps.again_at_s,
-            _strays_change_s(snapshot, policy),
+            strays_change_s(snapshot, policy),
             copies_change_s(snapshot),
             _purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
@@ -476,111 +475,8 @@ def _boot_order(
     """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
     launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = _new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
+    launch = new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     if prepaid.get(launch.type_name, 0) > 0:
         prepaid[launch.type_name] -= 1
         launch = replace(launch, prepaid=True)
     return BootNode(launch, purchase.serves, reason, purchase.load)
-
-
-def _strays(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | CordonNode | DestroyNode]:
-    """Handle our nodes that no launch owns: give them a lease again if their slot is free, else destroy them.
-
-    If a job could start on such a node, it is drained first and looked at once more.
-    """
-    ownerless = sorted(fleet.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
-    leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
-    actions: list[RecordLaunches | CordonNode | DestroyNode] = []
-    for stray in ownerless:
-        launch = _launch_of_stray(stray, snapshot, policy)
-        waited_s = snapshot.now_s - stray.since_s
-        if launch is not None and launch.slot not in leased:
-            leased.add(launch.slot)
-            actions.append(RecordLaunches((launch,)))
-        elif _may_destroy(stray, leased, snapshot, policy):
-            reason = because(Code.ORPHAN, waited_s=waited_s, orphan_grace_s=policy.timing.orphan_grace_s)
-            identity, rank = _online_rank(stray, snapshot) or (None, None)
-            if identity is not None and rank is not None and rank.schedulable and identity.slot not in leased:
-                actions.append(CordonNode(identity.launch, rank.rank, drain_text(identity.launch), reason))
-            else:
-                actions.append(DestroyNode(None, stray.node.provider_id, reason))
-    return actions
-
-
-def _strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
-    """When time alone may change what is done with a node that no launch owns."""
-    waits_s = (
-        max(stray.since_s + policy.timing.orphan_grace_s, stray.destroy_after_s)
-        for stray in fleet.ownerless_strays(snapshot)
-    )
-    return min((at_s for at_s in waits_s if at_s > snapshot.now_s), default=inf)
-
-
-def _online_rank(stray: Stray, snapshot: Snapshot) -> tuple[Identity, FluxRank] | None:
-    """The identity of a stray and the rank it may serve; None unless that rank is online."""
-    identity = stray.node.identity
-    rank_id = snapshot.slots.rank_of_slot.get(identity.slot) if identity is not None else None
-    rank = snapshot.ranks.get(rank_id) if rank_id is not None else None
-    return (identity, rank) if identity is not None and rank is not None and rank.online else None
-
-
-def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether a stray may be destroyed.
-
-    It must have been ownerless long enough, and no job may run on its rank. An operator's drain protects it too,
-    and a drain of Flux's own if the site holds such nodes.
-    """
-    identity = stray.node.identity
-    if identity is not None and identity.type_name in policy.observed:
-        return False
-    if (online := _online_rank(stray, snapshot)) is not None:
-        known, rank = online
-        ours = known.slot in leased or rank.drain_reason in (None, drain_text(known.launch))
-        retired = policy.rules.foreign_drain is ForeignDrain.RETIRE and is_drain_by_flux(rank.drain_reason)
-        if rank.allocated or not (ours or retired):
-            return False
-    waited_s = snapshot.now_s - stray.since_s
-    return waited_s >= policy.timing.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
-
-
-def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:
-    """The launch that a stray's tags name; None if the site has no such slot."""
-    identity = stray.node.identity
-    if (
-        identity is None
-        or identity.slot not in snapshot.slots.rank_of_slot
-        or identity.slot not in policy.type_of_slot
-    ):
-        return None
-    if policy.type_of_slot[identity.slot].name != identity.type_name:
-        return None  # the slot has changed its type since: the node is not what R declares for it
-    created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
-    bought = (identity.type_name, stray.node.size, stray.node.market)
-    size = policy.of_size.get(bought) or policy.by_size[identity.type_name][-1]
-    adopted = _new_launch(identity.launch, identity.slot, snapshot, size, created_at, policy)
-    return replace(adopted, made_from=identity.made_from)
-
-
-def _new_launch(
-    id_: LaunchId,
-    slot: SlotName,
-    snapshot: Snapshot,
-    node_type: NodeType,
-    requested_at: float,
-    policy: Policy,
-    zone: str = "",
-) -> Launch:
-    return Launch(
-        id=id_,
-        slot=slot,
-        rank=snapshot.slots.rank_of_slot[slot],
-        type_name=node_type.name,
-        # Makes the create idempotent: equal for equal launches, at most 64 ASCII characters.
-        client_token=f"{policy.cluster_uuid[:8]}-{id_[-55:]}",
-        requested_at=requested_at,
-        zone=zone,
-        tariff=Tariff(node_type.price_per_hour, node_type.billing),
-        size=node_type.size,
-        market=node_type.market,
-        made_from=node_type.made_from,
-    )

@@ -17,7 +17,7 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import brain, plan
+from nodemanager.planner import brain, plan, strays
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
 from nodemanager.planner.placement import on_offer, placement
@@ -110,7 +110,7 @@ def taking_no_notice_of_a_new_division(patch: Patch) -> None:
 
 
 def repeating_a_create_without_its_token(patch: Patch) -> None:
-    create_failed, launch = rank_facts._apply_create_failure, plan._new_launch
+    create_failed, launch = rank_facts._apply_create_failure, strays.new_launch
 
     def again(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
         snapshot = create_failed(snapshot, node, fact, policy)
@@ -120,7 +120,7 @@ def repeating_a_create_without_its_token(patch: Patch) -> None:
         return replace(snapshot, nodes={**snapshot.nodes, node.id: changed(after, sent_s=None)})
 
     patch.setattr(rank_facts, "_apply_create_failure", again)
-    patch.setattr(plan, "_new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
+    patch.setattr(plan, "new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
 
 
 def deciding_on_old_news(patch: Patch) -> None:

@@ -51,6 +51,16 @@ def tariff_of(launch: Launch, policy: Policy) -> NodeType | Tariff | None:
     return policy.by_size[launch.type_name][-1]
 
 
+def node_share(cores: int, gpus: int, of_cores: int, of_gpus: int) -> tuple[int, int]:
+    """A job's share of a node, as a part and the whole: that of its cores or of its GPUs, whichever is larger.
+
+    A node whose GPUs all work cannot be sold to another GPU job, so its cores are not all that a job pays for.
+    """
+    if of_gpus and gpus * of_cores > cores * of_gpus:
+        return gpus, of_gpus
+    return (cores, of_cores) if of_cores else (0, 1)
+
+
 def price_per_hour(launch: Launch, policy: Policy) -> Decimal:
     """A node's price, in the site's currency; 0 if it is unknown."""
     tariff = tariff_of(launch, policy)

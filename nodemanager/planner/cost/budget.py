@@ -1,9 +1,9 @@
 """Count what was spent on this day and in this month (UTC), and derive what the budget still allows.
 
 A node costs what its billing rule says, from its creation; each payment counts in the period in which it falls due.
-A job costs its share of a node's cores at the node's price. Every figure is an estimate in the site's currency. The
-cost of gone nodes and ended jobs is added up in ``Snapshot.spend``; the cost of existing nodes is computed on
-demand.
+A job costs its share of a node (``billing.node_share``) at the node's price. Every figure is an estimate in the
+site's currency. The cost of gone nodes and ended jobs is added up in ``Snapshot.spend``; the cost of existing nodes
+is computed on demand.
 
 The sum outlives the manager: the instance stores it next to the leases. A gone node keeps its lease until a sum
 that includes it is on record, and the record names the node until then. So each node is counted exactly once, even
@@ -180,9 +180,11 @@ def job_price_per_hour(job: Job, snapshot: Snapshot, policy: Policy) -> Decimal:
         tariff = billing.tariff_of(snapshot.nodes[owner].launch, policy) if owner is not None else None
         if type_and_index is not None:
             node_type = policy.types[type_and_index[0]]
-            price += (tariff or node_type).price_per_hour * held.cores / node_type.cores
+            part, whole = billing.node_share(held.cores, held.gpus, node_type.cores, node_type.gpus)
+            price += (tariff or node_type).price_per_hour * part / whole
         elif rank is not None and owner is not None:
-            price += tariff.price_per_hour * held.cores / rank.cores if tariff is not None else 0
+            part, whole = billing.node_share(held.cores, held.gpus, rank.cores, rank.gpus)
+            price += tariff.price_per_hour * part / whole if tariff is not None else 0
     return price
 
 

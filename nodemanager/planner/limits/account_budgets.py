@@ -18,10 +18,10 @@ from nodemanager.core.jobs import JobId, JobState, Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
-from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
+from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, node_share
 from nodemanager.planner.cost.budget import Cut, Cuts, Period, accounts_of, job_cost_within, periods
 from nodemanager.planner.placement.infeasibility import pieces_per_node
-from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
+from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of, slots_per_piece
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
@@ -163,7 +163,9 @@ def piece_price_per_hour(node_type: NodeType, shape: Shape) -> Decimal:
     """What a piece of a job costs per hour on a node of a type."""
     if shape.exclusive:
         return node_type.price_per_hour
-    return node_type.price_per_hour * min(cores_of_piece(shape), node_type.cores) / node_type.cores
+    cores, gpus = cores_of_piece(shape), shape.gpus_per_slot * slots_per_piece(shape)
+    part, whole = node_share(cores, gpus, node_type.cores, node_type.gpus)
+    return node_type.price_per_hour * min(part, whole) / whole
 
 
 def _fits(node_type: NodeType, shape: Shape, policy: Policy) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.slots import Billing
-from nodemanager.planner.cost.billing import age_s, cost, paid_s, window_left_s
+from nodemanager.planner.cost.billing import age_s, cost, node_share, paid_s, window_left_s
 from tests.builders import NOW_S, a_node, a_type
 
 HOURLY = Billing(3600)
@@ -103,3 +103,23 @@ def test_the_bill_runs_from_the_provider_s_word_and_before_it_from_our_asking() 
 
 def test_a_creation_in_the_future_is_no_negative_age() -> None:
     assert age_s(a_node(billed_from_s=NOW_S + 300), NOW_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "share"),
+    [
+        (2, 0, (2, 8)),
+        (2, 1, (1, 2)),  # half of the GPUs is more than a quarter of the cores
+        (4, 1, (4, 8)),
+        (8, 1, (8, 8)),
+        (0, 2, (2, 2)),
+    ],
+)
+def test_a_job_has_its_larger_share_of_the_cores_and_of_the_gpus(
+    cores: int, gpus: int, share: tuple[int, int]
+) -> None:
+    assert node_share(cores, gpus, of_cores=8, of_gpus=2) == share
+
+
+def test_of_a_node_of_unknown_size_a_job_has_no_share() -> None:
+    assert node_share(4, 0, of_cores=0, of_gpus=0) == (0, 1)

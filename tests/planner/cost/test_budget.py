@@ -130,6 +130,15 @@ def test_the_present_price_counts_where_the_site_names_the_type() -> None:
     assert left_by_period(fleet.snapshot, fleet.policy)["day"] == 95
 
 
+def test_a_job_that_holds_all_gpus_of_a_node_has_cost_the_whole_node() -> None:
+    fleet = world({("user", "day"): "100"}).busy_node("gpu1")
+    held = (RankAllocation(Rank(5), 1, GPU.gpus),)
+    job = replace(running(began_s_ago=3600, ends_in_s=600, userid=1000), allocations=held)
+    fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
+    day, _ = periods(WALL_AT)
+    assert fleet.snapshot.spending.amounts["day", day.begins_at, "user 1000"] == GPU.price_per_hour
+
+
 def test_what_a_job_took_of_such_a_node_is_its_users_too() -> None:
     fleet = world({("user", "day"): "100"}).busy_node("gpu1")
     fleet.policy = without_gpu(fleet.policy)
