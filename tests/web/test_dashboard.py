@@ -166,6 +166,11 @@ def test_peers_delegated_jobs_and_ensembles_have_panels(browser: Browser) -> Non
         ensembles = browser.value("document.getElementById('ensembles-body').textContent")
         assert "surrogate  nodes kept for it: 2" in ensembles
         assert "elsewhere  nodes kept for it: 1; it runs beside the service" in ensembles
+        browser.value("document.querySelector('#ensembles-body a').click()")
+        browser.until("document.querySelector('#subject .title')?.textContent === 'surrogate'")
+        shown = browser.value("document.getElementById('subject').textContent")
+        assert "its share of nodes_max" in shown
+        assert "Nodes kept for it" in shown
         assert browser.value("document.querySelectorAll('.share rect').length") == 8
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from pathlib import Path
 
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import because
+from nodemanager.ensemble.fair_share import Claim, NodeClaim
 from nodemanager.history.store.writer import HistoryWriter
 from tests.builders import WALL_AT
 from tests.history.publications import told
@@ -19,6 +23,7 @@ VIEWS: Mapping[str, str] = {
     "node/cpu1": "document.querySelector('#subject .title')?.textContent === 'cpu1-1'",
     "job/f3": "document.querySelector('#subject .title')?.textContent === 'f3'",
     "type/large": "document.querySelector('#subject .title')?.textContent === 'large'",
+    "ensemble/surrogate": "document.querySelector('#subject .title')?.textContent === 'surrogate'",
 }
 ENSEMBLE = {
     "groups": {
@@ -50,5 +55,8 @@ def a_full_stand(folder: Path | None = None) -> Stand:
         journal.stop(STOP_S)
     stand.board.show_ensemble("surrogate", ENSEMBLE)
     stand.board.nodes_kept = {"surrogate": 2, "elsewhere": 1}
+    share = because(Code.ENSEMBLE_SHARE, wanted=4, have=2, nodes_max=6, others="elsewhere keeps 1 of 5 (weight 1)")
+    claim = NodeClaim(2, 4, 2, Claim(2, weight=2.0, per_day=Decimal(9)), Decimal("1.5"), share)
+    stand.board.node_claims = {"surrogate": claim}
     stand.board.publish_delegation(VIEW)
     return stand

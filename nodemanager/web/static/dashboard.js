@@ -185,7 +185,7 @@ function follow(after) {
 function showView() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, subject] = path.split("/");
-  const isSubject = ["node", "job", "type"].includes(name) && subject;
+  const isSubject = ["node", "job", "type", "ensemble"].includes(name) && subject;
   const view = isSubject ? "subject" : ["costs", "whatif"].includes(name) ? name : "overview";
   for (const shown of document.querySelectorAll("main > [data-view]")) shown.hidden = shown.dataset.view !== view;
   for (const entry of document.querySelectorAll("nav a")) {

@@ -34,7 +34,8 @@ export function showEnsembles({ ensembles, nodes_kept: kept }) {
   the("ensembles").hidden = !names.length;
   the("ensembles-body").replaceChildren(...names.flatMap((name) => {
     const found = ensembles.find((it) => it.name === name);
-    const head = made("h3", "", name);
+    const head = made("h3");
+    head.append(link("ensemble", name));
     head.append(made("span", "note", `  nodes kept for it: ${kept[name] ?? found?.nodes_floor ?? 0}${found ? "" : "; it runs beside the service"}`));
     if (!found) return [head];
     const groups = Object.entries(found.groups);

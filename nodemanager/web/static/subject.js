@@ -1,9 +1,10 @@
-// The page of one node, job or node type: why it is as it is, what it did before, and a picture of it.
+// The page of one node, job, node type or ensemble: why it is as it is, what it did before, and a picture of it.
 import { clockTime } from "/static/draw.js";
 import { ask, figure, link, list, made, madeSvg, span, table, the } from "/static/page.js";
 
 const NODE_KEYS = ["state", "slot", "node_type", "market", "zone", "provider_id", "cores", "cores_free", "cost", "price_per_hour", "requested_at", "since_at"];
 const JOB_KEYS = ["state", "user", "queue", "nodes", "slots", "cores_per_slot", "gpus_per_slot", "submitted_at", "waits_s"];
+const ENSEMBLE_KEYS = ["wanted", "asked", "kept", "weight", "nodes_min", "nodes_max", "per_day", "cost_today"];
 const JOB_STATES = { began: "running", ended: "gone" };
 let shown = 0;
 
@@ -35,6 +36,7 @@ function subject(kind, answer, history, states) {
   parts.push(...pictures(history, answer.at, states));
   if (answer.node) parts.push(made("h3", "", "The node"), facts(answer.node, NODE_KEYS), ...related("Jobs on it", "job", answer.node.jobs));
   if (answer.job) parts.push(made("h3", "", "The job"), facts(answer.job, JOB_KEYS), ...delegated(answer.job.delegated), ...related("Runs on", "node", answer.job.on));
+  if (answer.ensemble) parts.push(made("h3", "", "Nodes kept for it"), facts(answer.ensemble, ENSEMBLE_KEYS));
   if (kind === "job") parts.push(...related("Nodes that its reason names", "node", (answer.nodes ?? []).map((node) => node.slot)));
   if (answer.story?.length) {
     const story = made("ul");
