@@ -6,13 +6,17 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from nodemanager.cli.main import main
+from nodemanager.core.notation import format_job_id
 from nodemanager.history.follower import Follower
 from nodemanager.history.store.writer import HistoryWriter
+from nodemanager.planner.peers.burst import Bursts, WayToRun
 from nodemanager.web.state.board import Board
 from nodemanager.web.state.samples import SampleKeeper, read_samples
 from tests.builders import WALL_AT
@@ -161,7 +165,9 @@ def test_peers_delegated_jobs_and_ensembles_have_panels(browser: Browser) -> Non
     with served(a_full_stand()) as url:
         browser.open(url)
         browser.until("document.body?.dataset.turns >= 1")
-        assert "connection refused" in browser.value("document.getElementById('peers-body').textContent")
+        panel = browser.value("document.getElementById('peers-body').textContent")
+        assert "connection refused" in panel
+        assert "up, sched-simple" in panel
         assert browser.value("document.querySelectorAll('#peers-body a').length") == 1, "the job that runs there"
         ensembles = browser.value("document.getElementById('ensembles-body').textContent")
         assert "surrogate  nodes kept for it: 2" in ensembles
@@ -172,6 +178,19 @@ def test_peers_delegated_jobs_and_ensembles_have_panels(browser: Browser) -> Non
         assert "its share of nodes_max" in shown
         assert "Nodes kept for it" in shown
         assert browser.value("document.querySelectorAll('.share rect').length") == 8
+
+
+def test_a_job_s_page_shows_the_ways_that_it_did_not_take(browser: Browser, tmp_path: Path) -> None:
+    stand = a_full_stand()
+    published = a_fleet(2)
+    waiting = next(iter(published.plan.jobs))
+    weighed = Bursts(not_taken={waiting: [WayToRun("b", 90.0, Decimal("0.5"))]})
+    stand.post(replace(published, plan=replace(published.plan, bursts=weighed)))
+    with served(stand) as url:
+        browser.open(f"{url}#/job/{format_job_id(waiting)}")
+        browser.until("document.body?.textContent.includes('b: wait 90 s, 0.5 an hour')")
+        browser.screenshot(tmp_path / "job.png")
+        assert browser.errors == []
 
 
 def test_a_result_of_simulate_is_shown_and_another_file_is_refused(browser: Browser, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ export function showPeers({ delegates, fault, peers }, { jobs, shown }) {
   if (!delegates) return;
   const rows = peers.map((peer) => [
     peer.name,
-    peer.reachable ? "up" : `away: ${peer.why}`,
+    peer.reachable ? (peer.load ? `up, ${peer.load.scheduler}` : "up") : `away: ${peer.why}`,
     peer.load ? `${peer.load.nodes_free} of ${peer.load.nodes}` : null,
     peer.load ? `${peer.load.cores_free} of ${peer.load.cores}` : null,
     peer.load ? String(peer.load.waiting) : null,
