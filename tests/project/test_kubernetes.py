@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from nodemanager.cli.main import main
 from nodemanager.config.site import load_site
 from tests.cloud.minicluster.api_server import MANAGER_ROLE
+from tests.ensemble.file.test_kubernetes import HELLO
 from tests.paths import ROOT
 
 FOLDER = ROOT / "config" / "kubernetes"
@@ -115,3 +117,18 @@ def test_other_values_give_a_good_site(tmp_path: Path) -> None:
     site = load_site(tmp_path / "site.ini")
     assert (len(site.slots), site.cloud.namespace, site.acts) == (99, "hpc", True)
     assert found["Service"]["spec"]["selector"]["job-name"] == "big"
+
+
+def test_each_object_has_the_published_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kubernetes' own OpenAPI, strictly: an unknown field is a fault. It knows no MiniCluster."""
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    file = tmp_path / "ensemble.yaml"
+    file.write_text(HELLO, encoding="utf-8")
+    assert main(["ensemble", "manifests", str(file)]) == 0
+    printed = [*yaml.safe_load_all(capsys.readouterr().out), *manifests().values()]
+    known = [it for it in printed if not it["apiVersion"].startswith("flux-framework.org")]
+    for found in known:
+        validator.validate(found, "1.33", strict=True)
+    assert len(known) == 11
+    with pytest.raises(validator.ValidationError):
+        validator.validate({**known[0], "spce": {}}, "1.33", strict=True)
