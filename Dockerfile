@@ -20,18 +20,33 @@ COPY config config
 COPY doc/man doc/man
 COPY nodemanager nodemanager
 COPY requirements requirements
-# Every dependency has the version and the hash in the lock file (bin/lock).
-RUN python3 -m venv /opt/flux-node-manager \
- && /opt/flux-node-manager/bin/pip install --no-cache-dir --require-hashes --requirement requirements/service.txt \
- && /opt/flux-node-manager/bin/pip install --no-cache-dir --no-deps .
+# Every dependency has the version and the hash in the lock file (bin/lock). pip itself stays in an environment of its
+# own. The tests in libcloud's wheel are left out, and the bytecode of modules that the service does not import.
+RUN python3 -m venv /opt/pip \
+ && python3 -m venv --without-pip /opt/flux-node-manager \
+ && into="--python /opt/flux-node-manager/bin/python install --no-cache-dir --disable-pip-version-check" \
+ && /opt/pip/bin/pip $into --no-compile --require-hashes --requirement requirements/service.txt \
+ && /opt/pip/bin/pip $into --no-deps . \
+ && rm -rf /opt/flux-node-manager/lib/python3*/site-packages/libcloud/test
+RUN cd / && for part in cloud.azure cloud.ec2 cloud.gce cloud.openstack; do \
+        /opt/flux-node-manager/bin/python -c "import nodemanager.$part.from_site, nodemanager.service.service" || exit 1; \
+    done && /opt/flux-node-manager/bin/python -c "import nodemanager.join.server, nodemanager.web.app"
 
 FROM ${FLUX_IMAGE}
 ARG FLUX_VERSION
+ARG VERSION=unknown
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="flux-node-manager" \
+      org.opencontainers.image.description="Cloud nodes for a Flux instance, when its jobs need them" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 USER 0
 # curl runs the health check; ssh is for instances whose uri begins with ssh://.
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates curl openssh-client \
+ && apt-get clean \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/flux-node-manager /opt/flux-node-manager
 ENV PATH=/opt/flux-node-manager/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
