@@ -30,6 +30,7 @@ from nodemanager.config.text.settings import (
     JournalSettings,
     LimitsSettings,
     NodeSettings,
+    NotifySettings,
     PeerSettings,
     PolicySettings,
     ScheduleSettings,
@@ -59,6 +60,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Disruption": DisruptionSettings,
     "Web": WebSettings,
     "Journal": JournalSettings,
+    "Notify": NotifySettings,
     "Simulation": SimulationSettings,
     "Node NAME": NodeSettings,
     "Peer NAME": PeerSettings,
@@ -263,6 +265,13 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     "Journal": {
         "size_max": "The largest size of the history file, `journal.sqlite` in `state_dir`. When the file is "
         "larger, its oldest rows are deleted, even if they would otherwise be kept longer.",
+    },
+    "Notify": {
+        "command": "A command to run when one of `events` happens, with a JSON object on its standard input "
+        "([operating.md](operating.md#notices)). It runs in the site file's folder. Default: none.",
+        "events": "The events to tell. `budget`: 90 % of a budget of the site is spent. `breaker`: nodes of a type "
+        "keep failing. `safe-mode`: it begins. `leak`: the provider has a node of ours that no launch knows. "
+        "`never-runs`: no node type can ever run a job. Default: all.",
     },
     "Join": {
         "listen": "The address and port of the join service. If rank 0 has a loopback address, the default is that "

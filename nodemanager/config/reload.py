@@ -14,6 +14,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "limits": None,
     "budget": None,
     "disruption": None,
+    "notify": None,
     "schedules": None,
     "policy": None,
     "timing": None,

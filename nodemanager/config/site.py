@@ -51,6 +51,7 @@ from nodemanager.config.text.settings import (
     LimitsSettings,
     Mode,
     NodeSettings,
+    NotifySettings,
     PeerSettings,
     PolicySettings,
     Provider,
@@ -105,6 +106,7 @@ _SECTIONS = (
     "Disruption",
     "Web",
     "Journal",
+    "Notify",
     "Simulation",
 )
 
@@ -152,6 +154,7 @@ class Site:
     disruption: DisruptionSettings
     web: WebSettings
     journal: JournalSettings
+    notify: NotifySettings
     simulation: SimulationSettings
     node_types: tuple[NodeType, ...]
     networks: Mapping[TypeName, str]  # of each type; "" leaves the choice to the provider
@@ -246,6 +249,7 @@ class _SiteLoader:
         disruption = self._section("Disruption", DisruptionSettings)
         web = self._section("Web", WebSettings)
         journal = self._section("Journal", JournalSettings)
+        notify = self._section("Notify", NotifySettings)
         simulation = self._section("Simulation", SimulationSettings)
         nodes = self._nodes()
         peers = self._peers()
@@ -283,6 +287,7 @@ class _SiteLoader:
             and disruption
             and web
             and journal
+            and notify
             and simulation
         ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
@@ -304,6 +309,7 @@ class _SiteLoader:
             disruption=disruption,
             web=self._complete_web(web, state_dir),
             journal=journal,
+            notify=notify,
             simulation=simulation,
             node_types=with_fingerprints(node_types, nodes, cloud, flux, join),
             networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),

@@ -21,6 +21,7 @@ from nodemanager.history.follower import HistoryThread, HistoryUpdate
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.schema import HISTORY_FILE
 from nodemanager.history.store.writer import HistoryWriter
+from nodemanager.service.notices import Notifier
 from nodemanager.web.api import explain
 from nodemanager.web.api.control import Control, SteeredService
 from nodemanager.web.api.documents import status
@@ -48,8 +49,15 @@ class Outputs:
             site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
         )
         self._samples = SampleKeeper(self.board, site.state_dir / SAMPLES_FILE)
+        self._notifier = Notifier(site.notify, site.path.parent, site.cluster)
         self._history_thread = HistoryThread(
-            [self.board.take_in, self._metrics.take_in, self._writer.take_in, self._samples.take_in]
+            [
+                self.board.take_in,
+                self._metrics.take_in,
+                self._writer.take_in,
+                self._samples.take_in,
+                self._notifier.take_in,
+            ]
         )
         self.servers: list[WebServer] = []
         self._team = Team()
@@ -124,6 +132,7 @@ class Outputs:
         self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
         self._writer.start()
         self._history_thread.start()
+        self._notifier.start()
         places = listen_addresses(self._site.web.listen, self._site.state_dir)
         if not places:
             return
@@ -160,14 +169,19 @@ class Outputs:
             return ()
 
     def reload(self, site: Site) -> None:
-        """Take the named tokens as their file has them now. Raises ``TokenError``, with nothing changed."""
+        """Use the site's notices, and the named tokens as their file has them now.
+
+        Raises ``TokenError``, with nothing changed.
+        """
         self._team.tokens = _read_team(site)
+        self._notifier.use(site.notify)
 
     def stop(self, within_s: float) -> None:
         """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
         for server in self.servers:
             server.stop(within_s)
         self._history_thread.stop(within_s)
+        self._notifier.stop(within_s)
         self._samples.keep()
         self._writer.stop(within_s)
 

@@ -35,6 +35,7 @@ from nodemanager.config.text.settings import (
     JournalSettings,
     LimitsSettings,
     NodeSettings,
+    NotifySettings,
     PolicySettings,
     SectionSettings,
     SimulationSettings,
@@ -147,6 +148,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
             grpc_material=tmp_path / "state" / "grpc",
         ),
         journal=JournalSettings(),
+        notify=NotifySettings(),
         simulation=SimulationSettings(),
         node_types=(
             NodeType(
@@ -396,7 +398,7 @@ SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Node cpu": NodeSettings,
 }
 BAD = "a b\n  !"  # no key allows this, except for paths
-PATHS = {"state_dir", "bootstrap_dir", "token_file", "kubeconfig"}
+PATHS = {"state_dir", "bootstrap_dir", "token_file", "tokens_file", "kubeconfig"}
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,16 @@ class SizeOwner(StrEnum):
     SHARED = "shared"  # others too: the manager never removes nodes that they add
 
 
+class NoticeKind(StrEnum):
+    """What operators may be told by ``[Notify] command``."""
+
+    BUDGET = "budget"  # 90 % of a budget of the site is spent
+    BREAKER = "breaker"  # nodes of a type keep failing: no more are bought for a while
+    SAFE_MODE = "safe-mode"
+    LEAK = "leak"  # the provider has a node of ours that no launch knows
+    NEVER_RUNS = "never-runs"  # no node type can ever run a job
+
+
 class Viewers(StrEnum):
     """The users who may see jobs on the web interface."""
 
@@ -382,6 +392,12 @@ def _hosts(text: str) -> tuple[str, ...]:
     return names
 
 
+def _notice_kinds(text: str) -> frozenset[NoticeKind]:
+    names = _comma_list(text)
+    _require(names and set(names) <= set(NoticeKind))
+    return frozenset(map(NoticeKind, names))
+
+
 def _properties(text: str) -> frozenset[str]:
     names = _comma_list(text)
     for name in names:
@@ -620,7 +636,7 @@ class WebSettings(SectionSettings):
 
     listen: Annotated[str, ValueFormat('"unix", "unix:PATH", "HOST:PORT" or "off"', _listen)] = "unix"
     token_file: _Path = Path("token")
-    tokens_file: _Path | None = None
+    tokens_file: Annotated[Path | None, ValueFormat("a path", _path)] = None
     hosts: Annotated[
         tuple[str, ...], ValueFormat('a list of names such as "head.example" or "*.example", without ports', _hosts)
     ] = ()
@@ -684,6 +700,15 @@ class ScheduleSettings(SectionSettings):
     price_per_hour_max: Annotated[Decimal | None, _PRICE] = None
     spares: Annotated[int | None, _whole(0)] = None
     idle_timeout_s: Annotated[float | None, _DURATION] = Field(default=None, validation_alias="idle_timeout")
+
+
+class NotifySettings(SectionSettings):
+    """The command that tells operators what happened; "" runs none."""
+
+    command: Annotated[str, ValueFormat("a command line", _command)] = ""
+    events: Annotated[frozenset[NoticeKind], ValueFormat(f"a list of {', '.join(NoticeKind)}", _notice_kinds)] = (
+        frozenset(NoticeKind)
+    )
 
 
 class JournalSettings(SectionSettings):
