@@ -185,6 +185,9 @@ def _study(site: Site, workload: Workload, chosen: argparse.Namespace) -> tuple[
                     outcomes[run.name] = result.outcome
                     if run.baseline and run.name == "fixed":
                         study.bounds = result.bounds
+            for (name, _), result in zip(runs.bounding, results, strict=False):
+                if result.bounds is not None:
+                    study.compared_bounds[name] = result.bounds
     study.differences.update({run.name: differences(site, run.site) for run in runs.compared})
     return study, first.event_log_fault
 
@@ -220,6 +223,7 @@ def as_json(study: Study) -> Mapping[str, Any]:
         "baselines": {name: asdict(it) for name, it in study.baselines.items()},
         "cloud": [asdict(figure) for figure in study.cloud],
         "bounds": asdict(study.bounds) if study.bounds is not None else None,
+        "compared_bounds": {name: asdict(bounds) for name, bounds in study.compared_bounds.items()},
         "oddities": {
             kind: {"count": count, "examples": study.oddities.examples[kind]}
             for kind, count in study.oddities.counts.items()

@@ -3,6 +3,7 @@
     python -m tests.benchmarks.bench_packing --seeds 1 2 3 --families EC2 gangs     # families by their beginning
     python -m tests.benchmarks.bench_packing --small 200                            # small random cases
     python -m tests.benchmarks.bench_packing --seeds 1 2 3 --no-bound               # without HiGHS
+    python -m tests.benchmarks.bench_packing --seeds 1 --ray                        # beside Ray, with ray[default]
 
 Costs are shown as a multiple of the bound by column generation (``packing_bound``; HiGHS, where ``highspy`` is
 installed), small cases as a multiple of the best packing known. ``closed`` says whether no column is missing.
@@ -16,17 +17,19 @@ import statistics
 import time
 from random import Random
 
+from nodemanager.planner.packing.dominated import find_dominated
 from nodemanager.planner.packing.greedy import pack_best_fit
 from nodemanager.planner.packing.packing import pack
-from nodemanager.planner.packing.types import PackingLimits, total_cost
+from nodemanager.planner.packing.types import NO_LIMITS, Lot, total_cost
 from tests.benchmarks.packing_cases import FAMILIES, Case, fits_of, small
+from tests.benchmarks.packing_ray import ray_cost
 
-NO_LIMITS = PackingLimits(10**9, 10**18)
+BOUND_S = 30.0  # of processor time for the bound of one case
 
 
 def costs(case: Case) -> tuple[int, int, float]:
     """What our packing costs, what plain best fit costs, and the seconds that ours took."""
-    items, lots = case.items(), case.lots()
+    items, lots = case.items(), _considered(case)
     fits = fits_of(items, lots)
     begun = time.process_time()
     made = pack(items, lots, fits, NO_LIMITS)
@@ -37,9 +40,17 @@ def costs(case: Case) -> tuple[int, int, float]:
     return total_cost(made.loads, lots), total_cost(plain.loads, lots), took_s
 
 
-def show_families(names: list[str], seeds: list[int], *, with_bound: bool) -> None:
+def _considered(case: Case) -> list[Lot]:
+    """The lots that the planner packs onto: those that are not dominated."""
+    lots = case.lots()
+    left_out = find_dominated(lots, [()] * len(lots))
+    return [lot for number, lot in enumerate(lots) if number not in left_out]
+
+
+def show_families(names: list[str], seeds: list[int], *, with_bound: bool, with_ray: bool) -> None:
     """A line for each case."""
-    print("family | seed | items | types | ours | best fit | bound | closed | cpu s")
+    ratios: list[float] = []
+    print("family | seed | items | types | ours | best fit | Ray | bound | closed | cpu s")
     for name, draw_case in FAMILIES.items():
         if names and not name.startswith(tuple(names)):
             continue
@@ -47,12 +58,22 @@ def show_families(names: list[str], seeds: list[int], *, with_bound: bool) -> No
             case = draw_case(Random(seed))
             ours, plain, took_s = costs(case)
             sizes = f"{name} | {seed} | {len(case.kinds)} | {len(case.sizes)}"
+            ray = ray_cost(case) if with_ray else None
             if not with_bound:
-                print(f"{sizes} | {ours:,} | {plain:,} | - | - | {took_s:.3f}", flush=True)
+                of_ray = f"{ray:,}" if ray else "-"
+                print(f"{sizes} | {ours:,} | {plain:,} | {of_ray} | - | - | {took_s:.3f}", flush=True)
                 continue
-            known = _bound(case)
-            ratios = f"{ours / known.least:.4f} | {plain / known.least:.4f} | {known.least:,.0f} | {known.closed}"
-            print(f"{sizes} | {ratios} | {took_s:.3f}", flush=True)
+            known = _bound(case, mip_s=0.0)
+            of_ray = f"{ray / known.least:.4f}" if ray else "-"
+            ratios.append(ours / known.least)
+            print(
+                f"{sizes} | {ratios[-1]:.4f} | {plain / known.least:.4f} | {of_ray} | {known.least:,.0f} | "
+                f"{known.closed} | {took_s:.3f}",
+                flush=True,
+            )
+    if ratios:
+        p95 = sorted(ratios)[int(0.95 * len(ratios))]
+        print(f"ours: median {statistics.median(ratios):.4f}, p95 {p95:.4f}, worst {max(ratios):.4f}")
 
 
 def show_small(count: int, first: int) -> None:
@@ -73,11 +94,13 @@ def show_small(count: int, first: int) -> None:
     print("the worst seeds:", [(seed, round(ratio, 3)) for ratio, seed in ratios[-5:]])
 
 
-def _bound(case: Case, mip_s: float = 20.0):  # type: ignore[no-untyped-def]  # noqa: ANN202 - needs HiGHS
+def _bound(case: Case, mip_s: float):  # type: ignore[no-untyped-def]  # noqa: ANN202 - needs HiGHS
     from tests.benchmarks.packing_bound import bound  # noqa: PLC0415
 
-    items, lots = case.items(), case.lots()
-    return bound(items, lots, fits_of(items, lots), mip_s=mip_s)
+    items, lots = case.items(), _considered(case)
+    fits = fits_of(items, lots)
+    known = [(load.lot, load.pieces) for load in pack(items, lots, fits, NO_LIMITS).loads]
+    return bound(items, lots, fits, known=known, limit_s=BOUND_S, mip_s=mip_s)
 
 
 def main() -> None:
@@ -87,11 +110,12 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[1])
     parser.add_argument("--small", type=int, default=0)
     parser.add_argument("--no-bound", action="store_true")
+    parser.add_argument("--ray", action="store_true", help="run Ray's autoscaler beside (ray[default])")
     asked = parser.parse_args()
     if asked.small:
         show_small(asked.small, asked.seeds[0])
     else:
-        show_families(asked.families, asked.seeds, with_bound=not asked.no_bound)
+        show_families(asked.families, asked.seeds, with_bound=not asked.no_bound, with_ray=asked.ray)
 
 
 if __name__ == "__main__":

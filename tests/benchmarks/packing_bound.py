@@ -7,6 +7,7 @@ Farley (1990) is used, which holds for any worths. Without limits on nodes and s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -35,23 +36,34 @@ def bound(
     lots: Sequence[Lot],
     fits: Sequence[Sequence[int]],
     *,
+    known: Sequence[Pattern] = (),
     rounds: int = 3000,
+    limit_s: float = 120.0,
     mip_s: float = 20.0,
 ) -> Bound:
-    """The bound, and the best packing of the columns found. Needs ``highspy``."""
+    """The bound, and the best packing of the columns found. Needs ``highspy``.
+
+    ``known``: patterns to begin with. After ``limit_s`` of processor time the bound so far is the result.
+    """
     lots_used = _undominated(lots, fits)
-    columns: dict[Pattern, None] = {}
-    for number, item in enumerate(items):
-        for lot in lots_used:
-            if fits[number][lot]:
-                columns[lot, ((number, min(item.pieces, fits[number][lot])),)] = None
+    program = _Program(items, lots)
+    columns = program.columns
+    alone = [
+        (lot, ((number, min(item.pieces, fits[number][lot])),))
+        for number, item in enumerate(items)
+        for lot in lots_used
+        if fits[number][lot]
+    ]
+    program.add([*alone, *known])
     sacks = {lot: Knapsack(items, lots[lot], [row[lot] for row in fits]) for lot in lots_used}
     least, closed = 0.0, False
+    end_s = time.process_time() + limit_s
     for _ in range(rounds):
-        value, worth = _solve(items, lots, list(columns))
+        value, worth = program.solve()
         new = _quick(sacks, worth, lots, columns)
-        if new:
-            columns.update(dict.fromkeys(new))
+        out_of_time = time.process_time() > end_s
+        if new and not out_of_time:
+            program.add(new)
             continue
         ratio = 1.0
         for lot in lots_used:
@@ -63,11 +75,11 @@ def bound(
         if not new:
             closed = True
             break
-        columns.update(dict.fromkeys(new))
-        if value <= least * (1 + CLOSE):
-            closed = True
+        program.add(new)
+        if value <= least * (1 + CLOSE) or out_of_time:
+            closed = value <= least * (1 + CLOSE)
             break
-    best = _solve_whole(items, lots, list(columns), mip_s)
+    best = program.solve_whole(mip_s) if mip_s else float("inf")
     return Bound(least, best, closed)
 
 
@@ -93,33 +105,38 @@ def _undominated(lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> list[int
     return [lot for lot in numbers if not any(beats(other, lot) for other in numbers if other != lot)]
 
 
-def _solve(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern]) -> tuple[float, list[float]]:
-    """The value of the linear program over these columns, and the worth of a piece of each item."""
-    highs, _ = _model(items, lots, columns)
-    highs.run()
-    return float(highs.getObjectiveValue()), list(highs.getSolution().row_dual)
+class _Program:
+    """The linear program over the columns so far. It is kept, so that each solution begins with the one before."""
 
+    def __init__(self, items: Sequence[Item], lots: Sequence[Lot]) -> None:
+        self.columns: dict[Pattern, None] = {}
+        self._lots = lots
+        self._highs = highspy.Highs()
+        self._highs.silent()
+        for item in items:
+            self._highs.addRow(item.pieces, highspy.kHighsInf, 0, [], [])
 
-def _solve_whole(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern], limit_s: float) -> float:
-    highs, count = _model(items, lots, columns)
-    highs.setOptionValue("time_limit", limit_s)
-    highs.setOptionValue("mip_rel_gap", 1e-6)
-    for column in range(count):
-        highs.changeColIntegrality(column, highspy.HighsVarType.kInteger)
-    highs.run()
-    return float(highs.getInfo().objective_function_value)
+    def add(self, patterns: Sequence[Pattern]) -> None:
+        """Add columns that are not known yet."""
+        for lot, pieces in patterns:
+            if (lot, pieces) not in self.columns:
+                self.columns[lot, pieces] = None
+                rows, counts = [number for number, _ in pieces], [float(count) for _, count in pieces]
+                self._highs.addCol(self._lots[lot].cost, 0, highspy.kHighsInf, len(rows), rows, counts)
 
+    def solve(self) -> tuple[float, list[float]]:
+        """The value of the program, and the worth of a piece of each item."""
+        self._highs.run()
+        return float(self._highs.getObjectiveValue()), list(self._highs.getSolution().row_dual)
 
-def _model(items: Sequence[Item], lots: Sequence[Lot], columns: Sequence[Pattern]) -> tuple[highspy.Highs, int]:
-    highs = highspy.Highs()
-    highs.silent()
-    inf = highspy.kHighsInf
-    for item in items:
-        highs.addRow(item.pieces, inf, 0, [], [])
-    for lot, pieces in columns:
-        rows = [number for number, _ in pieces]
-        highs.addCol(lots[lot].cost, 0, inf, len(rows), rows, [count for _, count in pieces])
-    return highs, len(columns)
+    def solve_whole(self, limit_s: float) -> float:
+        """The cost of the best whole numbers of nodes with these columns."""
+        self._highs.setOptionValue("time_limit", limit_s)
+        self._highs.setOptionValue("mip_rel_gap", 1e-6)
+        for column in range(len(self.columns)):
+            self._highs.changeColIntegrality(column, highspy.HighsVarType.kInteger)
+        self._highs.run()
+        return float(self._highs.getInfo().objective_function_value)
 
 
 def _knapsack(

@@ -246,6 +246,27 @@ def _halves(draw: Random) -> Case:
     return Case(kinds, sizes)
 
 
+def _everything(draw: Random) -> Case:
+    """200 kinds on 16 types: single pieces, gangs and whole nodes, some with GPUs."""
+    sizes = random_sizes(draw, 16, gpus=True)
+    kinds: list[Kind] = []
+    while len(kinds) < 200:
+        of = draw.choice(sizes)
+        cores = draw.randint(1, max(1, of.cores // draw.choice((1, 2, 4, 8))))
+        memory = int(min(of.memory_mib, cores * draw.uniform(0.5, 16) * GIB))
+        extra = draw.random()
+        gang = draw.randint(2, 8) if extra > 0.8 else 0
+        cards = draw.choice((0, 1, of.gpus)) if of.gpus else 0
+        kinds.append(Kind(draw.randint(1, 40), cores, memory, cards, gang, whole=extra < 0.05))
+    return Case(kinds, sizes)
+
+
+def _mixed_memory(draw: Random) -> Case:
+    """300 kinds of up to 32 cores with memory of their own, on 24 types."""
+    sizes = ec2_like()
+    return Case(own_memory(draw, 300, 5_000, sizes, (1, 2, 4, 6, 8, 12, 16, 20, 24, 32)), sizes)
+
+
 def _catalogue_50(draw: Random) -> Case:
     sizes = catalogue(draw)
     return Case(own_memory(draw, 50, 10_000, sizes, (1, 2, 3, 4, 6, 8, 12, 16)), sizes)
@@ -290,6 +311,8 @@ FAMILIES: Mapping[str, Callable[[Random], Case]] = {
     "6 and 5 of 16": _six_and_five,
     "GPUs": _gpus,
     "over half a node": _halves,
+    "everything": _everything,
+    "EC2-like, 300 shapes": _mixed_memory,
     "400 types, 9 jobs": _catalogue_few,
     "400 types, 50 shapes": _catalogue_50,
     "400 types, 500 shapes": _catalogue_500,

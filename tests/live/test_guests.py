@@ -86,7 +86,8 @@ def test_a_node_that_a_person_drained_stays_and_is_counted(site: MultiUserSite, 
     assert site.drains() == {"cloud1": "broken fan"}
 
 
-@pytest.mark.parametrize("site", [{"budget": "[Budget]\nuser_per_day = 0.5"}], indirect=True)
+# By the month: late in a day, not much of the job would count for that day.
+@pytest.mark.parametrize("site", [{"budget": "[Budget]\nuser_per_month = 0.5"}], indirect=True)
 def test_a_guest_s_job_beyond_the_guest_s_budget_is_held_and_the_other_guest_is_served(
     site: MultiUserSite, guests: dict[str, int]
 ) -> None:
@@ -103,7 +104,9 @@ def test_a_guest_s_job_beyond_the_guest_s_budget_is_held_and_the_other_guest_is_
     for user in (first, OWNER):
         assert site.explain(user, job)["reason"]["code"] == "budget_of_account"  # type: ignore[index]
     assert "you have no active job" in str(site.explain(second, job)["error"])
-    text = (site.folder / "site.ini").read_text(encoding="utf-8").replace("user_per_day = 0.5", "user_per_day = 5")
+    text = (
+        (site.folder / "site.ini").read_text(encoding="utf-8").replace("user_per_month = 0.5", "user_per_month = 5")
+    )
     (site.folder / "site.ini").write_text(text, encoding="utf-8")
     site.verb("reload")
     site.eventually("it is released and runs", lambda: seen("{result}") == "COMPLETED")
@@ -145,7 +148,9 @@ def test_no_job_begins_beside_a_guest_s_process_that_has_survived_its_broker(
     site.eventually("its slot serves again", lambda: "cloud1" in ",".join(site.online()))
 
 
-@pytest.mark.parametrize("site", [{"budget": "[Budget]\nuser_per_day = 0.5", "idle_timeout": "1h"}], indirect=True)
+@pytest.mark.parametrize(
+    "site", [{"budget": "[Budget]\nuser_per_month = 0.5", "idle_timeout": "1h"}], indirect=True
+)
 def test_what_a_guest_must_not_do_is_refused_and_changes_nothing(
     site: MultiUserSite, guests: dict[str, int]
 ) -> None:

@@ -38,6 +38,23 @@ def test_a_study_is_told_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert told["bounds"]["work"] <= told["main"]["cost"]
 
 
+def test_each_site_compared_has_bounds_of_its_own_if_its_prices_differ(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = a_site(tmp_path).path
+    dear, slow = site.with_name("dear.ini"), site.with_name("slow.ini")
+    text = site.read_text()
+    dear.write_text(text.replace("price_per_hour = 0.30", "price_per_hour = 0.90"))
+    slow.write_text(text.replace("idle_timeout = 5m", "idle_timeout = 9m"))
+    assert _simulate(WORKLOAD, "--config", str(site), "--json", "--compare", str(dear), str(slow)) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(told["compared_bounds"]) == {"dear"}
+    assert told["compared_bounds"]["dear"]["work"] == pytest.approx(3 * told["bounds"]["work"])
+    assert told["compared_bounds"]["dear"]["work"] <= told["compared"]["dear"]["cost"]
+    assert _simulate(WORKLOAD, "--config", str(site), "--compare", str(dear)) == 0
+    assert "dear: with its nodes and prices no fleet costs less than" in capsys.readouterr().out
+
+
 def test_the_same_seed_tells_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = []
     for _ in range(2):

@@ -38,6 +38,7 @@ class ColumnPacking:
     lots: Sequence[Lot]
     fits: Sequence[Sequence[int]]
     effort: Effort
+    tail_saving: float = TAIL_SAVING
     bound: float = 0.0
     worth: list[float] = field(default_factory=list)  # of a piece of each item
     uses: list[tuple[Column, float]] = field(default_factory=list)
@@ -198,7 +199,7 @@ class _Program:
             self._known += new
             self._optimise(new)
             values.append(self.value())
-            if len(values) > TAIL_ROUNDS and values[-1] > values[-TAIL_ROUNDS] * (1 - TAIL_SAVING):
+            if len(values) > TAIL_ROUNDS and values[-1] > values[-TAIL_ROUNDS] * (1 - packing.tail_saving):
                 break
         near = (it for it in self._known if linear.reduced_cost(it, cost[it.lot]) < NEAR * cost[it.lot])
         return [self._outside(column) for column in dict.fromkeys(near)]

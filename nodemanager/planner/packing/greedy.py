@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 from nodemanager.planner.packing.types import Item, Load, Lot, Packed, dominant_share, pieces_that_fit
 
 # Up to so many pairs of item and lot, all patterns are computed again when an item runs out.
 PAIRS_REFRESHED_MAX = 2_000
+
+_free_cores = attrgetter("cores")
 
 
 def pack_by_patterns(
@@ -252,21 +255,22 @@ class _BestFit:
         """Put pieces of an item onto open nodes."""
         item, fits = self.items[number], self.fits[number]
         changed: list[_Open] = []
-        kept: list[_Open] = []
-        for place, group in enumerate(self._open):
+        first = bisect_left(self._open, item.cores, key=_free_cores)
+        kept = self._open[:first]
+        memory_bytes, gpus = item.memory_bytes, item.gpus
+        for place in range(first, len(self._open)):
             if not self.left[number]:
                 kept += self._open[place:]
                 break
-            each = 0
-            if group.cores >= item.cores and fits[group.lot]:
-                each = min(
-                    item.per_node_max,
-                    pieces_that_fit(item, group.cores, group.gpus, group.memory_bytes),
-                    self.left[number],
-                )
-            if not each:
+            group = self._open[place]
+            if group.memory_bytes < memory_bytes or group.gpus < gpus or not fits[group.lot]:
                 kept.append(group)
                 continue
+            each = min(
+                item.per_node_max,
+                pieces_that_fit(item, group.cores, group.gpus, group.memory_bytes),
+                self.left[number],
+            )
             nodes = min(group.nodes, self.left[number] // each)
             changed.append(self._with(group, nodes, number, each))
             group.nodes -= nodes

@@ -13,19 +13,30 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nodemanager.planner.packing import exact
+from nodemanager.planner.packing.classes import Classes
 from nodemanager.planner.packing.columns import ROUNDING, ColumnPacking
 from nodemanager.planner.packing.greedy import pack_best_fit, pack_by_patterns
-from nodemanager.planner.packing.types import Effort, Item, Load, Lot, Packed, PackingLimits, total_cost
+from nodemanager.planner.packing.repack import PIECES_EXACT, repack_worst
+from nodemanager.planner.packing.types import (
+    NO_LIMITS,
+    Effort,
+    Item,
+    Load,
+    Lot,
+    Packed,
+    PackingLimits,
+    least_cost,
+    total_cost,
+)
 from nodemanager.planner.state.frozen import replace
 
-STEPS_MAX = 200_000  # of one packing
+STEPS_MAX = 500_000  # of one packing
 STEPS_PER_PIECE = 2_500  # of a packing of few pieces
-ITEMS_MAX = 64  # up to so many items, columns are computed
+ITEMS_MAX = 64  # up to so many items, columns are computed for each; more are packed in classes
 ENOUGH = 1.0002  # a packing that is so near to the bound is not improved
-PIECES_EXACT = 10  # up to so many pieces are packed by trying all ways
-# The nodes that are worth least for their cost are repacked: how many of them, and how many steps a search takes.
-NODES_REPACKED, STEPS_REPACKED = 16, 4_000
-NO_LIMITS = PackingLimits(10**9, 10**18)
+NEAR_ENOUGH = 1.007  # the same for many items, beside a weaker bound
+# Of classes: a packing that is near enough, and from which worth for its cost on a node is kept.
+ENOUGH_CLASSES, KEPT_FROM = 1.002, 0.98
 # Penalties for each node, as multiples of the dearest cost: tried in turn if there are not enough nodes.
 NODE_PENALTIES = (0.0, 0.25, 1.0, 4.0, 64.0)
 
@@ -134,22 +145,97 @@ def _improved(
     """A cheaper packing of the same pieces within the limits, or the same."""
     if any(packed.left) or effort.left <= 0:
         return packed
-    if len(items) > ITEMS_MAX:
+    if sum(1 for item in items if item.pieces) > ITEMS_MAX:
+        if total_cost(packed.loads, lots) <= NEAR_ENOUGH * least_cost(items, lots):
+            return packed
+        loads = _pack_classes(items, lots, fits, effort)
+    else:
+        loads, _ = _pack_columns(packed.loads, items, lots, fits, limits, effort)
+    if loads is None or not limits.allow(loads, lots) or total_cost(loads, lots) > total_cost(packed.loads, lots):
         return packed
-    columns = ColumnPacking(items, lots, fits, effort)
-    columns.solve(packed.loads)
-    best, least = list(packed.loads), total_cost(packed.loads, lots)
+    return Packed(tuple(loads), packed.left)
+
+
+def _pack_columns(
+    known: Sequence[Load],
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    limits: PackingLimits,
+    effort: Effort,
+    enough: float = ENOUGH,
+) -> tuple[list[Load], Sequence[float]]:
+    """A packing by columns, no dearer than the one known, and what a piece of each item is worth."""
+    columns = ColumnPacking(items, lots, fits, effort, tail_saving=enough - 1.0)
+    columns.solve(known)
+    best, least = list(known), total_cost(known, lots)
     for way in ROUNDING:
-        if least <= columns.bound * ENOUGH or effort.left <= 0:
+        if least <= columns.bound * enough or effort.left <= 0:
             break
         loads = _completed(*columns.rounded(way), items, lots, fits)
         if loads is not None and total_cost(loads, lots) < least and limits.allow(loads, lots):
             best, least = loads, total_cost(loads, lots)
-    if least > columns.bound * ENOUGH:
-        loads = _repacked(best, items, lots, fits, columns.worth, effort)
+    if least > columns.bound * enough:
+        loads = repack_worst(best, items, lots, fits, columns.worth, effort)
         if limits.allow(loads, lots):
             best = loads
-    return Packed(tuple(best), packed.left)
+    return best, columns.worth
+
+
+def _pack_classes(
+    items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], effort: Effort
+) -> list[Load] | None:
+    """A packing by classes of similar items; None if it does not hold all pieces.
+
+    Nodes that are worth their cost are kept. The other pieces are packed again, in classes of fewer items each,
+    until few items are left.
+    """
+    left, free = [item.pieces for item in items], [lot.count for lot in lots]
+    kept: list[Load] = []
+    while True:
+        numbers = [number for number, pieces in enumerate(left) if pieces]
+        rest = [replace(items[number], pieces=left[number]) for number in numbers]
+        some = [replace(lot, count=count) for lot, count in zip(lots, free, strict=True)]
+        rows = [fits[number] for number in numbers]
+        made: list[Load] = []
+        if len(numbers) > ITEMS_MAX and effort.left > 0:
+            classes = Classes(rest, some, rows)
+            start = _cheapest_greedy(classes.items, classes.lots, classes.fits)
+            if any(start.left):
+                return None
+            loads, worth = _pack_columns(
+                start.loads, classes.items, classes.lots, classes.fits, NO_LIMITS, effort, ENOUGH_CLASSES
+            )
+            made = classes.realised(loads, effort)
+            made = _worth_keeping(made, classes.worth_of_items(worth), rest, lots)
+        if not made:
+            packed = _cheapest_greedy(rest, some, rows)
+            if len(numbers) <= ITEMS_MAX:
+                packed = _improved(packed, rest, some, rows, NO_LIMITS, effort)
+            made = list(packed.loads)
+            if any(packed.left):
+                return None
+        for load in made:
+            pieces = tuple((numbers[item], of) for item, of in load.pieces)
+            kept.append(Load(load.lot, load.nodes, pieces))
+            free[load.lot] -= load.nodes
+            for number, of in pieces:
+                left[number] -= load.nodes * of
+        if not any(left):
+            return kept
+
+
+def _worth_keeping(
+    loads: Sequence[Load], worth: Sequence[float], items: Sequence[Item], lots: Sequence[Lot]
+) -> list[Load]:
+    """The loads whose contents are worth what the node costs, or all if these hold less than half of the pieces."""
+    good = [
+        load
+        for load in loads
+        if sum(worth[item] * of for item, of in load.pieces) >= KEPT_FROM * lots[load.lot].cost
+    ]
+    pieces = sum(load.nodes * of for load in good for _, of in load.pieces)
+    return good if 2 * pieces >= sum(item.pieces for item in items) else list(loads)
 
 
 def _completed(
@@ -168,86 +254,6 @@ def _completed(
     rest = [replace(item, pieces=pieces) for item, pieces in zip(items, left, strict=True)]
     more = _cheapest_greedy(rest, [replace(lot, count=of) for lot, of in zip(lots, free, strict=True)], fits)
     return None if any(more.left) else [*loads, *more.loads]
-
-
-def _repacked(
-    loads: Sequence[Load],
-    items: Sequence[Item],
-    lots: Sequence[Lot],
-    fits: Sequence[Sequence[int]],
-    worth: Sequence[float],
-    effort: Effort,
-) -> list[Load]:
-    """Repack a few nodes by trying all ways, again and again, beginning with those that are worth least.
-
-    What a node is worth is the worth of its contents, for its cost.
-    """
-
-    def value(node: Load) -> tuple[float, int, tuple[tuple[int, int], ...]]:
-        of = sum(worth[item] * pieces for item, pieces in node.pieces)
-        return of / (lots[node.lot].cost + 1), node.lot, node.pieces
-
-    few: list[Load] = []
-    rest: list[Load] = []
-    for load in sorted(loads, key=value):
-        nodes = min(load.nodes, NODES_REPACKED - len(few))
-        few += [Load(load.lot, 1, load.pieces)] * nodes
-        rest += [Load(load.lot, load.nodes - nodes, load.pieces)] if load.nodes > nodes else []
-    free = [lot.count for lot in lots]
-    for load in loads:
-        free[load.lot] -= load.nodes
-    first = 0
-    while first < len(few) and effort.left > 0:
-        chosen, pieces = [], 0
-        for place in range(first, len(few)):
-            of = sum(count for _, count in few[place].pieces)
-            if pieces + of <= PIECES_EXACT:
-                chosen.append(place)
-                pieces += of
-        found = (
-            _repack([few[place] for place in chosen], items, lots, fits, worth, free, effort) if chosen else None
-        )
-        if found is None:
-            first += 1
-            continue
-        few = sorted([*(node for place, node in enumerate(few) if place not in chosen), *found], key=value)
-        first = 0
-    return [*rest, *few]
-
-
-def _repack(
-    nodes: Sequence[Load],
-    items: Sequence[Item],
-    lots: Sequence[Lot],
-    fits: Sequence[Sequence[int]],
-    worth: Sequence[float],
-    free: list[int],
-    effort: Effort,
-) -> tuple[Load, ...] | None:
-    """A cheaper packing of what lies on these nodes; None if none was found. ``free`` is updated."""
-    pieces = [0] * len(items)
-    count = list(free)
-    for node in nodes:
-        count[node.lot] += 1
-        for item, of in node.pieces:
-            pieces[item] += of
-    numbers = [number for number, of in enumerate(pieces) if of]
-    found = exact.search(
-        [replace(items[number], pieces=pieces[number]) for number in numbers],
-        [replace(lot, count=left) for lot, left in zip(lots, count, strict=True)],
-        [fits[number] for number in numbers],
-        NO_LIMITS,
-        effort,
-        below=total_cost(nodes, lots),
-        steps_max=STEPS_REPACKED,
-        worth=[worth[number] for number in numbers],
-    )
-    if found is None:
-        return None
-    free[:] = count
-    for node in found:
-        free[node.lot] -= 1
-    return tuple(Load(it.lot, 1, tuple((numbers[index], of) for index, of in it.pieces)) for it in found)
 
 
 def _cut_to_limits(packed: Packed, lots: Sequence[Lot], limits: PackingLimits) -> Packed:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+MIXES = 8  # of cores and memory, in a bound of the cost
+
 
 @dataclass(frozen=True)  # without slots, so that ``frozen.replace`` is fast
 class Item:
@@ -66,6 +68,9 @@ class PackingLimits:
         return nodes <= self.nodes and price <= self.price
 
 
+NO_LIMITS = PackingLimits(10**9, 10**18)
+
+
 @dataclass(frozen=True, slots=True)
 class Packed:
     """The result of a packing."""
@@ -84,6 +89,23 @@ class Effort:
 def total_cost(loads: Iterable[Load], lots: Sequence[Lot]) -> int:
     """The cost of all loads."""
     return sum(load.nodes * lots[load.lot].cost for load in loads)
+
+
+def least_cost(items: Sequence[Item], lots: Sequence[Lot]) -> float:
+    """A bound that no packing of all pieces undercuts: the work could be split between nodes at will.
+
+    The size of work and of nodes is a mix of cores and memory; the size of all work costs at least what it costs on
+    the lot whose size is cheapest. Of several mixes the one with the highest cost counts.
+    """
+    cores = sum(item.pieces * item.cores for item in items if not item.exclusive)
+    memory = sum(item.pieces * item.memory_bytes for item in items if not item.exclusive)
+    least = 0.0
+    for part in range(MIXES + 1):
+        of_core, of_byte = (MIXES - part) / max(1, cores), part / max(1, memory)
+        sizes = [(lot.cores * of_core + lot.memory_bytes * of_byte, lot.cost) for lot in lots]
+        each = min((cost / size for size, cost in sizes if size), default=0.0)
+        least = max(least, each * (cores * of_core + memory * of_byte))
+    return least
 
 
 def pieces_on_empty(item: Item, lot: Lot) -> int:

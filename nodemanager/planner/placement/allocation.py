@@ -15,7 +15,8 @@ from math import inf
 from nodemanager.core.jobs import ANYWHERE, Shape
 from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.packing.dominated import find_dominated, nodes_used
-from nodemanager.planner.packing.packing import PIECES_EXACT, fill, pack
+from nodemanager.planner.packing.packing import fill, pack
+from nodemanager.planner.packing.repack import PIECES_EXACT
 from nodemanager.planner.packing.types import (
     Effort,
     Item,

@@ -242,6 +242,14 @@ def _note(study: Study) -> str:
     notes = ["Slowdown: the mean of wait plus run time, divided by the run time; runs below 10 s count as 10 s. "]
     if study.bounds is not None:
         notes.append(_bounds(study.bounds, study.main, study.baselines.get("fixed")))
+    for name, bounds in study.compared_bounds.items():
+        notes.append(
+            f"With the nodes and prices of {name}, no fleet costs less than {bounds.work:,.2f}, however long jobs "
+            f"wait, and none less than {bounds.same_starts:,.2f} with every job starting when it did on its fixed "
+            f"cluster: {name} costs {study.compared[name].cost / bounds.work:.3f} times as much. "
+            if bounds.work
+            else ""
+        )
     points, shorter = [study.main, *study.swept.values()], list[str]()
     fewer = [run.policy for run in points if run.jobs_served < _most_served(study)]
     if fewer:

@@ -62,12 +62,7 @@ def print_summary(study: Study, console: Console) -> None:
     for sentence in sentences(study)[1:]:
         _print(console, sentence)
     _print_table(console, _runs(study, _name_room(study, console)))
-    if study.bounds is not None:
-        _print(
-            console,
-            f"no fleet costs less than {study.bounds.work:,.2f}, or less than {study.bounds.same_starts:,.2f} with "
-            "every job starting when it did on the fixed cluster",
-        )
+    _print_bounds(study, console)
     for run in study.outcomes:
         if run.restarts:
             _print(
@@ -87,6 +82,21 @@ def print_summary(study: Study, console: Console) -> None:
     if study.cloud:
         _print_table(console, _cloud(study), folds=True)
     _print(console, _speed(study.main))
+
+
+def _print_bounds(study: Study, console: Console) -> None:
+    if study.bounds is not None:
+        _print(
+            console,
+            f"no fleet costs less than {study.bounds.work:,.2f}, or less than {study.bounds.same_starts:,.2f} with "
+            "every job starting when it did on the fixed cluster",
+        )
+    for name, bounds in study.compared_bounds.items():
+        _print(
+            console,
+            f"{name}: with its nodes and prices no fleet costs less than {bounds.work:,.2f}, or less than "
+            f"{bounds.same_starts:,.2f} with every job starting when it did on its fixed cluster",
+        )
 
 
 def _print(console: Console, text: str, style: str | None = None) -> None:

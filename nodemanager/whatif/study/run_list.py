@@ -27,10 +27,11 @@ class RunList:
     swept: Sequence[PolicyRun]
     baselines: Sequence[PolicyRun]
     caution: str = ""
+    bounding: Sequence[tuple[str, PolicyRun]] = ()  # the compared sites with bounds of their own: the fixed cluster
 
     @property
     def all_runs(self) -> tuple[PolicyRun, ...]:
-        return (self.main, *self.compared, *self.swept, *self.baselines)
+        return (self.main, *self.compared, *self.swept, *self.baselines, *(run for _, run in self.bounding))
 
 
 def list_runs(site: Site, chosen: argparse.Namespace) -> RunList:
@@ -49,7 +50,17 @@ def list_runs(site: Site, chosen: argparse.Namespace) -> RunList:
     ]
     if chosen.actors:
         _check_actors((main, *compared, *swept))
-    return RunList(main, compared, swept, baselines, sweep.caution)
+    bounding = [
+        (run.name, PolicyRun("fixed", run.site, baseline=True))
+        for run in compared
+        if any(it.name == "fixed" for it in baselines) and _bounds_differ(site, run.site)
+    ]
+    return RunList(main, compared, swept, baselines, sweep.caution, bounding)
+
+
+def _bounds_differ(site: Site, other: Site) -> bool:
+    """Whether the lower bounds of two sites may differ: they depend on the nodes, and on what the cloud does."""
+    return (site.node_types, site.limits, site.simulation) != (other.node_types, other.limits, other.simulation)
 
 
 def with_seed(site: Site, seed: int | None) -> Site:

@@ -45,6 +45,7 @@ class Study:
     swept: dict[str, Outcome] = field(default_factory=dict)
     baselines: dict[str, Outcome] = field(default_factory=dict)
     bounds: CostBounds | None = None
+    compared_bounds: dict[str, CostBounds] = field(default_factory=dict)  # of sites with other nodes or prices
     oddities: Oddities = field(default_factory=Oddities)
     cloud: tuple[Figure, ...] = ()  # the figures of the simulated cloud, with their sources
 
