@@ -514,6 +514,8 @@ def _default(name: str, field: FieldInfo) -> str:
         return f"`{', '.join(sorted(value))}`"
     if name.endswith("_bytes"):
         return f"`{format_bytes(value)}`"
+    if isinstance(value, frozenset):
+        return f"`{', '.join(sorted(value))}`"
     return f"`{value}`" if value or isinstance(value, int) else "none"
 
 
