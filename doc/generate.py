@@ -510,6 +510,8 @@ def _default(name: str, field: FieldInfo) -> str:
     if isinstance(value, float):
         is_duration = field.validation_alias is not None and name.endswith("_s")
         return f"`{format_fsd(value)}`" if is_duration else f"`{value:g}`"
+    if isinstance(value, frozenset) and value:
+        return f"`{', '.join(sorted(value))}`"
     if name.endswith("_bytes"):
         return f"`{format_bytes(value)}`"
     if isinstance(value, frozenset):
