@@ -19,7 +19,10 @@ _DEFAULT_POLICY = "fcfs"  # Fluxion also uses it for a policy that it does not k
 _WAITING_POLICIES = ("easy", "hybrid", "conservative")
 _DEFAULT_QUEUE = "default"  # the queue of an instance that configures none
 
-
+QUEUES_REMEDY = (
+    'Set queue-policy = "easy" in [sched-fluxion-qmanager]: with fcfs Fluxion denies jobs for more nodes than are'
+    " up, so no nodes can be bought for them"
+)
 _ORDER_OF_POLICY = {
     "first": NodeOrder.EMPTY_FIRST,
     "firstnode": NodeOrder.EMPTY_FIRST,  # of firstnodex
@@ -59,11 +62,26 @@ def match_policy(params: object) -> str:
     return str(values.get("policy") or "first")
 
 
-def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = tables.get(name)
-    return table if isinstance(table, dict) else {}
-
-
 def node_order_of(policy: str) -> NodeOrder | None:
     """Which node Fluxion gives to a job with this match policy; None if the planner does not model it."""
     return _ORDER_OF_POLICY.get(policy.removesuffix("x") if policy.endswith("nodex") else policy)
+
+
+def planned_by(policy: str) -> str:
+    """Say how nodes are planned with this match policy."""
+    order = node_order_of(policy)
+    if order is None:
+        return "this match policy is not modelled: nodes are planned as if the most free one were used first"
+    if policy.endswith("nodex"):
+        return "jobs take whole nodes, and nodes are bought as if jobs shared them: the rest is bought later"
+    return f"nodes are planned by this match policy: {order}"
+
+
+def is_followed(policy: str) -> bool:
+    """Whether nodes are bought as jobs with this match policy will use them."""
+    return node_order_of(policy) is not None and not policy.endswith("nodex")
+
+
+def _table(tables: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = tables.get(name)
+    return table if isinstance(table, dict) else {}

@@ -41,7 +41,15 @@ from nodemanager.flux.bindings import (
 )
 from nodemanager.flux.claim import SERVICE, Claim, Owner, owner_of
 from nodemanager.flux.flub import FlubSlotNames
-from nodemanager.flux.fluxion import PARAMS, is_loaded, match_policy, node_order_of, queues_that_deny
+from nodemanager.flux.fluxion import (
+    PARAMS,
+    QUEUES_REMEDY,
+    is_loaded,
+    match_policy,
+    node_order_of,
+    planned_by,
+    queues_that_deny,
+)
 from nodemanager.flux.parse.job_end import read_job_end
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
@@ -148,8 +156,7 @@ class RealFluxPort:
             self._log.warning(
                 "fluxion_denies_jobs",
                 queues=queues,
-                what_to_do='set queue-policy = "easy" in [sched-fluxion-qmanager]: with fcfs Fluxion denies jobs'
-                " for more nodes than are up, so no nodes can be bought for them",
+                what_to_do=QUEUES_REMEDY,
             )
 
     def _read_node_order(self) -> NodeOrder | None:
@@ -158,15 +165,8 @@ class RealFluxPort:
             policy = match_policy(self._ask(PARAMS))
         except CallFailed as failure:
             policy = f"unknown: {failure.text}"
-        order = node_order_of(policy)
-        if order is None:
-            what = "this match policy is not modelled: nodes are planned as if the most free one were used first"
-        elif policy.endswith("nodex"):
-            what = "jobs take whole nodes, and nodes are bought as if jobs shared them: the rest is bought later"
-        else:
-            what = f"nodes are planned by this match policy: {order}"
-        self._log.info("fluxion_match_policy", match_policy=policy, what=what)
-        return order
+        self._log.info("fluxion_match_policy", match_policy=policy, what=planned_by(policy))
+        return node_order_of(policy)
 
     # --- the right to act ---
 

@@ -201,7 +201,16 @@ def _upkeep(site: Site) -> Upkeep:
         for name, schedule in site.schedules.items()
     )
     policy = site.policy
-    return Upkeep(policy.drift, whole, of_type, policy.consolidate, policy.consolidate_gain, schedules)
+    return Upkeep(
+        drift=policy.drift,
+        disruption=whole,
+        of_type=of_type,
+        consolidate=policy.consolidate,
+        consolidate_gain=policy.consolidate_gain,
+        schedules=schedules,
+        wait_for_data=policy.wait_for_data,
+        data_max_s=policy.data_max_s,
+    )
 
 
 def _settings(group: type[_Group], section: SectionSettings) -> _Group:

@@ -49,7 +49,7 @@ def test_seeds_on_several_processors(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_seed_that_breaks_a_rule_is_told_as_a_command_with_the_shortest_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plan, "_strays", lambda *_: [])
+    monkeypatch.setattr(plan, "stray_orders", lambda *_: [])
     assert main.main(["chaos", "--seeds", "2", "--json"]) == 1
     (failed,) = json.loads(capsys.readouterr().out)["failed"]
     assert "has had no owner" in failed["rule"]
@@ -69,7 +69,7 @@ def test_a_bug_of_the_service_is_a_broken_rule(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: object) -> None:
         raise KeyError("slot")
 
-    monkeypatch.setattr(plan, "_strays", broken)
+    monkeypatch.setattr(plan, "stray_orders", broken)
     found = run_seed(0)
     assert found is not None
     assert "KeyError" in found.rule

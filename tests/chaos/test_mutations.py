@@ -138,7 +138,7 @@ def forgetting_strays(patch: Patch) -> None:
 
 
 def leaving_orphans_alone(patch: Patch) -> None:
-    patch.setattr(plan, "_strays", lambda *_: [])
+    patch.setattr(plan, "stray_orders", lambda *_: [])
 
 
 def buying_again_what_is_on_its_way(patch: Patch) -> None:

@@ -136,7 +136,8 @@ def odd_answers(draw: st.DrawFn) -> dict[str, Any]:
     odd = changed_at(answer, path, draw(JSON), remove=draw(st.booleans()))
     if isinstance(odd, dict) and draw(st.booleans()) and "eventlog" in odd:
         entries = changed_at(ENTRIES, draw(st.sampled_from(list(places(ENTRIES)))), draw(JSON), remove=False)
-        odd = {**odd, "eventlog": "\n".join(json.dumps(entry) for entry in entries if entry) if entries else "[["}
+        lines = [json.dumps(entry) for entry in entries if entry] if isinstance(entries, list) else ["[["]
+        odd = {**odd, "eventlog": "\n".join(lines)}
     return {**ANSWERS, topic: odd}
 
 

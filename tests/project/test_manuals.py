@@ -121,4 +121,4 @@ def test_a_value_is_not_taken_for_a_verb(tmp_path: Path) -> None:
     (tmp_path / "check.ini").touch()
     (tmp_path / "folder").mkdir()
     assert completions("flux-node-manager", "--config", "ch", folder=tmp_path) == set()  # bash completes the file
-    assert completions("flux-node-manager", "init", "--output", "f", folder=tmp_path) == {"folder"}
+    assert completions("flux-node-manager", "init", "--existing", "f", folder=tmp_path) == {"folder"}

@@ -17,7 +17,7 @@ from nodemanager.config.site import JoinMethod, Provider, Site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import compress_hostlist, expand_hostlist
 from nodemanager.core.ports import CloudError, CloudPort, FluxError
-from nodemanager.flux import bindings
+from nodemanager.flux import bindings, fluxion
 from nodemanager.flux.parse.versions import why_too_old
 
 CONNECT_WITHIN_S = 5.0
@@ -94,6 +94,7 @@ def check_instance(site: Site) -> Iterator[Finding]:
             size, version, owner, hosts = (
                 _attribute(handle, name) for name in ("size", "version", "security.owner", "hostlist")
             )
+            scheduler = [*check_scheduler(lambda topic: bindings.ask(handle, topic, {}, timeout_s=FLUX_WITHIN_S))]
     except bindings.BindingsMissing as error:
         yield Finding("instance", Verdict.FAULT, " ".join(str(error).split()))
         return
@@ -115,6 +116,20 @@ def check_instance(site: Site) -> Iterator[Finding]:
             "Run the service, and this check, as that user: no other user may drain a rank",
         )
     yield check_slots(site, frozenset(expand_hostlist(hosts)))
+    yield from scheduler
+
+
+def check_scheduler(ask: Callable[[str], object]) -> Iterator[Finding]:
+    """Look at how Fluxion queues and places jobs. Nothing is yielded if it is not the scheduler."""
+    modules = ask("module.list")
+    if not fluxion.is_loaded(modules):
+        return
+    policy = fluxion.match_policy(ask(fluxion.PARAMS))
+    verdict = Verdict.OK if fluxion.is_followed(policy) else Verdict.WARNING
+    yield Finding("scheduler", verdict, f"Fluxion, match policy {policy}: {fluxion.planned_by(policy)}")
+    if queues := fluxion.queues_that_deny(modules, ask("config.get")):
+        text = f"jobs cannot wait for nodes in {', '.join(queues)}"
+        yield Finding("queues", Verdict.WARNING, text, fluxion.QUEUES_REMEDY)
 
 
 def check_slots(site: Site, hosts: Collection[str]) -> Finding:

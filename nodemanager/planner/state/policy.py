@@ -73,14 +73,12 @@ class Rules:
     boot_failures_max: int = 3  # failed boots in a row of a type and image, after which no more are bought
     unready_max: float = 0.5  # if a larger share of the nodes is unready, nothing is done
     spot_share_max: float = 1.0  # spot nodes are bought up to this share of all nodes
-    wait_for_data: str = "never"  # nodes with this property stay until the data of their jobs is safe
-    data_max_s: float = 3600.0  # from the end of a job until a warning that its data is not safe yet
     spot_reclaims_assumed: float = 0.01  # how often a spot node is taken back, until reclaims are measured
 
 
 @dataclass(frozen=True)
 class Upkeep:
-    """The rules for replacing nodes: ``[Disruption]`` of the site, and ``drift``."""
+    """The rules for replacing and keeping nodes: ``[Disruption]`` of the site, and some of its ``[Policy]``."""
 
     drift: Drift = Drift.REPLACE
     disruption: Disruption = field(default_factory=Disruption)
@@ -89,6 +87,8 @@ class Upkeep:
     consolidate_gain: float = 0.05  # only if that saves at least this share of what the fleet costs an hour
     schedules: tuple[Schedule, ...] = ()
     nodes_min_of_ensembles: int = 0  # which no schedule takes away
+    wait_for_data: str = "never"  # nodes with this property stay until the data of their jobs is safe
+    data_max_s: float = 3600.0  # from the end of a job until a warning that its data is not safe yet
 
 
 @dataclass(frozen=True)

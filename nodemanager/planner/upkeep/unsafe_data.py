@@ -21,10 +21,10 @@ def unsafe_data(node: Node, policy: Policy) -> tuple[UnsafeData, ...]:
 
     A type that the site no longer has is taken to wait, because the look at its rank shows such jobs.
     """
-    if node.rank is None or not node.rank.unsafe or policy.rules.wait_for_data == NEVER:
+    if node.rank is None or not node.rank.unsafe or policy.upkeep.wait_for_data == NEVER:
         return ()
     node_type = policy.types.get(node.launch.type_name)
-    if node_type is not None and policy.rules.wait_for_data not in node_type.properties:
+    if node_type is not None and policy.upkeep.wait_for_data not in node_type.properties:
         return ()
     return tuple(it for it in node.rank.unsafe if it.ended_at >= node.launch.requested_at)
 
@@ -39,7 +39,7 @@ def why_held_for_data(node: Node, snapshot: Snapshot, policy: Policy) -> Reason 
 
 def why_data_overdue(node: Node, snapshot: Snapshot, policy: Policy) -> Reason | None:
     """Why somebody should look after the data on the node; None if it is not overdue."""
-    late = [it for it in unsafe_data(node, policy) if snapshot.wall_at - it.ended_at >= policy.rules.data_max_s]
+    late = [it for it in unsafe_data(node, policy) if snapshot.wall_at - it.ended_at >= policy.upkeep.data_max_s]
     if not late:
         return None
     return because(
@@ -47,13 +47,13 @@ def why_data_overdue(node: Node, snapshot: Snapshot, policy: Policy) -> Reason |
         node=node.launch.slot,
         jobs=_names(tuple(late)),
         lasts_s=snapshot.wall_at - late[0].ended_at,
-        data_max_s=policy.rules.data_max_s,
+        data_max_s=policy.upkeep.data_max_s,
     )
 
 
 def data_alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
     """The nodes whose data somebody should look after."""
-    if policy.rules.wait_for_data == NEVER:
+    if policy.upkeep.wait_for_data == NEVER:
         return
     for node in snapshot.nodes.values():
         if (why := why_data_overdue(node, snapshot, policy)) is not None:
@@ -62,7 +62,7 @@ def data_alarms(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
 
 def overdue_at_s(node: Node, snapshot: Snapshot, policy: Policy) -> float:
     """When data on the node becomes overdue, in monotonic time; infinity if none does later."""
-    ends = (it.ended_at + policy.rules.data_max_s for it in unsafe_data(node, policy))
+    ends = (it.ended_at + policy.upkeep.data_max_s for it in unsafe_data(node, policy))
     later = [at for at in ends if at > snapshot.wall_at]
     return snapshot.now_s + (later[0] - snapshot.wall_at) if later else inf
 

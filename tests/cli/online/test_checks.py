@@ -110,3 +110,36 @@ def test_slots_without_a_rank_are_named() -> None:
         Verdict.FAULT,
         "the instance has no rank for 2 of the 6: cloud[3-4]",
     )
+
+
+@pytest.mark.parametrize(
+    ("policy", "queue_policy", "found"),
+    [
+        ("low", "easy", [("scheduler", Verdict.OK, "Fluxion, match policy low: nodes are planned by")]),
+        ("locality", "easy", [("scheduler", Verdict.WARNING, "Fluxion, match policy locality: this match policy")]),
+        ("lonodex", "easy", [("scheduler", Verdict.WARNING, "Fluxion, match policy lonodex: jobs take whole")]),
+        (
+            "first",
+            "fcfs",
+            [
+                ("scheduler", Verdict.OK, "Fluxion, match policy first"),
+                ("queues", Verdict.WARNING, "jobs cannot wait for nodes in default"),
+            ],
+        ),
+    ],
+)
+def test_with_fluxion_its_match_policy_and_its_queues_are_looked_at(
+    policy: str, queue_policy: str, found: list[tuple[str, Verdict, str]]
+) -> None:
+    replies: dict[str, object] = {
+        "module.list": {"mods": [{"name": "sched-fluxion-qmanager"}]},
+        "sched-fluxion-resource.params": {"params": {"policy": policy}},
+        "config.get": {"sched-fluxion-qmanager": {"queue-policy": queue_policy}},
+    }
+    findings = [*checks.check_scheduler(replies.__getitem__)]
+    assert [(it.subject, it.verdict) for it in findings] == [(subject, verdict) for subject, verdict, _ in found]
+    assert all(it.text.startswith(text) for it, (_, _, text) in zip(findings, found, strict=True))
+
+
+def test_with_sched_simple_nothing_is_said_of_a_scheduler() -> None:
+    assert not [*checks.check_scheduler(lambda _topic: {"mods": [{"name": "sched-simple"}]})]

@@ -238,7 +238,7 @@ def test_the_example_copied_to_where_the_quick_start_says_fits_its_commands_and_
     text = EXAMPLE.with_name(f"{name}.ini").read_text(encoding="utf-8")
     (tmp_path / "site.ini").write_text(text, encoding="utf-8")
     site = load_site(tmp_path / "site.ini", {}, with_credentials=False)
-    (output,) = re.findall(r"^flux-node-manager init .* --output (\S+)$", quickstart, re.MULTILINE)
+    (output,) = re.findall(r"^flux-node-manager init --config .* --output (\S+)$", quickstart, re.MULTILINE)
     (folder,) = re.findall(r"^StateDirectory=(\S+)$", unit, re.MULTILINE)
     assert f"--output {output}" in text
     assert site.state_dir == Path("/var/lib") / folder
