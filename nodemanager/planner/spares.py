@@ -12,7 +12,6 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
 from nodemanager.planner.observe.zones import open_zones
 from nodemanager.planner.outcome import FleetNeeds, Purchase
-from nodemanager.planner.placement.infeasibility import by_price
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -37,7 +36,7 @@ def spare_purchases(
             bought += [(purchase, why)] if purchase is not None else []
     short = -count_beyond_nodes_min(snapshot, policy)
     for _ in range(short - len(needs.purchases) - len(bought)):
-        for node_type in sorted(policy.node_types, key=by_price):
+        for node_type in policy.types_by_price:
             purchase = purchaser.buy(node_type)
             if purchase is not None:
                 why = because(Code.NODES_MIN, node_type=node_type.name, nodes_min=policy.limits.nodes_min)

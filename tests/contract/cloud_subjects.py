@@ -25,7 +25,7 @@ from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, Laun
 from nodemanager.core.ports import CloudPort
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.flux.setup.outer import OuterFlux, job_name
-from tests.cloud.openstack.nova.process import openstack_cloud, shared_nova
+from tests.cloud.openstack.nova.process import FLAVORS, openstack_cloud, shared_nova
 from tests.live.instance import LiveInstance, why_no_flux
 
 if TYPE_CHECKING:
@@ -141,6 +141,18 @@ class CloudSubject(ABC):
     @contextmanager
     def at_quota(self) -> Iterator[None]:
         _lacks("run into a quota")
+        yield
+
+    @contextmanager
+    def short_of(self, size: str) -> Iterator[None]:
+        """Meanwhile there is no capacity for nodes of this size."""
+        _lacks(f"run out of capacity for {size} only")
+        yield
+
+    @contextmanager
+    def at_quota_of(self, size: str) -> Iterator[None]:
+        """Meanwhile a quota refuses nodes of this size."""
+        _lacks(f"run into a quota for {size} only")
         yield
 
     @contextmanager
@@ -278,6 +290,18 @@ class SimulatedSubject(CloudSubject):
         self.provider.faults.quota = None
 
     @contextmanager
+    def short_of(self, size: str) -> Iterator[None]:
+        self.provider.faults.capacity_of_size[size] = 0
+        yield
+        del self.provider.faults.capacity_of_size[size]
+
+    @contextmanager
+    def at_quota_of(self, size: str) -> Iterator[None]:
+        self.provider.faults.quota_of_size[size] = 0
+        yield
+        del self.provider.faults.quota_of_size[size]
+
+    @contextmanager
     def throttling(self) -> Iterator[None]:
         self.provider.faults.p_throttle = 1.0
         yield
@@ -324,6 +348,23 @@ class OpenStackSubject(CloudSubject):
         self.nova.allow(0)
         yield
         self.nova.allow(-1)
+
+    @contextmanager
+    def short_of(self, size: str) -> Iterator[None]:
+        self.nova.ask_of_hosts(size, {"resources:VGPU": "1"})  # which no host has
+        try:
+            yield
+        finally:
+            self.nova.ask_of_hosts(size, {})
+
+    @contextmanager
+    def at_quota_of(self, size: str) -> Iterator[None]:
+        """Nova's quotas count cores, so smaller sizes still fit."""
+        self.nova.allow(-1, cores=next(it["vcpus"] for it in FLAVORS if it["name"] == size) - 1)
+        try:
+            yield
+        finally:
+            self.nova.allow(-1)
 
     @contextmanager
     def throttling(self) -> Iterator[None]:

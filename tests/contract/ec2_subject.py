@@ -59,10 +59,19 @@ class Ec2Subject(CloudSubject):
 
     @contextmanager
     def losing_replies(self) -> Iterator[None]:
-        fault = Fault("RunInstances", lost=True, times=1_000)
-        self.front.faults.append(fault)
-        yield
-        self.front.faults.remove(fault)
+        with self._with_fault(Fault("RunInstances", lost=True, times=1_000)):
+            yield
+
+    @contextmanager
+    def short_of(self, size: str) -> Iterator[None]:
+        code = "InsufficientInstanceCapacity"
+        with self._with_fault(Fault("RunInstances", code, status=500, size=size, times=1_000)):
+            yield
+
+    @contextmanager
+    def at_quota_of(self, size: str) -> Iterator[None]:
+        with self._with_fault(Fault("RunInstances", "VcpuLimitExceeded", size=size, times=1_000)):
+            yield
 
     @contextmanager
     def out_of_capacity(self) -> Iterator[None]:
@@ -81,3 +90,9 @@ class Ec2Subject(CloudSubject):
         self.front.throttling = True
         yield
         self.front.throttling = False
+
+    @contextmanager
+    def _with_fault(self, fault: Fault) -> Iterator[None]:
+        self.front.faults.append(fault)
+        yield
+        self.front.faults.remove(fault)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -18,9 +18,19 @@ from nodemanager.planner.supply.supply import Supply
 SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 
 
-def by_preference(policy: Policy, shape: Shape) -> list[NodeType]:
-    """The node types, the cheapest first; types that are too small for what the job asks for come last."""
-    return sorted(policy.node_types, key=lambda it: (bool(_lacks_size(it, shape)), *by_price(it)))
+def by_preference(policy: Policy, shape: Shape) -> Iterator[NodeType]:
+    """The node types, the cheapest first; types that are too small for what the job asks for come last.
+
+    They are found one by one: of a long price list most jobs need only the first.
+    """
+    cores, gpus = (slots_per_piece(shape) * it for it in (shape.cores_per_slot, shape.gpus_per_slot))
+    too_small = []
+    for node_type in policy.types_by_price:
+        if node_type.cores < cores or node_type.gpus < gpus:
+            too_small.append(node_type)
+        else:
+            yield node_type
+    yield from too_small
 
 
 def memory_per_piece(shape: Shape, supply: Supply) -> int:
@@ -40,11 +50,6 @@ def memory_per_piece(shape: Shape, supply: Supply) -> int:
             if short <= 0:
                 return wanted
     return 0
-
-
-def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
-    """The sort key of node types, the cheapest first."""
-    return node_type.price_per_hour, node_type.cores, node_type.name
 
 
 def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
@@ -67,8 +72,9 @@ def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
         return None
     memory = memory_per_piece(shape, supply)
     for node_type in by_preference(policy, shape):
-        each = pieces_per_node(node_type, shape, memory)
-        if each and want > 0:
+        if want <= 0:
+            break
+        if each := pieces_per_node(node_type, shape, memory):
             taken = min(supply.count_slots_for(node_type, shape.constraint), -(-want // each))
             want -= taken * each
             nodes += taken
@@ -91,12 +97,10 @@ def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
 
 def _pieces_on_own_nodes(shape: Shape, supply: Supply) -> int:
     """How many pieces of a job fit on nodes of the instance that are no slots of the site."""
-    slots = supply.policy.index_of_slot
-    own = [rank for rank in supply.snapshot.ranks.values() if rank.host not in slots and not rank.excluded]
     constrained = shape.constraint is not ANYWHERE
     return sum(
         pieces_in(rank.cores, rank.gpus, shape)
-        for rank in own
+        for rank in supply.own_ranks
         if not constrained or supply.matches.suits(shape.constraint, rank.rank)
     )
 
@@ -160,7 +164,7 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obs
     if first is not None:
         return _limit_reached(first, max(1, -(-want // first.each)), supply)
     # The parts fit but the whole does not: report a missing slot of the cheapest type.
-    cheapest = by_preference(policy, shape)[0]
+    cheapest = next(by_preference(policy, shape))
     return _no_free_slot(cheapest, supply.count_slots_for(cheapest, shape.constraint), max(1, want))
 
 

@@ -15,7 +15,7 @@ from nodemanager.planner.packing.types import Effort
 from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.allocation import Allocation
 from nodemanager.planner.placement.work import Work
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Policy, by_price
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.supply.offers import Offer, coming_offers
 from nodemanager.planner.supply.supply import Supply
@@ -46,9 +46,7 @@ class OnOffer:
     def offers(self) -> list[Offer]:
         """The booting nodes and those on sale; computed once a job is short of nodes."""
         if self.known_offers is None:
-            on_sale = sorted(
-                self.supply.offers(self.constraints), key=lambda it: infeasibility.by_price(it.node_type)
-            )
+            on_sale = sorted(self.supply.offers(self.constraints), key=lambda it: by_price(it.node_type))
             coming = []
             if self.with_booting:
                 coming = coming_offers(self.snapshot, self.policy, self.constraints, self.supply.matches)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
@@ -188,6 +188,11 @@ class Policy:
         return max((-int(price.as_tuple().exponent) for price in prices), default=0)
 
     @cached_property
+    def types_by_price(self) -> Sequence[NodeType]:
+        """The node types, the cheapest first."""
+        return sorted(self.node_types, key=by_price)
+
+    @cached_property
     def types(self) -> Mapping[TypeName, NodeType]:
         """The node types by name."""
         return {node_type.name: node_type for node_type in self.node_types}
@@ -226,3 +231,8 @@ class Policy:
     def type_of_slot(self) -> Mapping[SlotName, NodeType]:
         """The node type of each slot."""
         return {slot: node_type for node_type in self.node_types for slot in node_type.slots}
+
+
+def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
+    """The sort key of node types, the cheapest first."""
+    return node_type.price_per_hour, node_type.cores, node_type.name

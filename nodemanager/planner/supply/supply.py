@@ -10,7 +10,7 @@ from functools import partial
 from itertools import chain, islice
 
 from nodemanager.core.jobs import ANYWHERE, Constraint
-from nodemanager.core.nodes import NodeState
+from nodemanager.core.nodes import FluxRank, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, TypeName
@@ -60,6 +60,12 @@ class Supply:
     @property
     def matches(self) -> Matches:
         return self.rank_index.matches
+
+    @lazy_property
+    def own_ranks(self) -> Sequence[FluxRank]:
+        """The nodes of the instance that are no slots of the site, without those that Flux excludes."""
+        slots = self.policy.index_of_slot
+        return [rank for rank in self.snapshot.ranks.values() if rank.host not in slots and not rank.excluded]
 
     @lazy_property
     def slots_mask(self) -> Mapping[TypeName, int]:
@@ -124,11 +130,12 @@ class Supply:
 
     def offers(self, constraints: Sequence[Constraint]) -> list[Offer]:
         """The nodes on sale: for each type its free slots, then those that are free in a moment."""
+        prepaid = prepaid_left(self.snapshot, self.policy)
         return [
             offer
             for node_type in self.policy.node_types
             if node_type.name not in self.blocked
-            for offer in self._offers_of(node_type, constraints)
+            for offer in self._offers_of(node_type, constraints, prepaid.get(node_type.name, 0))
         ]
 
     def count_free(self, type_name: TypeName) -> int:
@@ -172,18 +179,22 @@ class Supply:
         rank_of_slot = self.snapshot.slots.rank_of_slot
         return ((slot, rank_of_slot[slot]) for index in indexes for slot in (node_type.slots[index],))
 
-    def _offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
-        """The offers of a type, of which the first nodes may be prepaid."""
-        left = prepaid_left(self.snapshot, self.policy).get(node_type.name, 0)
+    def _offers_of(
+        self, node_type: NodeType, constraints: Sequence[Constraint], prepaid_count: int
+    ) -> Iterator[Offer]:
+        """The offers of a type, of which so many of the first nodes are prepaid."""
+        left = prepaid_count
         for offer in self._priced_offers_of(node_type, constraints):
             free = min(left, offer.count)
             left -= free
             if free:
                 prepaid = replace(node_type, price_per_hour=PREPAID.price_per_hour, billing=PREPAID.billing)
                 yield replace(offer, node_type=prepaid, count=free, places=partial(_some, offer.places, 0, free))
-            if offer.count > free:
-                rest = partial(_some, offer.places, free, None) if free else offer.places
+            if free and offer.count > free:
+                rest = partial(_some, offer.places, free, None)
                 yield replace(offer, count=offer.count - free, places=rest, example=next(rest()))
+            elif offer.count > free:
+                yield offer
 
     def _priced_offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
         name = node_type.name

@@ -45,6 +45,7 @@ class CloudFaults:
     capacity_of_size: dict[str, int] = field(default_factory=dict)
     p_capacity: float = 0.0
     quota: int | None = None  # existing nodes; above: QUOTA
+    quota_of_size: dict[str, int] = field(default_factory=dict)
 
     # Wrong lists: the call succeeds, and its answer is not true.
     p_empty_list: float = 0.0

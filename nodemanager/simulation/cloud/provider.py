@@ -19,6 +19,7 @@ from nodemanager.core.nodes import (
     LaunchId,
     Leftover,
     ProviderId,
+    QuotaScope,
 )
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType, TypeName
@@ -296,15 +297,22 @@ class SimulatedProvider:
         faults, standing = self.faults, self._type_of_standing
         if faults.quota is not None and len(standing) >= faults.quota:
             raise CloudError(FailureKind.QUOTA, f"the account may have {faults.quota} nodes")
+        allowed = faults.quota_of_size.get(node_type.size)
+        if allowed is not None and self._count_of_size(node_type.size) >= allowed:
+            detail = f"the account may have {allowed} {node_type.size}"
+            raise CloudError(FailureKind.QUOTA, detail, reach=QuotaScope.TYPE)
         of_type = faults.capacity_of.get(node_type.name)
         of_size = faults.capacity_of_size.get(node_type.size)
         full = faults.capacity is not None and len(standing) >= faults.capacity
         if of_type is not None:
             full = full or sum(name == node_type.name for name in standing.values()) >= of_type
         if of_size is not None:
-            full = full or sum(self._machines[it].node.size == node_type.size for it in standing) >= of_size
+            full = full or self._count_of_size(node_type.size) >= of_size
         if full or self._happens(faults.p_capacity):
             raise CloudError(FailureKind.CAPACITY, f"no {node_type.size} to be had")
+
+    def _count_of_size(self, size: str) -> int:
+        return sum(self._machines[it].node.size == size for it in self._type_of_standing)
 
     def _with_list_faults(self, nodes: list[CloudNode]) -> list[CloudNode]:
         before, self._last_list = self._last_list, nodes

@@ -5,55 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import Any
 
 import pytest
 
-from nodemanager.actors.base import Fate
-from nodemanager.actors.cloud import CloudWatcher, CloudWorker
 from nodemanager.cloud.openstack.driver import OpenStackAccount
 from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement
-from nodemanager.core.facts import (
-    BrokerStopped,
-    Fact,
-    LaunchesRecorded,
-    LeaseEnded,
-    NodeCreated,
-    NodeUndrained,
-    QueueProbed,
-)
+from nodemanager.core.facts import NodeCreated
 from nodemanager.core.nodes import NodeState
-from nodemanager.core.orders import (
-    BootNode,
-    CancelCopy,
-    ChangeSlots,
-    CordonNode,
-    CreateNode,
-    DelegateJob,
-    DestroyNode,
-    DrainNode,
-    EndLease,
-    HoldJobs,
-    KillHousekeeping,
-    ListCloud,
-    ReadResult,
-    RecordLaunches,
-    RefuseSlots,
-    ReleaseJobs,
-    RequeueJob,
-    StartCopy,
-    StopBroker,
-    UndrainNode,
-    WithDeadline,
-)
+from nodemanager.core.orders import CreateNode, WithDeadline
 from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.observe.zones import refusal_reason
-from nodemanager.planner.plan import Action
 from nodemanager.planner.state.snapshot import Scope
-from tests.builders import CLUSTER, CLUSTER_UUID, World, a_type, a_world, tasks
+from tests.builders import CLUSTER, CLUSTER_UUID, a_type, a_world, tasks
+from tests.cloud.fleet_loop import FleetLoop
 from tests.cloud.recorded import LOST, Call, Reply, Service, a_service, recorded, said
 
-STEP_S = 10.0
 A_FEW_MINUTES = 40  # steps
 PRICES = {"cloud": "0.40", "spare": "0.50"}
 IMAGE = "155d900f-4e14-4e4c-a73d-069cbf4541e6"
@@ -111,69 +78,13 @@ class SmallNova(Service):
         return said({"server": {"id": server_id}}, 202)
 
 
-class Loop:
-    """A fleet of two node types, with its facts and its workers. No node ever joins."""
+class Loop(FleetLoop):
+    """A fleet of two node types on this Nova."""
 
     def __init__(self, nova: SmallNova) -> None:
         self.nova = nova
         types = [replace(a_type(name, price=price), image=IMAGE) for name, price in PRICES.items()]
-        self.world: World = a_world(*types)
-        self.told: list[Fact] = []
-        # Unstarted actors, used as plain objects.
-        self.worker = CloudWorker(self._port(), self, self, self, Fate())
-        self.watcher = CloudWatcher(self._port(), self, self, Fate())
-
-    def tell(self, fact: Fact) -> None:
-        self.told.append(fact)
-
-    def ensure_actor(self) -> None:
-        """Do nothing: there is no other manager."""
-
-    def monotonic_s(self) -> float:
-        return self.world.snapshot.now_s
-
-    def wall_at(self) -> float:
-        return self.world.snapshot.wall_at
-
-    def run(self, steps: int) -> Loop:
-        for _ in range(steps):
-            self.world.wait(STEP_S).see(QueueProbed(self.monotonic_s())).see_ranks()
-            self.watcher.on_receive(ListCloud())
-            self._see()
-            for action in self.world.decide().actions:
-                self._carry_out(action)
-            self._see()
-        return self
-
-    def nodes(self) -> list[tuple[str, NodeState]]:
-        return [(node.launch.type_name, node.state) for node in self.world.snapshot.nodes.values()]
-
-    def _carry_out(self, action: Action | DestroyNode) -> None:
-        match action:
-            case BootNode(launch=launch):
-                self.tell(LaunchesRecorded((launch,)))
-            case RecordLaunches(launches=launches):
-                self.tell(LaunchesRecorded(launches))
-            case CreateNode() | DestroyNode():
-                self.worker.on_receive(WithDeadline(action, self.monotonic_s()))
-            case EndLease(launch=launch):
-                self.tell(LeaseEnded(launch.id))
-            case DrainNode(launch=launch_id):
-                self.world.see_drained(self.world.snapshot.nodes[launch_id].launch.slot)
-            case UndrainNode(launch=launch_id):
-                self.tell(NodeUndrained(launch_id))
-            case StopBroker(launch=launch_id):
-                self.tell(BrokerStopped(launch_id))
-            case ChangeSlots() | RefuseSlots() | CordonNode() | KillHousekeeping() | RequeueJob():
-                raise AssertionError(action)
-            case HoldJobs() | ReleaseJobs() | DelegateJob() | ReadResult() | StartCopy() | CancelCopy():
-                raise AssertionError(action)
-            case _:
-                assert_never(action)
-
-    def _see(self) -> None:
-        told, self.told = self.told, []
-        self.world.see(*told)
+        super().__init__(a_world(*types), self._port)
 
     def _port(self) -> OpenStackCloud:
         account = OpenStackAccount(self.nova.url, "demo", "not-a-secret", project="demo", region="RegionOne")

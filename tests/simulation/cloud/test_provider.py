@@ -115,7 +115,9 @@ def test_without_idempotency_a_repeated_create_makes_a_second_node() -> None:
     [
         ({"capacity": 1}, FailureKind.CAPACITY),
         ({"capacity_of": {CLOUD.name: 1}}, FailureKind.CAPACITY),
+        ({"capacity_of_size": {CLOUD.size: 1}}, FailureKind.CAPACITY),
         ({"quota": 1}, FailureKind.QUOTA),
+        ({"quota_of_size": {CLOUD.size: 1}}, FailureKind.QUOTA),
     ],
 )
 def test_a_node_takes_room_until_it_has_terminated(knob: dict[str, Any], kind: FailureKind) -> None:
@@ -133,6 +135,14 @@ def test_capacity_of_one_type_is_not_that_of_another() -> None:
     account = Account(capacity_of={CLOUD.name: 0})
     assert account.create(GPU).state is CloudState.PENDING
     with pytest.raises(CloudError, match="capacity"):
+        account.create(CLOUD)
+
+
+@pytest.mark.parametrize("knob", [{"capacity_of_size": {CLOUD.size: 0}}, {"quota_of_size": {CLOUD.size: 0}}])
+def test_a_limit_of_one_size_is_not_that_of_another(knob: dict[str, Any]) -> None:
+    account = Account(**knob)
+    assert account.create(GPU).state is CloudState.PENDING
+    with pytest.raises(CloudError, match=CLOUD.size):
         account.create(CLOUD)
 
 

@@ -31,6 +31,7 @@ PASSWORD = "not-a-secret"
 # As the node types of the contract ask for them.
 FLAVOR = {"id": "small", "name": "local.small", "vcpus": 1, "ram": 64, "disk": 1}
 LARGER = {"id": "large", "name": "local.large", "vcpus": 2, "ram": 128, "disk": 1}
+FLAVORS: tuple[dict[str, Any], ...] = (FLAVOR, LARGER)
 
 
 def nova_python() -> Path:
@@ -55,7 +56,7 @@ class Nova:
             if line.startswith("READY "):
                 self.url = f"http://127.0.0.1:{line.split()[1]}"
                 self.project_id: str = self._call("GET", "/control")["project"]
-                for flavor in (FLAVOR, LARGER):
+                for flavor in FLAVORS:
                     self.administer("POST", "/flavors", {"flavor": flavor})
                 self.allow(-1)
                 return
@@ -81,10 +82,18 @@ class Nova:
         self.turn(lose=0, throttle=0, times=0)
         self.until(self._deleted, "the end of all servers")
 
-    def allow(self, instances: int) -> None:
-        """Set the tenants' quota; -1 means none."""
-        quota = {"instances": instances, "cores": -1, "ram": -1}
+    def allow(self, instances: int, cores: int = -1) -> None:
+        """Set the tenants' quotas; -1 means none."""
+        quota = {"instances": instances, "cores": cores, "ram": -1}
         self.administer("PUT", f"/os-quota-sets/{self.project_id}", {"quota_set": quota})
+
+    def ask_of_hosts(self, size: str, specs: Mapping[str, str]) -> None:
+        """Set what servers of a flavor need beside cores, memory and disk; nothing if ``specs`` is empty."""
+        path = next(f"/flavors/{flavor['id']}/os-extra_specs" for flavor in FLAVORS if flavor["name"] == size)
+        for name in self.administer("GET", path)["extra_specs"]:
+            self.administer("DELETE", f"{path}/{name}")
+        if specs:
+            self.administer("POST", path, {"extra_specs": specs})
 
     def hosts(self, change: str) -> None:
         """Allow the scheduler all hosts ("enable") or none ("disable")."""
