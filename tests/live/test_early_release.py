@@ -85,6 +85,7 @@ class Batch:
     def end(self) -> None:
         (self._folder / "end").touch()
         self._elastic.eventually("it ends", lambda: self._elastic.result(self.job) != "", WITHIN_S)
+        self._elastic.flux("job", "wait-event", str(self.job), "clean")  # the KVS has the last events a bit later
 
     def read(self, name: str) -> str:
         return (self._folder / name).read_text()
