@@ -6,11 +6,11 @@ malformed answer raises ``ValueError`` with the place and the value found there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 from xml.etree import ElementTree as ET
 
 from nodemanager.core.drains import is_our_drain
@@ -92,6 +92,13 @@ def read_slots(resource_status: object) -> Mapping[SlotName, Rank]:
     return slots
 
 
+def listed_jobs(job_list: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each job in the answer of ``job-list.list``, with its place for messages. Raises ``ValueError``."""
+    for index, entry in enumerate(list_at(object_at(job_list, "job-list.list").get("jobs"), "job-list.list.jobs")):
+        where = f"job-list.list.jobs[{index}]"
+        yield where, object_at(entry, where)
+
+
 def read_job_ends(job_list: object) -> dict[Rank, float]:
     """Read when the last job of each rank ended, among the jobs in the answer of ``job-list.list``.
 
@@ -99,9 +106,7 @@ def read_job_ends(job_list: object) -> dict[Rank, float]:
     have not ended.
     """
     ends: dict[Rank, float] = {}
-    for index, entry in enumerate(list_at(object_at(job_list, "job-list.list").get("jobs"), "job-list.list.jobs")):
-        where = f"job-list.list.jobs[{index}]"
-        job = object_at(entry, where)
+    for where, job in listed_jobs(job_list):
         if job.get("ranks") is None or job.get("t_inactive") is None:
             continue
         ended_at = seconds_at(job["t_inactive"], f"{where}.t_inactive")

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import NotationError, format_idset, parse_idset_ranges
 from nodemanager.core.slots import Rank
-from nodemanager.flux.parse.json_fields import list_at, object_at, text_at, whole_at
-from nodemanager.flux.parse.resources import read_holdings
+from nodemanager.flux.parse.json_fields import object_at, text_at, whole_at
+from nodemanager.flux.parse.resources import listed_jobs, read_holdings
 
 MEMO = "node_manager_given_back"  # an idset of the outer instance's ranks
 INSTANCE_MEMO = "uri"  # which a sub-instance sets when it is up
@@ -29,9 +29,7 @@ def jobs_that_gave_back(job_list: object) -> list[JobId]:
     Raises ``ValueError``.
     """
     found = []
-    for index, entry in enumerate(list_at(object_at(job_list, "job-list.list").get("jobs"), "job-list.list.jobs")):
-        where = f"job-list.list.jobs[{index}]"
-        job = object_at(entry, where)
+    for where, job in listed_jobs(job_list):
         annotations = job.get("annotations")
         user = annotations.get("user") if isinstance(annotations, dict) else None
         if isinstance(user, dict) and MEMO in user:

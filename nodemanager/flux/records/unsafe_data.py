@@ -10,7 +10,8 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, Launch, UnsafeData
 from nodemanager.core.notation import parse_idset
 from nodemanager.core.slots import Rank, SlotName, TypeName
-from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, whole_at
+from nodemanager.flux.parse.json_fields import seconds_at, text_at, whole_at
+from nodemanager.flux.parse.resources import listed_jobs
 from nodemanager.flux.records.data_safe import DataRecord, key_of
 
 
@@ -29,9 +30,7 @@ def read_ended_jobs(job_list: object) -> list[EndedJob]:
     The request must include the attributes ``ranks`` and ``t_inactive``. Raises ``ValueError``.
     """
     found = []
-    for index, entry in enumerate(list_at(object_at(job_list, "job-list.list").get("jobs"), "job-list.list.jobs")):
-        where = f"job-list.list.jobs[{index}]"
-        job = object_at(entry, where)
+    for where, job in listed_jobs(job_list):
         if job.get("ranks") is None or job.get("t_inactive") is None:
             continue
         ranks = frozenset(map(Rank, parse_idset(text_at(job["ranks"], f"{where}.ranks"))))
