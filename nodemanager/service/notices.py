@@ -14,7 +14,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -38,7 +38,7 @@ SUBJECTS_MAX = 20
 BUDGET_LEFT = Decimal("0.1")  # of a budget, and less
 ERROR_SHOWN = 300  # characters at the end of what a failed command printed
 
-KIND_OF_CODE = {
+KIND_OF_CODE: Mapping[tuple[str, str], NoticeKind] = {
     ("because", Code.BREAKER_OPEN): NoticeKind.BREAKER,
     ("because", Code.NO_TYPE_FITS): NoticeKind.NEVER_RUNS,
     ("because", Code.NO_NODE_TYPE): NoticeKind.NEVER_RUNS,
@@ -95,7 +95,7 @@ def _kind_of(event: HistoryEvent) -> NoticeKind | None:
         return NoticeKind.LEAK
     if event.kind == "standstill" and event.what != "begins":
         return None
-    return next((kind for (of, code), kind in KIND_OF_CODE.items() if (of, code) == (event.kind, event.code)), None)
+    return KIND_OF_CODE.get((event.kind, event.code))
 
 
 def _text(event: HistoryEvent) -> str:
