@@ -15,22 +15,43 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from random import Random
+from typing import TYPE_CHECKING, NamedTuple
 
 from nodemanager.planner.packing.dominated import find_dominated
 from nodemanager.planner.packing.greedy import pack_best_fit
 from nodemanager.planner.packing.packing import pack
-from nodemanager.planner.packing.types import NO_LIMITS, Lot, total_cost
+from nodemanager.planner.packing.types import Item, Lot, PackingLimits, total_cost
 from tests.benchmarks.packing_cases import FAMILIES, Case, fits_of, small
 from tests.benchmarks.packing_ray import ray_cost
 
+if TYPE_CHECKING:
+    from tests.benchmarks.packing_bound import Bound
+
+NO_LIMITS = PackingLimits(10**9, 10**18)
 BOUND_S = 30.0  # of processor time for the bound of one case
 
 
-def costs(case: Case) -> tuple[int, int, float]:
+class Considered(NamedTuple):
+    """A case as the planner packs it: without the lots that are dominated."""
+
+    items: Sequence[Item]
+    lots: Sequence[Lot]
+    fits: Sequence[Sequence[int]]
+
+
+def considered(case: Case) -> Considered:
+    """The case as the planner packs it."""
+    items, lots = case.items(), case.lots()
+    left_out = find_dominated(lots, [()] * len(lots))
+    lots = [lot for number, lot in enumerate(lots) if number not in left_out]
+    return Considered(items, lots, fits_of(items, lots))
+
+
+def costs(case: Considered) -> tuple[int, int, float]:
     """What our packing costs, what plain best fit costs, and the seconds that ours took."""
-    items, lots = case.items(), _considered(case)
-    fits = fits_of(items, lots)
+    items, lots, fits = case
     begun = time.process_time()
     made = pack(items, lots, fits, NO_LIMITS)
     took_s = time.process_time() - begun
@@ -38,13 +59,6 @@ def costs(case: Case) -> tuple[int, int, float]:
     plain = pack_best_fit(items, lots, fits, by_share=False)
     assert plain is not None
     return total_cost(made.loads, lots), total_cost(plain.loads, lots), took_s
-
-
-def _considered(case: Case) -> list[Lot]:
-    """The lots that the planner packs onto: those that are not dominated."""
-    lots = case.lots()
-    left_out = find_dominated(lots, [()] * len(lots))
-    return [lot for number, lot in enumerate(lots) if number not in left_out]
 
 
 def show_families(names: list[str], seeds: list[int], *, with_bound: bool, with_ray: bool) -> None:
@@ -56,14 +70,15 @@ def show_families(names: list[str], seeds: list[int], *, with_bound: bool, with_
             continue
         for seed in seeds:
             case = draw_case(Random(seed))
-            ours, plain, took_s = costs(case)
+            seen = considered(case)
+            ours, plain, took_s = costs(seen)
             sizes = f"{name} | {seed} | {len(case.kinds)} | {len(case.sizes)}"
             ray = ray_cost(case) if with_ray else None
             if not with_bound:
                 of_ray = f"{ray:,}" if ray else "-"
                 print(f"{sizes} | {ours:,} | {plain:,} | {of_ray} | - | - | {took_s:.3f}", flush=True)
                 continue
-            known = _bound(case, mip_s=0.0)
+            known = bound_of(seen, limit_s=BOUND_S, mip_s=0.0)
             of_ray = f"{ray / known.least:.4f}" if ray else "-"
             ratios.append(ours / known.least)
             print(
@@ -81,9 +96,9 @@ def show_small(count: int, first: int) -> None:
     ratios: list[tuple[float, int]] = []
     plain_ratios: list[float] = []
     for seed in range(first, first + count):
-        case = small(Random(seed))
-        ours, plain, _ = costs(case)
-        best = min(_bound(case, mip_s=3.0).best, ours)
+        seen = considered(small(Random(seed)))
+        ours, plain, _ = costs(seen)
+        best = min(bound_of(seen, limit_s=BOUND_S, mip_s=3.0).best, ours)
         ratios.append((ours / best, seed))
         plain_ratios.append(plain / best)
     ratios.sort()
@@ -94,13 +109,12 @@ def show_small(count: int, first: int) -> None:
     print("the worst seeds:", [(seed, round(ratio, 3)) for ratio, seed in ratios[-5:]])
 
 
-def _bound(case: Case, mip_s: float):  # type: ignore[no-untyped-def]  # noqa: ANN202 - needs HiGHS
-    from tests.benchmarks.packing_bound import bound  # noqa: PLC0415
+def bound_of(case: Considered, *, limit_s: float, mip_s: float) -> Bound:
+    """The bound of a case, and with ``mip_s`` the best packing known. Begins with the patterns of our packing."""
+    from tests.benchmarks.packing_bound import bound  # noqa: PLC0415 - needs HiGHS
 
-    items, lots = case.items(), _considered(case)
-    fits = fits_of(items, lots)
-    known = [(load.lot, load.pieces) for load in pack(items, lots, fits, NO_LIMITS).loads]
-    return bound(items, lots, fits, known=known, limit_s=BOUND_S, mip_s=mip_s)
+    known = [(load.lot, load.pieces) for load in pack(*case, NO_LIMITS).loads]
+    return bound(*case, known=known, limit_s=limit_s, mip_s=mip_s)
 
 
 def main() -> None:

@@ -2,7 +2,8 @@
 
 Gilmore and Gomory (1961): the linear program over all patterns of a node, whose columns are found one by one as
 knapsacks. Its value bounds every packing from below. If the columns do not close within the rounds, the bound of
-Farley (1990) is used, which holds for any worths. Without limits on nodes and slots.
+Farley (1990) is used, which holds for any worths, or that of the linear program that may split pieces of work and
+nodes at will, whichever is higher. Without limits on nodes and slots.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import highspy
 
@@ -46,6 +48,7 @@ def bound(
     ``known``: patterns to begin with. After ``limit_s`` of processor time the bound so far is the result.
     """
     lots_used = _undominated(lots, fits)
+    at_will = split_at_will(items, lots, fits, lots_used)
     program = _Program(items, lots)
     columns = program.columns
     alone = [
@@ -80,7 +83,40 @@ def bound(
             closed = value <= least * (1 + CLOSE)
             break
     best = program.solve_whole(mip_s) if mip_s else float("inf")
-    return Bound(least, best, closed)
+    return Bound(max(least, at_will), best, closed)
+
+
+def split_at_will(
+    items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], lots_used: Sequence[int]
+) -> float:
+    """The least cost if pieces and nodes may be split at will: a part of a node for each part of a piece.
+
+    For each lot one row for every resource: what its nodes have, less what the pieces there want, is not negative.
+    """
+    highs = highspy.Highs()
+    highs.silent()
+    resources = ("cores", "gpus", "memory_bytes")
+    row_of = {
+        (lot, resource): len(items) + number for number, (lot, resource) in enumerate(product(lots_used, resources))
+    }
+    for item in items:
+        highs.addRow(item.pieces, highspy.kHighsInf, 0, [], [])
+    for _ in row_of:
+        highs.addRow(0, highspy.kHighsInf, 0, [], [])
+    for lot in lots_used:
+        has = [(row_of[lot, resource], 1.0) for resource in resources if getattr(lots[lot], resource)]
+        highs.addCol(lots[lot].cost, 0, highspy.kHighsInf, len(has), *map(list, zip(*has, strict=True)))
+        for number, item in enumerate(items):
+            if not fits[number][lot]:
+                continue
+            entries = [(number, 1.0)]
+            for resource in resources:
+                if whole := getattr(lots[lot], resource):
+                    share = 1.0 if item.exclusive else getattr(item, resource) / whole
+                    entries += [(row_of[lot, resource], -share)] if share else []
+            highs.addCol(0, 0, highspy.kHighsInf, len(entries), *map(list, zip(*entries, strict=True)))
+    highs.run()
+    return float(highs.getObjectiveValue())
 
 
 def _quick(

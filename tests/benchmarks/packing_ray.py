@@ -11,6 +11,11 @@ from tests.benchmarks.packing_cases import MIB, Case
 LIMIT_S = 60.0
 
 
+def preload() -> None:
+    """Load Ray here, so that the process of each case need not."""
+    import ray.autoscaler.v2.scheduler  # noqa: F401, PLC0415
+
+
 def ray_cost(case: Case) -> int | None:
     """The cost of the nodes that Ray launches; None if it takes over a minute, or cannot ask for whole nodes."""
     if any(kind.whole for kind in case.kinds):
