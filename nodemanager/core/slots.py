@@ -117,7 +117,7 @@ class Hardware:
 
 
 class Misfit(StrEnum):
-    """How the manager treats a node that has less than its slot declares."""
+    """How the manager treats a node that has less, or more, than its slot declares."""
 
     DRAIN = "drain"  # drain it, terminate it once no job runs there, and do not buy its type for a while
     ACCEPT = "accept"
@@ -138,6 +138,16 @@ class Promise:
     cores: int
     gpus: int
     memory_bytes: int
+
+    def covers(self, other: Promise) -> bool:
+        """Whether it is no less than another in any way."""
+        return self.cores >= other.cores and self.gpus >= other.gpus and self.memory_bytes >= other.memory_bytes
+
+    def least(self, other: Promise) -> Promise:
+        """The less of both, resource by resource."""
+        return Promise(
+            min(self.cores, other.cores), min(self.gpus, other.gpus), min(self.memory_bytes, other.memory_bytes)
+        )
 
 
 def _no_promises() -> Mapping[TypeName, Promise]:

@@ -150,6 +150,12 @@ class CloudSubject(ABC):
         yield
 
     @contextmanager
+    def short_of_spot(self) -> Iterator[None]:
+        """Meanwhile there is no spot capacity for nodes of any size."""
+        _lacks("run out of spot capacity")
+        yield
+
+    @contextmanager
     def at_quota_of(self, size: str) -> Iterator[None]:
         """Meanwhile a quota refuses nodes of this size."""
         _lacks(f"run into a quota for {size} only")
@@ -296,6 +302,12 @@ class SimulatedSubject(CloudSubject):
         del self.provider.faults.capacity_of_size[size]
 
     @contextmanager
+    def short_of_spot(self) -> Iterator[None]:
+        self.provider.faults.no_spot = True
+        yield
+        self.provider.faults.no_spot = False
+
+    @contextmanager
     def at_quota_of(self, size: str) -> Iterator[None]:
         self.provider.faults.quota_of_size[size] = 0
         yield
@@ -346,8 +358,10 @@ class OpenStackSubject(CloudSubject):
     @contextmanager
     def at_quota(self) -> Iterator[None]:
         self.nova.allow(0)
-        yield
-        self.nova.allow(-1)
+        try:
+            yield
+        finally:
+            self.nova.allow(-1)
 
     @contextmanager
     def short_of(self, size: str) -> Iterator[None]:
@@ -369,8 +383,10 @@ class OpenStackSubject(CloudSubject):
     @contextmanager
     def throttling(self) -> Iterator[None]:
         self.nova.turn(throttle=1_000)
-        yield
-        self.nova.turn(throttle=0)
+        try:
+            yield
+        finally:
+            self.nova.turn(throttle=0)
 
 
 def a_simulated_subject(_: Path) -> CloudSubject:

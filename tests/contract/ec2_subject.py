@@ -69,6 +69,12 @@ class Ec2Subject(CloudSubject):
             yield
 
     @contextmanager
+    def short_of_spot(self) -> Iterator[None]:
+        code, where = "InsufficientInstanceCapacity", {"InstanceMarketOptions.MarketType": "spot"}
+        with self._with_fault(Fault("RunInstances", code, status=500, where=where, times=1_000)):
+            yield
+
+    @contextmanager
     def at_quota_of(self, size: str) -> Iterator[None]:
         with self._with_fault(Fault("RunInstances", "VcpuLimitExceeded", size=size, times=1_000)):
             yield

@@ -19,7 +19,7 @@ import pytest
 
 from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.ports import FluxPort
-from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.core.slots import Billing, NodeType, Promise, Rank, SlotName, SlotsWish, TypeName
 from nodemanager.flux import bindings, kvs, retype
 from nodemanager.flux.in_job.data_safe import say_data_safe
 from nodemanager.flux.instance import RealFlux
@@ -150,7 +150,8 @@ class RealSubject:
         port = self.manager().port
         if any(rank.cores != SMALL.cores for rank in port.ranks()):
             port.claim()
-            port.change_slots(SlotsWish("tidy", {}), dict.fromkeys(SMALL.slots, SMALL.name))
+            as_before = {SMALL.name: Promise(SMALL.cores, SMALL.gpus, SMALL.memory_bytes)}
+            port.change_slots(SlotsWish("tidy", {}, as_before), dict.fromkeys(SMALL.slots, SMALL.name))
         self.end_managers()
         self._instance.run("kvs", "unlink", "-Rf", "node-manager")
 

@@ -39,9 +39,9 @@ def of_two_sizes() -> NodeType:
     return replace(a_type(), size=FIRST, price_per_hour=PRICES[FIRST], sizes=sizes)
 
 
-def a_loop(cloud: CloudSubject) -> FleetLoop:
+def a_loop(cloud: CloudSubject, node_type: NodeType | None = None) -> FleetLoop:
     """The planner and the cloud's actors with one job, whose node may be bought as either size."""
-    policy = replace(a_policy(of_two_sizes()), cluster=CLUSTER, cluster_uuid=CLUSTER_UUID)
+    policy = replace(a_policy(node_type or of_two_sizes()), cluster=CLUSTER, cluster_uuid=CLUSTER_UUID)
     world = World(policy, a_snapshot(policy)).job(tasks(2))
     return FleetLoop(world, cloud.another_port, step_s=1.0)
 
@@ -75,6 +75,28 @@ def test_a_shortage_of_one_size_is_told_and_the_next_one_is_bought(cloud: CloudS
         (block,) = loop.world.snapshot.learned.blocks.items()
     assert (block[0].size, block[0].market, block[1].kind) == (FIRST, Market.ON_DEMAND, FailureKind.CAPACITY)
     assert fleet.price_per_hour(loop.world.snapshot, loop.world.policy) == PRICES[NEXT]
+
+
+def of_two_markets() -> NodeType:
+    """Two spot sizes, and the same two on demand, which are dearer."""
+    spot = tuple(Size(name, Market.SPOT, price / 4) for name, price in PRICES.items())
+    of = of_two_sizes()
+    return replace(of, market=Market.SPOT, price_per_hour=spot[0].price_per_hour, sizes=(*spot, *of.sizes))
+
+
+def test_without_spot_capacity_of_any_size_the_cheapest_is_bought_on_demand(cloud: CloudSubject) -> None:
+    with cloud.short_of_spot():
+        loop = a_loop(cloud, of_two_markets())
+        run_until_only(loop, FIRST, cloud)
+        (node,) = loop.world.snapshot.nodes.values()
+        assert node.launch.market is Market.ON_DEMAND
+        blocked = {(it.size, it.market): of.kind for it, of in loop.world.snapshot.learned.blocks.items()}
+        assert blocked == {(size, Market.SPOT): FailureKind.CAPACITY for size in PRICES}
+        # Both blocks are known now: a node for another job is bought on demand at once.
+        loop.world.job(tasks(2))
+        cloud.wait(lambda: len(bought(loop.run(1))) == 2 == len(listed(cloud)), "a second node")
+    assert {it.launch.market for it in loop.world.snapshot.nodes.values()} == {Market.ON_DEMAND}
+    assert fleet.price_per_hour(loop.world.snapshot, loop.world.policy) == 2 * PRICES[FIRST]
 
 
 def test_a_quota_of_one_size_is_told_and_the_next_one_is_bought(cloud: CloudSubject) -> None:

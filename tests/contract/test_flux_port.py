@@ -13,8 +13,15 @@ from nodemanager.core.jobs import JobId, JobResult
 from nodemanager.core.nodes import FluxRank, Launch, LaunchId
 from nodemanager.core.ports import FluxError, FluxPort, NotTheActor, SlotsUnchanged
 from nodemanager.core.records import HeldJob, Mark, Spend, Steering
-from nodemanager.core.slots import Rank, SlotName, SlotsWish, TypeName
-from tests.contract.flux_subjects import CLUSTER_UUID, RANKS, FluxSubject, a_bridged_instance, a_real_instance
+from nodemanager.core.slots import Promise, Rank, SlotName, SlotsWish, TypeName
+from tests.contract.flux_subjects import (
+    CLUSTER_UUID,
+    RANKS,
+    SMALL,
+    FluxSubject,
+    a_bridged_instance,
+    a_real_instance,
+)
 from tests.contract.simulated_flux import a_simulated_instance
 
 SUBJECTS: dict[str, Callable[[], AbstractContextManager[FluxSubject]]] = {
@@ -461,6 +468,18 @@ def test_a_slot_changes_its_type_while_a_job_runs(subject: FluxSubject, actor: F
         subject.until("it takes jobs", lambda: look(actor, 3).cores_free == 4)
         actor.stop_broker(Rank(3))
         subject.until("it is offline", lambda: not look(actor, 3).online)
+
+
+@pytest.mark.parametrize("cores", [4, 1], ids=["more", "less"])
+def test_a_type_declares_what_its_nodes_have(subject: FluxSubject, actor: FluxPort, cores: int) -> None:
+    promise = Promise(cores, SMALL.gpus, SMALL.memory_bytes)
+    wish = SlotsWish("hardware-small-1", {}, {SMALL.name: promise})
+    actor.change_slots(wish, dict.fromkeys(SMALL.slots, SMALL.name))
+    assert {look(actor, rank).cores for rank in (1, 2, 3)} == {cores}
+    subject.bring_online(Rank(1))
+    subject.until("all of its cores take jobs", lambda: look(actor, 1).cores_free == cores)
+    actor.stop_broker(Rank(1))
+    subject.until("it is offline", lambda: not look(actor, 1).online)
 
 
 def test_a_slot_that_somebody_stands_on_keeps_its_type(subject: FluxSubject, actor: FluxPort) -> None:

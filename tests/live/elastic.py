@@ -290,6 +290,7 @@ class Elastic:
         *command: str,
         nodes: int = 1,
         requires: Mapping[str, Sequence[str]] | None = None,
+        cores: int = 1,
         gpus: int = 0,
         after: int | None = None,
         held: bool = False,
@@ -298,7 +299,7 @@ class Elastic:
 
         By the jobspec, for that takes some milliseconds: several must come within one settling.
         """
-        slot = [{"type": "core", "count": 1}, *([{"type": "gpu", "count": gpus}] if gpus else [])]
+        slot = [{"type": "core", "count": cores}, *([{"type": "gpu", "count": gpus}] if gpus else [])]
         task = {"type": "slot", "count": 1, "label": "task", "with": slot}
         system = {"duration": 0, "cwd": "/", "environment": {"PATH": os.environ["PATH"]}}
         if requires is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
+import psutil
 import pytest
 
 from nodemanager.config.text.flux_toml import ConfigFile, read_promises
+from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import Promise, TypeName
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 from tests.live.manager_process import ManagerProcess
@@ -66,6 +68,14 @@ def promises(site: Elastic) -> Mapping[TypeName, Promise]:
     return read_promises(ConfigFile.find(site.site.flux.bootstrap_dir).read())
 
 
+def declared_cores(site: Elastic, slot: str) -> int:
+    """What a slot declares; 0 for the moment in which the instance has no scheduler."""
+    try:
+        return site.ranks()[slot].cores
+    except FluxError:
+        return 0
+
+
 @pytest.mark.parametrize("site", ["retype, service"], indirect=True)
 def test_a_type_is_declared_as_its_nodes_are_and_bought_as_such(site: Elastic) -> None:
     manager = site.start_manager()
@@ -84,6 +94,24 @@ def test_a_type_is_declared_as_its_nodes_are_and_bought_as_such(site: Elastic) -
     site.stop_head()
     site.start_head()
     assert site.ranks()["h1"].cores == promise.cores
+
+
+@pytest.mark.parametrize("site", ["retype, service"], indirect=True)
+def test_what_nodes_have_beyond_it_is_declared_and_used(site: Elastic) -> None:
+    if (psutil.cpu_count(logical=False) or 1) < 2:
+        pytest.skip("this machine has one core only")
+    manager = site.start_manager()
+    first = site.submit("true", requires={"properties": ["small"]})
+    threads = measured(site, manager)
+    site.eventually("the type is declared as it is", lambda: promises(site), within_s=60.0)
+    cores = promises(site)[TypeName("small")].cores
+    assert 2 <= cores <= threads
+    assert site.result(first) == "COMPLETED"
+    site.eventually("the slots declare it", lambda: declared_cores(site, "s2") == cores, within_s=60.0)
+    # The site's own declaration, one core, could never hold this one.
+    larger = site.submit("true", cores=cores, requires={"properties": ["small"]})
+    site.eventually("it has run", lambda: site.result(larger) == "COMPLETED", within_s=60.0)
+    assert site.ranks()["h1"].cores == CLAIMED
 
 
 @pytest.mark.parametrize("site", ["accept, service"], indirect=True)

@@ -2,7 +2,8 @@
 
 A slot declares cores, GPUs and memory before a node exists. On a node with less, jobs would share resources that
 Flux gave to one of them. So by default such a node gets no work and leaves once it is free, and its type is not
-bought for a while. A node with more than declared is kept as it is.
+bought for a while. What a node has beyond its declaration is left unused, unless ``misfit`` is ``RETYPE``: then
+the type is declared with it once none of its slots is in use. Types of several sizes keep the site's declaration.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) ->
     )
     snapshot = with_nodes(snapshot, {node.id: node})
     if misfit is None:
+        if policy.rules.misfit is Misfit.RETYPE and node_type is not None and node.state not in _LEAVING:
+            return _with_surplus(snapshot, node_type, fact.hardware)
         return snapshot
     # The next node of this type would have no more, so the type is blocked like one whose create cannot work.
     snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CONFIG, str(misfit), policy)
@@ -102,6 +105,41 @@ def _attainable_promise(node_type: NodeType, hardware: Hardware) -> Promise:
     )
 
 
+def _with_surplus(snapshot: Snapshot, node_type: NodeType, hardware: Hardware) -> Snapshot:
+    """Plan to declare what a node has beyond its type's declaration, or what all nodes seen since then have.
+
+    A type is raised at most once by a process, and never after it was reduced: its machines differ.
+    """
+    name, pending = node_type.name, snapshot.slots.to_promise.get(node_type.name)
+    declared = Promise(node_type.cores, node_type.gpus, node_type.memory_bytes)
+    if len(node_type.sizes) > 1 or name in snapshot.slots.promised:
+        return snapshot
+    if pending is not None and not pending.covers(declared):
+        return snapshot  # another node had less
+    found = _surplus_promise(node_type, hardware)
+    promise = found if pending is None else pending.least(found)
+    if promise == (pending or declared):
+        return snapshot
+    promises = _without(snapshot.slots.to_promise, name)
+    if promise != declared:
+        promises = {**promises, name: promise}
+    return replace(snapshot, slots=replace(snapshot.slots, to_promise=promises))
+
+
+def _surplus_promise(node_type: NodeType, hardware: Hardware) -> Promise:
+    """What the type can declare on such a machine: no less than it declares now.
+
+    Cores count, not threads: a machine with two threads a core has no core more than declared.
+    """
+    memory_bytes = hardware.memory_bytes or 0
+    has_more_memory = memory_bytes * (1 - MEMORY_RESERVED) > node_type.memory_bytes
+    return Promise(
+        cores=max(node_type.cores, hardware.cores),
+        gpus=max(node_type.gpus, hardware.gpus or 0),
+        memory_bytes=memory_bytes if has_more_memory else node_type.memory_bytes,
+    )
+
+
 def apply_rank_measurements(snapshot: Snapshot, fact: RanksMeasured, policy: Policy) -> Snapshot:
     """Like :func:`apply_measurement`, but as reported by Flux. A node's own report takes precedence."""
     for rank, hardware in fact.hardware.items():
@@ -115,7 +153,7 @@ def apply_rank_measurements(snapshot: Snapshot, fact: RanksMeasured, policy: Pol
 
 
 def apply_kept_promise(snapshot: Snapshot, wish_id: str) -> Snapshot:
-    """After the slots were changed: if the change made a type declare less, it may be bought again."""
+    """After the slots were changed: if a type now declares what its nodes have, it may be bought again."""
     name = _type_of_wish(snapshot, wish_id)
     return _keep_promise(snapshot, name) if name is not None else snapshot
 

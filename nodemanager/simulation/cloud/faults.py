@@ -43,6 +43,7 @@ class CloudFaults:
     capacity: int | None = None  # existing nodes of all types; above: CAPACITY
     capacity_of: dict[str, int] = field(default_factory=dict)  # by the name of the node type
     capacity_of_size: dict[str, int] = field(default_factory=dict)
+    no_spot: bool = False  # no capacity for spot nodes of any size
     p_capacity: float = 0.0
     quota: int | None = None  # existing nodes; above: QUOTA
     quota_of_size: dict[str, int] = field(default_factory=dict)

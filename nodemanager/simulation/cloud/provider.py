@@ -22,7 +22,7 @@ from nodemanager.core.nodes import (
     QuotaScope,
 )
 from nodemanager.core.ports import CloudError
-from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.simulation.cloud.faults import CloudFaults, Range
 from nodemanager.simulation.time.world import World
 
@@ -304,6 +304,7 @@ class SimulatedProvider:
         of_type = faults.capacity_of.get(node_type.name)
         of_size = faults.capacity_of_size.get(node_type.size)
         full = faults.capacity is not None and len(standing) >= faults.capacity
+        full = full or (faults.no_spot and node_type.market is Market.SPOT)
         if of_type is not None:
             full = full or sum(name == node_type.name for name in standing.values()) >= of_type
         if of_size is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from nodemanager.core.facts import NodeCordoned, NodeMeasured, RanksMeasured, Sl
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, ChangeSlots, CordonNode, DrainNode
-from nodemanager.core.slots import Hardware, Misfit, NodeType, Promise, Rank, SlotName, TypeName
+from nodemanager.core.slots import Hardware, Market, Misfit, NodeType, Promise, Rank, Size, SlotName, TypeName
 from nodemanager.planner.observe.hardware import find_misfit, with_promises
 from nodemanager.planner.slot_types import redeclare_type
 from tests.builders import (
@@ -80,18 +81,19 @@ machines = st.builds(
 
 
 @given(types, machines)
-def test_a_type_that_is_declared_as_measured_fits_and_promises_no_more_than_before(
+def test_a_type_that_is_declared_as_measured_fits_and_is_only_reduced_if_the_node_has_less(
     node_type: NodeType, had: Hardware
 ) -> None:
     world = a_world(a_type("cloud", cores=node_type.cores, gpus=node_type.gpus), misfit=Misfit.RETYPE)
+    before = world.policy.types[TypeName("cloud")]
     measured(world.booting_node(), had=had)
+    declared = Promise(before.cores, before.gpus, before.memory_bytes)
+    is_misfit = find_misfit(had, before, None) is not None
     for promise in world.snapshot.slots.to_promise.values():
-        promised = node_type.with_promise(promise)
-        assert find_misfit(had, promised, None) is None
-        assert promised.cores <= node_type.cores
-        assert promised.gpus <= node_type.gpus
-        assert promised.memory_bytes <= node_type.memory_bytes
-    assert bool(world.snapshot.slots.to_promise) == (find_misfit(had, node_type, None) is not None)
+        assert find_misfit(had, before.with_promise(promise), None) is None
+        assert promise != declared
+        assert declared.covers(promise) if is_misfit else promise.covers(declared)
+    assert is_misfit <= bool(world.snapshot.slots.to_promise)
 
 
 # --- drain ------------------------------------------------------------------------------------------------
@@ -218,6 +220,72 @@ def test_a_wish_of_somebody_elses_that_is_refused_changes_nothing_of_it() -> Non
     before = world.snapshot.slots.to_promise
     world.see(SlotsRefused("hardware-cloud"))
     assert world.snapshot.slots.to_promise == before
+
+
+# --- more than declared -----------------------------------------------------------------------------------
+
+LARGE = Hardware(8, 16, 0, 2**36)
+
+
+def a_larger_one(misfit: Misfit = Misfit.RETYPE) -> World:
+    return measured(a_world(misfit=misfit).booting_node(), had=LARGE)
+
+
+def redeclared(world: World) -> ChangeSlots:
+    """All nodes leave, and the type is declared as measured."""
+    world.snapshot = replace(world.snapshot, nodes={})
+    (change,) = world.decide().actions
+    assert isinstance(change, ChangeSlots)
+    ranks = tuple(replace(rank, cores=8) if rank.gpus == 0 else rank for rank in world.snapshot.ranks.values())
+    world.see(SlotsChanged(change.wish.id, NOW_S, ranks))
+    return change
+
+
+def test_what_nodes_have_beyond_it_is_declared_once_none_of_the_slots_is_in_use() -> None:
+    world = a_larger_one()
+    assert redeclare_type(world.snapshot, world.policy) is None
+    assert world["cloud1"].health.misfit is None
+    assert world.snapshot.learned.blocks == {}
+    assert redeclared(world).wish.promises == {TypeName("cloud"): Promise(8, 0, 2**36)}
+    assert with_promises(world.policy, world.snapshot.slots.promised).types[TypeName("cloud")].cores == 8
+    assert redeclare_type(world.snapshot, world.policy) is None
+
+
+def test_a_job_that_no_slot_could_hold_is_served_then() -> None:
+    world = a_larger_one()
+    redeclared(world)
+    world.policy = with_promises(world.policy, world.snapshot.slots.promised)
+    world.snapshot = replace(world.snapshot, now_s=NOW_S + 10)
+    world.job(tasks(1, cores=8))
+    assert {reason.code for reason in world.plan().jobs.values()} == {"node_ordered"}
+
+
+@pytest.mark.parametrize("misfit", [Misfit.DRAIN, Misfit.ACCEPT])
+def test_without_retype_it_is_left_unused(misfit: Misfit) -> None:
+    assert a_larger_one(misfit).snapshot.slots.to_promise == {}
+
+
+def test_threads_are_no_cores() -> None:
+    world = measured(a_world(misfit=Misfit.RETYPE).idle_node(), had=Hardware(4, 8, 0, 2**34))
+    assert world.snapshot.slots.to_promise == {}
+
+
+def test_of_nodes_that_differ_the_least_is_declared() -> None:
+    world = measured(a_larger_one().idle_node("cloud2"), "cloud2", Hardware(6, 12, 0, 2**37))
+    assert world.snapshot.slots.to_promise == {TypeName("cloud"): Promise(6, 0, 2**36)}
+    measured(world.idle_node("cloud3"), "cloud3", WHOLE)
+    assert world.snapshot.slots.to_promise == {}
+
+
+def test_a_type_that_a_node_had_less_of_is_not_raised() -> None:
+    world = measured(a_short_one().idle_node("cloud2"), "cloud2", LARGE)
+    assert world.snapshot.slots.to_promise == {TypeName("cloud"): Promise(2, 0, 2**34)}
+
+
+def test_a_type_of_several_sizes_keeps_its_declaration() -> None:
+    sizes = tuple(Size(name, Market.ON_DEMAND, Decimal(1)) for name in ("m5.large", "m5.xlarge"))
+    world = a_world(replace(a_type("cloud"), sizes=sizes), misfit=Misfit.RETYPE)
+    assert measured(world.idle_node(), had=LARGE).snapshot.slots.to_promise == {}
 
 
 # --- as Flux found it -------------------------------------------------------------------------------------
