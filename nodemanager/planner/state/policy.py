@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind, Launch
-from nodemanager.core.slots import ForeignDrain, Market, Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.slots import ForeignDrain, Market, Misfit, NodePlacement, NodeType, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption, Drift, Schedule
 
 # How long a failed create blocks its type, or all types.
@@ -180,6 +180,11 @@ class Policy:
     def has_spares(self) -> bool:
         """Whether any type keeps spare nodes."""
         return any(node_type.spares for node_type in self.node_types)
+
+    @cached_property
+    def clustered_types(self) -> tuple[NodeType, ...]:
+        """The types whose nodes are created near each other."""
+        return tuple(it for it in self.node_types if it.placement is NodePlacement.CLUSTER)
 
     @cached_property
     def price_decimals(self) -> int:
