@@ -247,9 +247,7 @@ class ReplayEngine:
             self.news.ranks.add(grant.rank)
             if machine is not None:
                 machine.core_s += grant.cores * ran_s
-                part, whole = node_share(
-                    grant.cores, grant.gpus, machine.node_type.cores, machine.node_type.gpus
-                )
+                part, whole = node_share(grant.cores, grant.gpus, machine.node_type.cores, machine.node_type.gpus)
                 machine.job_s += ran_s * part / whole
                 machine.lost_job_s += ran_s * part / whole if lost else 0.0
                 if self.scheduler.ranks[grant.rank].is_empty and machine.busy_from_s is not None:
