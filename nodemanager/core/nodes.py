@@ -82,6 +82,7 @@ class CloudNode:
     note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
     fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
     group: str = ""  # its placement group; "" if it is in none, or the provider does not say
+    owed: str = ""  # why it is to be given back as soon as no job runs there; "" if it may be kept
 
 
 class LeftoverKind(StrEnum):
