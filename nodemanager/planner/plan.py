@@ -71,7 +71,7 @@ from nodemanager.planner.strays import new_launch, stray_orders, strays_change_s
 from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
-from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
+from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_giving_back, plan_upkeep
 
 Action = (
     BootNode
@@ -120,7 +120,9 @@ class Basis:
     @lazy_property
     def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
         """What upkeep does now, and what it buys."""
-        if self.overspent is not None or self.policy.stacked:  # no single node of a stack can be replaced
+        if self.policy.stacked:  # no single node of a stack can be replaced
+            return plan_giving_back(self.snapshot, self.policy), ()
+        if self.overspent is not None:
             return UpkeepPlan(), ()
         bought: list[Purchase] = []
 
