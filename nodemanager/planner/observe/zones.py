@@ -20,7 +20,7 @@ from nodemanager.core.slots import NodePlacement, NodeType, Rank
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, Scope, Snapshot
+from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Scope, Snapshot
 
 # By the kind of the failure. Kinds that block nothing are not in these tables.
 REFUSED: Mapping[FailureKind, Code] = {
@@ -99,7 +99,9 @@ def _spans_nodes_of(node_type: NodeType, job: Job, snapshot: Snapshot) -> bool:
 
 def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
     """The scopes that include a type as one size, the account's first."""
-    scopes = EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
+    cloud = node_type.cloud
+    account, market = Scope(ALL_TYPES, cloud=cloud), Scope(ALL_TYPES, node_type.market, cloud=cloud)
+    scopes = account, market, Scope(node_type.name)
     return (*scopes, Scope(node_type.name, size=node_type.size)) if node_type.sizes else scopes
 
 
