@@ -142,6 +142,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "owner": "For `minicluster`: who changes its size. `us`: only the manager; nodes that others add are "
         "adopted and leave when they are idle. `shared`: others too; the manager never removes the nodes that "
         "they add.",
+        "service": "For `minicluster`: the gRPC service that changes the size, if several MiniClusters share pods "
+        "(`ensemble serve --miniclusters`). Default: the manager changes it itself.",
+        "service_material": "For `minicluster`: the folder with the service's `tls.crt` and this member's `token`.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate of create calls.",
@@ -352,6 +355,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "properties": "Properties that the slots declare to Flux, which jobs and queues can require.",
         "slots": "The placeholder ranks of this type. `init` assigns ranks in the order of the file, starting at "
         "1.",
+        "placement": "`cluster`, on `ec2`, `gce`, `azure` and `openstack`: nodes of this type are created near "
+        "each other, in a placement group for each zone ([slots.md](slots.md#nodes-near-each-other)).",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
         "They cost money.",
         "prepaid": "So many nodes of this type cost nothing more, at once: reserved instances, savings plans, your "

@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
-from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, SlotName
+from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodePlacement, SlotName
 from nodemanager.core.upkeep.rules import Disruption, Drift
 from nodemanager.core.upkeep.windows import WINDOW_ALLOWED, Window, read_windows
 
@@ -361,6 +361,11 @@ def _grpc_listen(text: str) -> str:
     return _listen(text)
 
 
+def _tcp_address(text: str) -> str:
+    _require(text != "off")
+    return _grpc_listen(text)
+
+
 def _listen(text: str) -> str:
     """Read ``unix``, ``unix:PATH``, ``off``, or a TCP address to listen on: ``127.0.0.1:8080``, ``[::1]:8080``."""
     if text in ("unix", "off"):
@@ -569,6 +574,8 @@ class CloudSettings(SectionSettings):
     # None means the service account of the manager's pod.
     kubeconfig: Annotated[Path | None, ValueFormat("a path", _path)] = None
     owner: Annotated[SizeOwner, _one_of(SizeOwner)] = SizeOwner.US
+    service: Annotated[str, ValueFormat('"HOST:PORT"', _tcp_address)] = ""
+    service_material: _Path = Path("service")
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
@@ -780,6 +787,7 @@ class NodeSettings(SectionSettings):
     )  # None: any
     properties: _Properties = frozenset()
     slots: _Slots
+    placement: Annotated[NodePlacement, _one_of(NodePlacement)] = NodePlacement.ANYWHERE
     spares: _Count = 0
     prepaid: _Count = 0
     prepaid_until_at: Annotated[float, _DAY] = Field(default=0.0, validation_alias="prepaid_valid_until")

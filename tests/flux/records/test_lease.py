@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.nodes import Launch, LaunchId
-from nodemanager.core.slots import Billing, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Billing, CloudName, Rank, SlotName, Tariff, TypeName
 from nodemanager.flux.records import lease
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -42,6 +42,7 @@ def test_any_slot_name_is_one_part_of_a_key_and_comes_back(slot: str) -> None:
         NAMES,
         st.floats(0, 4e9),
         tariff=st.none() | TARIFFS,
+        group=st.just("") | NAMES,
     )
 )
 def test_what_is_written_is_read(launch: Launch) -> None:
@@ -82,3 +83,9 @@ def test_a_record_of_before_zones_and_tariffs_were_kept_is_read() -> None:
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error or ours
         lease.decode(text, LAUNCH.slot)
+
+
+def test_a_lease_names_its_cloud_only_if_there_is_another() -> None:
+    launch = replace(LAUNCH, cloud=CloudName("east"))
+    assert lease.decode(lease.encode(launch), launch.slot) == launch
+    assert "cloud" not in json.loads(lease.encode(replace(LAUNCH, cloud=DEFAULT_CLOUD)))
