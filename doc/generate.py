@@ -207,8 +207,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "jobs with similar time limits, so that nodes become empty; Flux itself does not place jobs by time limit.",
         "misfit": "What to do with a node that has less than its slot declares ([slots.md](slots.md)). `drain`: it "
         "gets no work and leaves, and its type is not bought for a while. `accept`: nothing. `retype`: like "
-        "`drain`, and the instance then declares the type as it really is, also if its nodes have more. For `local` "
-        "the default is `accept`.",
+        "`drain`, and the instance then declares the type as it really is, also if its nodes have more. For "
+        "`local` the default is `accept`.",
         "foreign_drain": "What to do with a node that Flux itself has drained, for example because a prolog failed "
         "there or a job was `terminated before first barrier`. `retire`: terminate it once no job runs there and "
         "`foreign_drain_after` has passed. `hold`: keep it until somebody undrains it. A node that a person has "

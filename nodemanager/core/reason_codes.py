@@ -37,6 +37,7 @@ class Figures(TypedDict, total=False):
     failure: str
     image: str
     job: str
+    market: str
     nearest: str
     not_taken: str
     group: str
@@ -246,6 +247,7 @@ class Code(StrEnum):
     FITS_NO_JOB_THAT_IS_SHORT = "fits_no_job_that_is_short"
     ANOTHER_MIX_IS_CHEAPER = "another_mix_is_cheaper", "node_types price_per_hour"
     ANOTHER_TYPE_IS_CHEAPER = "another_type_is_cheaper", "node_type price_per_hour"
+    ANOTHER_SIZE_IS_CHEAPER = "another_size_is_cheaper", "size market price_per_hour"
     # warnings
     JOBS_HELD = "jobs_held", "job job_count"
     JOBS_RELEASED = "jobs_released", "job job_count"

@@ -204,6 +204,10 @@ SENTENCES: Mapping[str, str] = {
     Code.FITS_NO_JOB_THAT_IS_SHORT: "no job that needs nodes fits on it",
     Code.ANOTHER_MIX_IS_CHEAPER: "{node_types} serve the jobs for {price_per_hour} an hour, and no mix is cheaper",
     Code.ANOTHER_TYPE_IS_CHEAPER: "{node_type} is no smaller, is free, and costs no more: {price_per_hour} an hour",
+    Code.ANOTHER_SIZE_IS_CHEAPER: (
+        "{size} ({market}) is cheaper and serves the same jobs: {price_per_hour} an hour; this one is bought if"
+        " that one runs out"
+    ),
     Code.ONE_ZONE_SHORT: "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
     Code.JOB_NEVER_RUNS: (
         "job {job} can never run, and holds up {job_count} other jobs: raise the limits, or flux cancel {job}"

@@ -14,11 +14,12 @@ from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, Rank, TypeName
+from nodemanager.core.slots import Market, NodeType, Rank, TypeName
 from nodemanager.core.upkeep.rules import Drift
-from nodemanager.planner.observe.backoff import open_breakers
+from nodemanager.planner.observe.backoff import open_breakers, unavailable_sizes
 from nodemanager.planner.observe.drain_breaker import users_put_off
 from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
+from nodemanager.planner.observe.zones import block_on, zones_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
@@ -68,6 +69,32 @@ def _why_not(node_type: NodeType, placement: Placement, instead: Reason | None) 
         price = supply.policy.types[better].price_per_hour
         return because(Code.ANOTHER_TYPE_IS_CHEAPER, node_type=better, price_per_hour=price)
     return instead
+
+
+def size_reasons(name: TypeName, snapshot: Snapshot, policy: Policy) -> Mapping[tuple[str, Market], Reason]:
+    """Why sizes of a type are not bought now: none of them can be had, or another that can is cheaper.
+
+    All sizes serve as the same slots. A cheaper spot size is no reason against one on demand: the work on it may be
+    lost, which may cost more in the end.
+    """
+    closed = unavailable_sizes(snapshot, policy).get(name, {})
+    reasons = dict(closed)
+    cheapest: dict[Market, NodeType] = {}
+    for size in policy.by_size[name]:
+        key = size.size, size.market
+        if key in closed:
+            continue
+        better = cheapest.get(size.market) or cheapest.get(Market.ON_DEMAND)
+        if better is not None:
+            reasons[key] = because(
+                Code.ANOTHER_SIZE_IS_CHEAPER,
+                size=better.size,
+                market=better.market,
+                price_per_hour=better.price_per_hour,
+            )
+        elif all(block_on(size, zone, snapshot) is None for zone in zones_of(size)):
+            cheapest[size.market] = size
+    return reasons
 
 
 def _why_nothing_bought(placement: Placement) -> Reason:

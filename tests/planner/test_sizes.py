@@ -14,6 +14,7 @@ from nodemanager.core.orders import BootNode, CreateNode, DestroyNode, EndLease,
 from nodemanager.core.slots import Market, NodeType, Size, Tariff, TypeName
 from nodemanager.planner.cost import billing, fleet
 from nodemanager.planner.state.snapshot import EVERYTHING, Block, Quota, Scope, Stray
+from nodemanager.planner.type_reasons import size_reasons
 from tests.builders import (
     NOW_S,
     World,
@@ -203,6 +204,47 @@ def test_a_block_of_the_whole_account_blocks_every_size() -> None:
     block = Block(NOW_S + 60, FailureKind.CREDENTIALS, "expired")
     made = a_world(big()).but(blocks={EVERYTHING: block}).job(whole_nodes(1)).plan()
     assert made.types[BIG].code == "blocked_create_credentials"
+
+
+def why_not(world: World) -> dict[tuple[str, Market], tuple[object, ...]]:
+    """The code against each size, and the size that is named."""
+    found = size_reasons(BIG, world.snapshot, world.policy)
+    return {
+        key: (str(it.code), *([it.figures["size"]] if "size" in it.figures else [])) for key, it in found.items()
+    }
+
+
+def test_a_dearer_size_names_the_cheaper_one_that_serves_the_same_jobs() -> None:
+    world = a_world(big())
+    assert why_not(world) == {
+        (MIDDLE.name, Market.ON_DEMAND): ("another_size_is_cheaper", SMALL.name),
+        (LARGE.name, Market.ON_DEMAND): ("another_size_is_cheaper", SMALL.name),
+    }
+    reason = size_reasons(BIG, world.snapshot, world.policy)[MIDDLE.name, Market.ON_DEMAND]
+    assert reason.figures["price_per_hour"] == SMALL.price_per_hour
+
+
+def test_a_size_that_cannot_be_had_says_so_and_is_no_reason_against_others() -> None:
+    assert why_not(a_world(big()).but(blocks=refused(SMALL))) == {
+        (SMALL.name, Market.ON_DEMAND): ("blocked_create_capacity",),
+        (LARGE.name, Market.ON_DEMAND): ("another_size_is_cheaper", MIDDLE.name),
+    }
+
+
+def test_a_size_that_is_blocked_in_one_zone_is_no_reason_against_the_next() -> None:
+    world = a_world(big(zones=("a", "b"))).but(blocks=refused(SMALL, "a"))
+    assert why_not(world) == {(LARGE.name, Market.ON_DEMAND): ("another_size_is_cheaper", MIDDLE.name)}
+
+
+def test_a_cheaper_spot_size_is_no_reason_against_one_on_demand() -> None:
+    spot = replace(LARGE, market=Market.SPOT, price_per_hour=Decimal("0.30"))
+    dear = replace(MIDDLE, market=Market.SPOT, price_per_hour=Decimal("0.75"))
+    assert why_not(a_world(big(spot, SMALL, dear))) == {
+        (MIDDLE.name, Market.SPOT): ("another_size_is_cheaper", LARGE.name)
+    }
+    assert why_not(a_world(big(SMALL, dear))) == {
+        (MIDDLE.name, Market.SPOT): ("another_size_is_cheaper", SMALL.name)
+    }
 
 
 def test_the_type_as_each_size_is_the_cheapest_first() -> None:

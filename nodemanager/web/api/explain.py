@@ -19,10 +19,10 @@ from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.cost import timings
-from nodemanager.planner.observe.backoff import unavailable_sizes
 from nodemanager.planner.observe.zones import block_on, block_reason, zones_of
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.type_reasons import size_reasons
 from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,
@@ -214,13 +214,13 @@ def node_type(published: Publication, name: str) -> Document:
 def _sizes(found: NodeType, published: Publication) -> list[Document]:
     """The sizes that serve as nodes of the type, the cheapest first, and why some are not bought now."""
     snapshot, policy, clock = published.snapshot, published.policy, clock_of(published)
-    closed = unavailable_sizes(snapshot, policy).get(found.name, {})
+    reasons = size_reasons(found.name, snapshot, policy)
     count = node_index_of(snapshot).count_by_size
     documents = []
     for size in policy.by_size[found.name]:
         zones = zones_of(size)
         blocked = {zone: block for zone in zones if (block := block_on(size, zone, snapshot)) is not None}
-        why = closed.get((size.size, size.market))
+        why = reasons.get((size.size, size.market))
         documents.append(
             {
                 "size": size.size,
