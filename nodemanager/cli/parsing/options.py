@@ -220,6 +220,7 @@ def _manifests(parser: Parser) -> None:
     parser.add_argument("--namespace", default="default", help="where the objects belong (default: default)")
     parser.add_argument("--image", default="", help="the image of the pods, with flux-node-manager on PATH")
     parser.add_argument("--cores", type=int, default=0, help="the cores of a pod, as flux resource list shows them")
+    parser.add_argument("--material", metavar="DIR", help="the folder with the service's token and certificate")
 
 
 def _ensemble_run(parser: Parser) -> None:
