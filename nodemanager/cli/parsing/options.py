@@ -249,7 +249,7 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", help="with --miniclusters (default: the pod's account)")
     parser.add_argument(
         "--pods-max",
-        type=int,
+        type=_positive,
         metavar="N",
         help="with --miniclusters: how many pods they share (default: no limit)",
     )
