@@ -87,10 +87,10 @@ def _stop(node: Node, context: StepContext) -> Step:
             )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
-    if context.cloud_calls_left <= 0:
+    cloud = context.policy.cloud_of(node.launch)
+    if not context.takes_call(cloud):
         return wait_for_answer(context)
-    context.cloud_calls_left -= 1
-    return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+    return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason, cloud))
 
 
 def step_gone(node: Node, context: StepContext) -> Step:
@@ -126,4 +126,5 @@ def order_nodes(context: StepContext) -> None:
     context.stack = Stack(context.snapshot, lambda node: _is_terminable(node, context))
     ended = {id_ for id_, review in context.unsent.items() if review.ends}
     context.gap = lowest_gap(context.snapshot, context.policy, ended)
-    context.create_credit, context.cloud_calls_left = inf, UNLIMITED
+    clouds = context.policy.cloud_names
+    context.create_credit, context.cloud_calls_left = dict.fromkeys(clouds, inf), dict.fromkeys(clouds, UNLIMITED)
