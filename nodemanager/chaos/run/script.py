@@ -151,6 +151,16 @@ PEER_KINDS: Mapping[str, FaultKind] = MappingProxyType(
 PEER_JOBS = FaultKind(12.0, JOB_S)
 JOBS = (JOB, PEER_JOB)
 
+# Faults of runs whose node types have several sizes.
+SIZE_KINDS: Mapping[str, FaultKind] = MappingProxyType(
+    {
+        "size.short": FaultKind(60.0, (20.0, 120.0)),
+        "size.quota": FaultKind(60.0, (20.0, 120.0)),
+        "size.no_spot": FaultKind(140.0, (20.0, 120.0)),
+    }
+)
+SIZES_EVERY = 4  # so many seeds have one whose types have several sizes
+
 # Faults of runs in which nodes join by ticket.
 JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
     {
@@ -182,6 +192,7 @@ class Script:
     acts: tuple[Act, ...]
     stacked: bool = False  # the nodes are the pods of a MiniCluster
     peers: int = 0  # other instances in which jobs may run
+    sizes: bool = False  # each node type has several sizes, on two markets
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
@@ -245,6 +256,10 @@ def draw_script(seed: int, *, joins: bool = False, stacked: bool = False, peers:
     if peers:
         site = replace(site, peers=_stream(seed, PEER_JOB).randint(2, 3))
         drawn += _draw_peer_acts(seed)
+    if not stacked and seed % SIZES_EVERY == 0:
+        site = replace(site, sizes=True)
+        for name, kind in SIZE_KINDS.items():
+            drawn += _draw_faults(name, kind, _stream(seed, name), 1.0)
     if stacked:
         site = replace(site, stacked=True)
         drawn = [act for act in drawn if act.kind not in NOT_STACKED]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
-from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.slots import Billing, Market, NodeType, Rank, Size, Slot, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.planner.cost import spending
 from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
@@ -74,6 +75,26 @@ SHAPES = (
 )
 
 
+def _sizes(name: str, price: str) -> tuple[Size, ...]:
+    """Four sizes that serve as nodes of one type, the cheapest first: two on the spot market, two on demand."""
+    on_demand = Decimal(price)
+    prices = ((f"{name}1", on_demand), (f"{name}2", on_demand * Decimal("1.2")))
+    spot = tuple(Size(size, Market.SPOT, each * Decimal("0.4")) for size, each in prices)
+    return (*spot, *(Size(size, Market.ON_DEMAND, each) for size, each in prices))
+
+
+# The same types, each of several sizes.
+TYPES_WITH_SIZES = tuple(
+    replace(
+        of,
+        size=(sizes := _sizes(of.size, str(of.price_per_hour)))[0].name,
+        market=sizes[0].market,
+        price_per_hour=sizes[0].price_per_hour,
+        sizes=sizes,
+    )
+    for of in NODE_TYPES
+)
+
 # The site of a run with a MiniCluster: six pods, all alike.
 PODS = (NodeType(TypeName("pod"), "pod", 4, 0, 2**34, Decimal("0.20"), Billing(1.0), _slots("pod", 6)),)
 POD_SLOTS = tuple(Slot(slot, Rank(rank), PODS[0].name) for rank, slot in enumerate(PODS[0].slots, start=1))
@@ -89,7 +110,9 @@ POD_SHAPES = (
 
 def types_of(script: Script) -> tuple[NodeType, ...]:
     """The node types of a script's site."""
-    return PODS if script.stacked else NODE_TYPES
+    if script.stacked:
+        return PODS
+    return TYPES_WITH_SIZES if script.sizes else NODE_TYPES
 
 
 def slots_of(script: Script) -> tuple[Slot, ...]:

@@ -40,6 +40,8 @@ class BillLine:
     to_s: float | None
     cluster_uuid: str = ""  # the cluster that owns it; "" without our tags
     launch: LaunchId | None = None
+    size: str = ""
+    market: Market | None = None
 
 
 @dataclass(slots=True)
@@ -213,7 +215,7 @@ class SimulatedProvider:
         self._machines[node.provider_id] = machine
         self._type_of_standing[node.provider_id] = identity.type_name if identity else None
         self.changes += 1
-        billed = BillLine(node.provider_id, None, now_s, None)
+        billed = BillLine(node.provider_id, None, now_s, None, size=node.size, market=node.market)
         if identity is not None:
             whose, launch = identity.cluster_uuid, identity.launch
             billed = replace(billed, type_name=identity.type_name, cluster_uuid=whose, launch=launch)
