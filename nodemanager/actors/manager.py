@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.actors.batches import gather_orders
 from nodemanager.actors.decision_log import DecisionLog
 from nodemanager.actors.job_memos import JobMemos
 from nodemanager.actors.messages import Begin, ManagerMessage, UsePolicy
@@ -180,21 +181,18 @@ class Manager(CrashOnlyActor):
         if addresses.join is not None and snapshot.sources.claimed and self._acts:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._brain.policy)))
 
-    def _send_orders(self, decision: Decision, addresses: Begin) -> None:  # noqa: C901 - one arm an order
+    def _send_orders(self, decision: Decision, addresses: Begin) -> None:
         start_before_s = decision.snapshot.now_s + decision.policy.fixed.order_good_s
         leases: list[Launch] = []
-        together: list[CreateNode | DestroyNode] = []
-        stacked = decision.policy.stacked
+        to_cloud: list[CreateNode | DestroyNode] = []
         for order in decision.orders:
             match order:
                 case BootNode(launch=launch):
                     leases.append(launch)
                 case RecordLaunches(launches=launches):
                     leases += launches
-                case CreateNode() | DestroyNode() if stacked:
-                    together.append(order)
                 case CreateNode() | DestroyNode():
-                    self._workers.dispatch(_subject_of(order), WithDeadline(order, start_before_s))
+                    to_cloud.append(order)
                 case DelegateJob():
                     if addresses.delegator is not None:
                         addresses.delegator.tell(order)
@@ -217,12 +215,25 @@ class Manager(CrashOnlyActor):
                     addresses.flux.tell(WithDeadline(order, start_before_s))
                 case _:
                     assert_never(order)
-        if together:
-            subjects = [_subject_of(order) for order in together]
-            self._workers.dispatch_together(subjects, WithDeadline(Together(tuple(together)), start_before_s))
+        self._call_cloud(to_cloud, decision.policy, start_before_s)
         if leases:
             # One commit for all leases, so that a burst of jobs costs one flush and not one per node.
             addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), start_before_s))
+
+    def _call_cloud(
+        self, orders: Sequence[CreateNode | DestroyNode], policy: Policy, start_before_s: float
+    ) -> None:
+        """Dispatch the orders to the provider, those together that one call can carry out."""
+        if policy.stacked:
+            calls = [tuple(orders)] if orders else []
+        else:
+            calls = list(gather_orders(orders, policy.calls.nodes_per_call))
+        for call in calls:
+            if len(call) == 1 and not policy.stacked:
+                self._workers.dispatch(_subject_of(call[0]), WithDeadline(call[0], start_before_s))
+                continue
+            subjects = [_subject_of(order) for order in call]
+            self._workers.dispatch_together(subjects, WithDeadline(Together(call), start_before_s))
 
 
 def _send_ask(ask: Ask, addresses: Begin) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
+from nodemanager.core.batches import launch_id
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState
 from nodemanager.core.orders import (
@@ -379,7 +380,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         allowance=Allowance(snapshot, policy, sent_only=True),
         jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
         create_credit=fleet.create_credit(snapshot, policy),
-        cloud_calls_left=policy.calls.calls_in_flight_max
+        cloud_calls_left=policy.calls.calls_in_flight_max * policy.calls.nodes_per_call
         - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
         upkeep=upkeep,
         emptying=basis.emptying,
@@ -474,8 +475,8 @@ def _boot_order(
 ) -> BootNode:
     """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
-    launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
+    id_ = launch_id(slot, f"{int(snapshot.wall_at * 1000):x}")
+    launch = new_launch(id_, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     if prepaid.get(launch.type_name, 0) > 0:
         prepaid[launch.type_name] -= 1
         launch = replace(launch, prepaid=True)

@@ -99,6 +99,7 @@ class Calls:
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20
+    nodes_per_call: int = 1  # how many nodes one call may create or destroy
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,32 @@
+"""Gathers orders that one call can carry out. Which orders are given is decided elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+from nodemanager.core.batches import stamp_of
+from nodemanager.core.orders import CloudEffect, CreateNode
+
+
+def gather_orders(orders: Sequence[CloudEffect], nodes_per_call: int) -> Iterator[tuple[CloudEffect, ...]]:
+    """Yield the orders of each call, ``nodes_per_call`` at most.
+
+    One call creates launches of one plan that differ only in their slots, or destroys any nodes.
+    """
+    alike: dict[Hashable, list[CloudEffect]] = {}
+    for order in orders:
+        alike.setdefault(_kind_of(order), []).append(order)
+    for group in alike.values():
+        for start in range(0, len(group), nodes_per_call):
+            yield tuple(group[start : start + nodes_per_call])
+
+
+def _kind_of(order: CloudEffect) -> Hashable:
+    """What orders have in common that one call can carry out."""
+    if not isinstance(order, CreateNode):
+        return ()
+    launch, node_type = order.launch, order.node_type
+    stamp = stamp_of(launch.id, launch.slot)
+    if not stamp:
+        return launch.id  # it is created by itself
+    return stamp, node_type.name, node_type.size, node_type.market, node_type.image, launch.zone, launch.made_from
