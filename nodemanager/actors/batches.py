@@ -8,8 +8,10 @@ from nodemanager.core.batches import stamp_of
 from nodemanager.core.orders import CloudEffect, CreateNode
 
 
-def gather_orders(orders: Sequence[CloudEffect], nodes_per_call: int) -> Iterator[tuple[CloudEffect, ...]]:
-    """Yield the orders of each call, ``nodes_per_call`` at most.
+def gather_orders(
+    orders: Sequence[CloudEffect], nodes_per_create: int, nodes_per_destroy: int
+) -> Iterator[tuple[CloudEffect, ...]]:
+    """Yield the orders of each call, with so many nodes at most.
 
     One call creates launches of one plan that differ only in their slots, or destroys any nodes.
     """
@@ -17,8 +19,9 @@ def gather_orders(orders: Sequence[CloudEffect], nodes_per_call: int) -> Iterato
     for order in orders:
         alike.setdefault(_kind_of(order), []).append(order)
     for group in alike.values():
-        for start in range(0, len(group), nodes_per_call):
-            yield tuple(group[start : start + nodes_per_call])
+        most = nodes_per_create if isinstance(group[0], CreateNode) else nodes_per_destroy
+        for start in range(0, len(group), most):
+            yield tuple(group[start : start + most])
 
 
 def _kind_of(order: CloudEffect) -> Hashable:

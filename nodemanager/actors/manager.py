@@ -227,7 +227,7 @@ class Manager(CrashOnlyActor):
         if policy.stacked:
             calls = [tuple(orders)] if orders else []
         else:
-            calls = list(gather_orders(orders, policy.calls.nodes_per_call))
+            calls = list(gather_orders(orders, policy.calls.nodes_per_create, policy.calls.nodes_per_destroy))
         for call in calls:
             if len(call) == 1 and not policy.stacked:
                 self._workers.dispatch(_subject_of(call[0]), WithDeadline(call[0], start_before_s))

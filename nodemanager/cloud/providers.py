@@ -15,13 +15,18 @@ from nodemanager.config.site import Provider, Site
 from nodemanager.core.ports import Clock, CloudPort, CloudWatch
 
 if TYPE_CHECKING:
-    from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
 
 CloudFactory = Callable[[], CloudPort]
 
 
-def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudFactory:
-    """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread."""
+def cloud_factory(
+    site: Site, user_data: UserDataSource, clock: Clock, batch_script: BatchScript | None = None
+) -> CloudFactory:
+    """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread.
+
+    ``batch_script``: the user-data of nodes that one call creates; None if the site's nodes are created one by one.
+    """
     match site.cloud.provider:
         case Provider.LOCAL:
             return _local_factory(site, user_data, clock)
@@ -30,7 +35,7 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
             with _import_blocked("cryptography"):
                 from nodemanager.cloud.ec2.from_site import ec2_factory  # noqa: PLC0415
 
-            return ec2_factory(site, user_data, clock)
+            return ec2_factory(site, user_data, clock, batch_script)
         case Provider.OPENSTACK:
             from nodemanager.cloud.openstack.from_site import openstack_factory  # noqa: PLC0415
 

@@ -186,6 +186,7 @@ class RosterEntry:
     may_start: bool
     online: bool
     addresses: tuple[str, ...] = ()
+    provider_id: ProviderId | None = None  # of a node that has yet to join; by it a node of a batch is known
 
 
 Roster = tuple[RosterEntry, ...]  # every launch that holds a slot

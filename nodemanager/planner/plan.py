@@ -59,7 +59,7 @@ from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spa
 from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of, with_node_index
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import Calls, Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.busy import BUSY
@@ -380,14 +380,19 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         allowance=Allowance(snapshot, policy, sent_only=True),
         jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
         create_credit=fleet.create_credit(snapshot, policy),
-        cloud_calls_left=policy.calls.calls_in_flight_max * policy.calls.nodes_per_call
-        - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        cloud_calls_left=_cloud_calls_left(snapshot, policy.calls),
         upkeep=upkeep,
         emptying=basis.emptying,
     )
     if policy.stacked:
         order_nodes(context)
     return step_nodes(context)
+
+
+def _cloud_calls_left(snapshot: Snapshot, calls: Calls) -> int:
+    """How many more nodes may be created, or destroyed if that takes a call for each, until calls are answered."""
+    limited = [CallKind.CREATE] if calls.nodes_per_destroy > 1 else [CallKind.CREATE, CallKind.DESTROY]
+    return calls.calls_in_flight_max * calls.nodes_per_create - calls_in_flight(snapshot, *limited)
 
 
 def _jobs_want_more(basis: Basis) -> bool:

@@ -137,7 +137,7 @@ def chaos_policy(script: Script) -> Policy:
             safe_mode_max_s=300.0,
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
-        calls=Calls(call_timeout_s=15.0, calls_in_flight_max=2, nodes_per_call=nodes_per_call(script)),
+        calls=Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script)),
         # Half of the seeds consolidate.
         upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX), consolidate=script.seed % 2 == 1),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),

@@ -605,7 +605,7 @@ def _apply_create_failure(snapshot: Snapshot, node: Node, fact: CloudCallFailed,
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
     snapshot = with_nodes(snapshot, {node.id: node})
-    if fact.kind is FailureKind.THROTTLED and policy.calls.nodes_per_call > 1:
+    if fact.kind is FailureKind.THROTTLED and policy.calls.nodes_per_create > 1:
         # The provider counts nodes, and its bucket has fewer left than were asked for. From now on creates come no
         # faster than it refills, so the next call is smaller and is not throttled too.
         account = replace(snapshot.account, create_credit=0.0, create_credit_s=snapshot.now_s)

@@ -87,9 +87,10 @@ def _stop(node: Node, context: StepContext) -> Step:
             )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
-    if context.cloud_calls_left <= 0:
-        return wait_for_answer(context)
-    context.cloud_calls_left -= 1
+    if context.policy.calls.nodes_per_destroy == 1:  # or one call destroys all
+        if context.cloud_calls_left <= 0:
+            return wait_for_answer(context)
+        context.cloud_calls_left -= 1
     return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason))
 
 
