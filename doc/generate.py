@@ -146,8 +146,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "thread.",
         "creates_per_s": "The long-term rate at which nodes are created. If one call creates several nodes (see "
         "`nodes_per_call`), the default is 2, as EC2's own.",
-        "creates_burst": "How many nodes may be created together. If one call creates several nodes, the default is "
-        "1000, as EC2's own.",
+        "creates_burst": "How many nodes may be created together. If one call creates several nodes, the default "
+        "is 1000, as EC2's own.",
         "nodes_per_call": "For `ec2`: how many nodes one call creates or terminates at most. One call creates "
         "several only with `join = service` ([joining.md](joining.md)). 1: each node has a call of its own. If "
         "`[Join] client` names a client in the image, each node has its own create call unless you set this key: "

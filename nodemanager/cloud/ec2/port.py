@@ -165,7 +165,7 @@ class Ec2Cloud:
         first = launches[0]
         tokens = "\n".join(launch.client_token for launch in launches)
         request = NodeRequest(
-            name=f"{self._cluster}-{batch.slots[0]}",
+            name=f"{self._cluster}-{node_type.name}",
             node_type=node_type,
             client_token=hashlib.sha256(tokens.encode()).hexdigest(),
             tags=tags_of_batch(batch, self._cluster, self._cluster_uuid, node_type.name, first.made_from),
