@@ -39,9 +39,12 @@ class InstanceIdentities:
     """Reads identity documents that one certificate, given as PEM, proves. Raises ``ValueError`` if it is none."""
 
     def __init__(self, certificate: str) -> None:
-        key = load_pem_x509_certificate(certificate.encode()).public_key()
+        try:
+            key = load_pem_x509_certificate(certificate.encode()).public_key()
+        except ValueError as error:
+            raise ValueError(f"no certificate as PEM: {error}") from error
         if not isinstance(key, rsa.RSAPublicKey):
-            raise ValueError("the certificate of instance identities has no RSA key")  # noqa: TRY004 - of a file
+            raise ValueError("no certificate with an RSA key")  # noqa: TRY004 - of a file
         self._key = key
 
     def instance_in(self, document: str) -> ProviderId:

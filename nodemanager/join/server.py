@@ -477,9 +477,7 @@ def _identities(site: Site) -> Callable[[str], ProviderId] | None:
     try:
         return InstanceIdentities(certificate).instance_in
     except ValueError as error:
-        raise ServiceNotReady(
-            f"[Cloud] identity_certificate: no certificate as PEM with an RSA key: {error}"
-        ) from error
+        raise ServiceNotReady(f"[Cloud] identity_certificate: {error}") from error
 
 
 async def serve(site: Site) -> None:
