@@ -16,16 +16,22 @@ from nodemanager.core.ports import Clock, CloudPort, CloudWatch
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
+    from nodemanager.cloud.minicluster.port import SizeService
 
 CloudFactory = Callable[[], CloudPort]
 
 
 def cloud_factory(
-    site: Site, user_data: UserDataSource, clock: Clock, batch_script: BatchScript | None = None
+    site: Site,
+    user_data: UserDataSource,
+    clock: Clock,
+    size_service: SizeService | None = None,
+    batch_script: BatchScript | None = None,
 ) -> CloudFactory:
     """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread.
 
-    ``batch_script``: the user-data of nodes that one call creates; None if the site's nodes are created one by one.
+    ``size_service``: what ``[Cloud] service`` names. ``batch_script``: the user-data of nodes that one call creates;
+    None if the site's nodes are created one by one.
     """
     match site.cloud.provider:
         case Provider.LOCAL:
@@ -51,7 +57,7 @@ def cloud_factory(
         case Provider.MINICLUSTER:
             from nodemanager.cloud.minicluster.from_site import minicluster_factory  # noqa: PLC0415
 
-            return minicluster_factory(site, clock)
+            return minicluster_factory(site, clock, size_service)
         case Provider.FLUX:
             return _outer_flux_factory(site, user_data, clock)
         case Provider.SIMULATED:

@@ -308,6 +308,7 @@ class Code(StrEnum):
     DRAINED_FOR_ANOTHER = "drained_for_another"
     BUSY_YET_DRAINED_BY_US = "busy_yet_drained_by_us"
     FIXED_BY_PROVIDER = "fixed_by_provider", "detail"
+    OWED_TO_OTHERS = "owed_to_others", "detail"
     KEPT_BY_HIGHER_NODE = "kept_by_higher_node", "node jobs"
     # a node is replaced
     TOO_OLD = "too_old", "age_s max_age_s"

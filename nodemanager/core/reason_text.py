@@ -283,6 +283,7 @@ SENTENCES: Mapping[str, str] = {
     Code.DRAINED_FOR_ANOTHER: "its rank still has the drain of an earlier node: undrained",
     Code.BUSY_YET_DRAINED_BY_US: "busy, and drained by us for a reason that no longer applies: undrained",
     Code.FIXED_BY_PROVIDER: "idle, but the provider keeps it: {detail}",
+    Code.OWED_TO_OTHERS: "takes no more jobs, and leaves when none runs there: {detail}",
     Code.KEPT_BY_HIGHER_NODE: "not needed, but only the highest node can leave, and {node} stays",
     # a node is replaced
     Code.TOO_OLD: "{age_s} old, older than max_age ({max_age_s})",

@@ -62,6 +62,7 @@ from nodemanager.web.state.token import TokenError
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
+    from nodemanager.cloud.minicluster.port import SizeService
     from nodemanager.flux.instance import RealFlux
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
@@ -302,12 +303,25 @@ def make_ports(
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:
         user_data, batch_script = _user_data(site)
-        cloud, news = cloud_factory(site, user_data, clock, batch_script), cloud_watch(site, clock)
+        cloud = cloud_factory(site, user_data, clock, size_service(site), batch_script)
+        news = cloud_watch(site, clock)
     except CloudError as error:
         raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
     return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end, news)
+
+
+def size_service(site: Site) -> SizeService | None:
+    """Return the service that changes the size of the site's MiniCluster; None if the manager does so itself.
+
+    Raises :class:`CloudError`.
+    """
+    if not site.cloud.service:
+        return None
+    from nodemanager.web.grpc.sizes import connect_sizes  # noqa: PLC0415 - gRPC takes 20 MB
+
+    return connect_sizes(site)
 
 
 def _types_with_data(site: Site) -> list[TypeName]:
