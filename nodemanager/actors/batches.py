@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from nodemanager.core.batches import stamp_of
+from nodemanager.core.nodes import stamp_of
 from nodemanager.core.orders import CloudEffect, CreateNode
 
 

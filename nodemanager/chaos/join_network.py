@@ -17,9 +17,8 @@ from typing import Any
 from nodemanager.chaos.run.invariants import Violation
 from nodemanager.chaos.run.site import NODE_TYPES
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.core.batches import stamp_of
 from nodemanager.core.facts import JoinFact, NodeReported
-from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster
+from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster, stamp_of
 from nodemanager.core.ports import JoinError, JoinPort
 from nodemanager.core.slots import Misfit, SlotName, TypeName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission

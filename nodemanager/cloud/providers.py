@@ -30,8 +30,8 @@ def cloud_factory(
 ) -> CloudFactory:
     """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread.
 
-    ``size_service``: what ``[Cloud] service`` names. ``batch_script``: the user-data of nodes that one call creates;
-    None if the site's nodes are created one by one.
+    ``size_service``: what ``[Cloud] service`` names. ``batch_script``: the user-data of nodes that one call
+    creates; None if the site's nodes are created one by one.
     """
     match site.cloud.provider:
         case Provider.LOCAL:

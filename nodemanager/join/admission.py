@@ -14,13 +14,12 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from nodemanager.core.batches import stamp_of
 from nodemanager.core.facts import NodeReported
-from nodemanager.core.nodes import JoinPhase, LaunchId, ProviderId, Roster, RosterEntry
+from nodemanager.core.nodes import JoinPhase, LaunchId, ProviderId, Roster, RosterEntry, stamp_of
 from nodemanager.flux.parse.versions import named_broker, parse_version
 from nodemanager.join import tickets
+from nodemanager.join.ec2.identity import IdentityUnproven
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
-from nodemanager.join.instance_identity import IdentityUnproven
 from nodemanager.join.key_material import Material, MaterialError
 from nodemanager.join.lease_holders import LeaseHolders
 from nodemanager.join.rate_limits import TokenBuckets, parse_address

@@ -44,8 +44,8 @@ from nodemanager.join.connection_limits import (
     allowed_connections,
     use_small_tls_buffers,
 )
+from nodemanager.join.ec2.identity import InstanceIdentities
 from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
-from nodemanager.join.instance_identity import InstanceIdentities
 from nodemanager.join.key_material import (
     MaterialError,
     MaterialPaths,

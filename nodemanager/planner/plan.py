@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
-from nodemanager.core.batches import launch_id
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState
+from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState, launch_id
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,

@@ -9,8 +9,7 @@ from typing import cast
 
 import pytest
 
-from nodemanager.core.batches import launch_id
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Identity, Launch, ProviderId
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Identity, Launch, ProviderId, launch_id
 from nodemanager.core.ports import BatchCloudPort, CloudError
 from nodemanager.core.slots import Rank, SlotName
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SUBJECTS, CloudSubject, a_launch, a_type

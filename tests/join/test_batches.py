@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from nodemanager.core.batches import launch_id
-from nodemanager.core.nodes import JoinPhase, ProviderId, RosterEntry
+from nodemanager.core.nodes import JoinPhase, ProviderId, RosterEntry, launch_id
 from nodemanager.core.slots import SlotName
 from nodemanager.join.admission import AdmissionRules, Answer, JoinAdmission
+from nodemanager.join.ec2.identity import InstanceIdentities
 from nodemanager.join.exchange import decode_roster, encode_roster
-from nodemanager.join.instance_identity import InstanceIdentities
 from tests.join.admission import KEY, NONCE, OTHER_NONCE, SOURCE, AdmissionRig, code, entry, granted
 from tests.join.identities import signer
 

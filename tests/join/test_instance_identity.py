@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.config.providers.ec2_identity import certificates
-from nodemanager.join.instance_identity import IdentityUnproven, InstanceIdentities
+from nodemanager.join.ec2.identity import IdentityUnproven, InstanceIdentities
 from tests.join.identities import identity, signer
 
 INSTANCE = "i-0123456789abcdef0"

@@ -16,8 +16,7 @@ from nodemanager.cloud.common.libcloud_port import (
     TAG_SLOTS,
     TAG_TYPE,
 )
-from nodemanager.core.batches import Batch
-from nodemanager.core.nodes import Identity
+from nodemanager.core.nodes import Batch, Identity
 from nodemanager.core.notation import NotationError, compress_hostlist, expand_hostlist
 from nodemanager.core.slots import SlotName, TypeName
 

@@ -40,8 +40,16 @@ from nodemanager.cloud.ec2.replies import (
     text_in,
 )
 from nodemanager.cloud.ec2.run_instances import Ec2Placement, run_instances
-from nodemanager.core.batches import Batch, batch_of
-from nodemanager.core.nodes import CloudNode, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
+from nodemanager.core.nodes import (
+    Batch,
+    CloudNode,
+    FailureKind,
+    Launch,
+    Leftover,
+    LeftoverKind,
+    ProviderId,
+    batch_of,
+)
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
 

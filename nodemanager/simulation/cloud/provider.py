@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
-from nodemanager.core.batches import batch_of
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
@@ -22,6 +21,7 @@ from nodemanager.core.nodes import (
     Leftover,
     ProviderId,
     QuotaScope,
+    batch_of,
 )
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType, TypeName
