@@ -61,6 +61,7 @@ from nodemanager.core.orders import (
     UndrainNode,
     WithDeadline,
 )
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.asks import Ask
 from nodemanager.planner.brain import Brain, Decision
 from nodemanager.planner.plan import Plan
@@ -101,7 +102,7 @@ class Manager(CrashOnlyActor):
         self._publish = publish
         self._log = DecisionLog(acts)
         self._addresses: Begin | None = None
-        self._workers = WorkerPool(())
+        self._workers: Mapping[CloudName, WorkerPool] = {}
         self._post_by_s = 0.0
         self._show_by_s = 0.0
         self._memos = JobMemos()
@@ -112,7 +113,7 @@ class Manager(CrashOnlyActor):
         match message:
             case Begin():
                 self._addresses = message
-                self._workers = WorkerPool(message.cloud)
+                self._workers = {name: WorkerPool(cloud.workers) for name, cloud in message.clouds.items()}
             case Tick():
                 self._brain.advance(message)
                 if self._addresses is not None:
@@ -127,7 +128,8 @@ class Manager(CrashOnlyActor):
         before = self._brain.snapshot
         self._log.log_fact(fact, before)
         if (subject := _answered_subject(fact)) is not None:
-            self._workers.mark_done(subject)
+            for workers in self._workers.values():
+                workers.mark_done(subject)
         self._facts.append(fact)
         self._remove_memos(fact)
         self._brain.take(fact)
@@ -223,25 +225,29 @@ class Manager(CrashOnlyActor):
     def _call_cloud(
         self, orders: Sequence[CreateNode | DestroyNode], policy: Policy, start_before_s: float
     ) -> None:
-        """Dispatch the orders to the provider, those together that one call can carry out."""
-        if policy.stacked:
-            calls = [tuple(orders)] if orders else []
-        else:
-            calls = list(gather_orders(orders, policy.calls.nodes_per_create, policy.calls.nodes_per_destroy))
-        for call in calls:
-            if len(call) == 1 and not policy.stacked:
-                self._workers.dispatch(_subject_of(call[0]), WithDeadline(call[0], start_before_s))
-                continue
-            subjects = [_subject_of(order) for order in call]
-            self._workers.dispatch_together(subjects, WithDeadline(Together(call), start_before_s))
+        """Dispatch the orders to the providers, those together that one call can carry out."""
+        by_cloud: dict[CloudName, list[CreateNode | DestroyNode]] = {}
+        for order in orders:
+            by_cloud.setdefault(policy.only_cloud(_cloud_of(order)), []).append(order)
+        for cloud, to_cloud in by_cloud.items():
+            limits = policy.calls_of(cloud)
+            if policy.stacked:
+                calls = [tuple(to_cloud)]
+            else:
+                calls = list(gather_orders(to_cloud, limits.nodes_per_create, limits.nodes_per_destroy))
+            for call in calls:
+                together = len(call) > 1 or policy.stacked
+                subjects = [_subject_of(order) for order in call]
+                timed = WithDeadline(Together(call) if together else call[0], start_before_s)
+                self._workers[cloud].dispatch_together(subjects, timed)
 
 
 def _send_ask(ask: Ask, addresses: Begin) -> None:
     match ask:
         case ClaimInstance() | LookAtRanks() | KeepSteering() | KeepSpend():
             addresses.flux.tell(ask)
-        case ListCloud() | SweepCloud():
-            addresses.lister.tell(ask)
+        case ListCloud(cloud=name) | SweepCloud(cloud=name):
+            addresses.clouds[name].lister.tell(ask)
         case _:
             assert_never(ask)
 
@@ -251,6 +257,10 @@ def _subject_of(order: CreateNode | DestroyNode) -> str:
     if isinstance(order, CreateNode):
         return order.launch.id
     return order.launch or order.provider_id
+
+
+def _cloud_of(order: CreateNode | DestroyNode) -> CloudName:
+    return order.node_type.cloud if isinstance(order, CreateNode) else order.cloud
 
 
 def _answered_subject(fact: Fact) -> str | None:

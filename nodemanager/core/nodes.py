@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NewType
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.slots import Market, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, Market, Rank, SlotName, Tariff, TypeName
 
 LaunchId = NewType("LaunchId", str)
 ProviderId = NewType("ProviderId", str)
@@ -160,6 +160,7 @@ class Launch:
     market: Market | None = None  # None in old records
     made_from: str = ""  # the fingerprint of what it was made from; "" in old records
     prepaid: bool = False  # it is one of the prepaid nodes of its type, and costs nothing
+    cloud: CloudName = DEFAULT_CLOUD  # where it is created; in old records the only one
 
 
 # --- launches of one plan ---------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -38,9 +39,10 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.closed_clouds import closed_clouds, stale_clouds, unsafe_clouds, why_stale
 from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.cost.prepaid import prepaid_left
@@ -49,7 +51,7 @@ from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held, with_words
-from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
+from nodemanager.planner.observe.safe_mode import safe_mode_ends_s
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
@@ -58,7 +60,7 @@ from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spa
 from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of, with_node_index
-from nodemanager.planner.state.policy import Calls, Policy
+from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.busy import BUSY
@@ -239,8 +241,8 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
     match action:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
             return launch.type_name
-        case DestroyNode(launch=None, provider_id=provider_id):
-            stray = snapshot.account.strays.get(provider_id)
+        case DestroyNode(launch=None, provider_id=provider_id, cloud=cloud):
+            stray = snapshot.account_of(cloud).strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
         case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
@@ -262,6 +264,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     if (paused := snapshot.operator.steering.paused) is not None:
         reason = with_words(because(Code.PAUSED, by=paused.by, since_at=paused.at), paused)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
+    if closed := closed_clouds(snapshot, policy):
+        snapshot = replace(snapshot, closed_clouds=closed)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.slots.wish is not None:
             answer = slot_types.answer_wish(snapshot.slots.wish, snapshot, policy)
@@ -298,6 +302,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             _purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
             basis.emptying.again_at_s,
+            safe_mode_ends_s(snapshot, policy),
         ),
         calls_held=any(step.held for step in steps.steps.values()),
         due=basis.upkeep[0].due,
@@ -330,20 +335,17 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         )
     if snapshot.slots.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
-    limit_s = policy.timing.stale_after_s
-    for name, source in (
-        ("queue", snapshot.sources.queue),
-        ("flux", snapshot.sources.flux),
-        ("cloud", snapshot.sources.cloud),
-    ):
-        if source.seen_s is None:
-            return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
-        age_s = snapshot.now_s - source.seen_s
-        if age_s > limit_s:
-            return because(Code.STALE, source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    for name, source in (("queue", snapshot.sources.queue), ("flux", snapshot.sources.flux)):
+        if (why := why_stale(name, source, snapshot, policy)) is not None:
+            return why
+    # One cloud that cannot be used stops nothing of the others.
+    stale = stale_clouds(snapshot, policy)
+    if len(stale) == len(policy.cloud_names):
+        return next(iter(stale.values()))
     if snapshot.slots.mismatch is not None:
         return snapshot.slots.mismatch
-    return why_safe_mode(snapshot, policy)
+    unusable = {**unsafe_clouds(snapshot, policy), **stale}
+    return next(iter(unusable.values())) if len(unusable) == len(policy.cloud_names) else None
 
 
 # --- settling ---------------------------------------------------------------------------------------------
@@ -405,8 +407,8 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         count_ready=count_ready(snapshot, policy, basis.needs.needed, ended) if policy.has_spares else {},
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
-        create_credit=fleet.create_credit(snapshot, policy),
-        cloud_calls_left=_cloud_calls_left(snapshot, policy.calls),
+        create_credit={it: fleet.create_credit(snapshot, policy, it) for it in policy.cloud_names},
+        cloud_calls_left=_cloud_calls_left(snapshot, policy),
         upkeep=upkeep,
         emptying=basis.emptying,
     )
@@ -415,10 +417,16 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     return step_nodes(context)
 
 
-def _cloud_calls_left(snapshot: Snapshot, calls: Calls) -> int:
-    """How many more nodes may be created, or destroyed if that takes a call for each, until calls are answered."""
-    limited = [CallKind.CREATE] if calls.nodes_per_destroy > 1 else [CallKind.CREATE, CallKind.DESTROY]
-    return calls.calls_in_flight_max * calls.nodes_per_create - calls_in_flight(snapshot, *limited)
+def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int]:
+    """How many more nodes of each cloud may be created, or destroyed if that takes a call for each."""
+    creates = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.CREATE))
+    destroys = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.DESTROY))
+    left = {}
+    for cloud in policy.cloud_names:
+        calls = policy.calls_of(cloud)
+        most = calls.calls_in_flight_max * calls.nodes_per_create
+        left[cloud] = most - creates[cloud] - (destroys[cloud] if calls.nodes_per_destroy == 1 else 0)
+    return left
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:

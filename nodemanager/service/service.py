@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pykka
@@ -27,7 +27,7 @@ from nodemanager.actors.delegation.targets import Targets
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Publication
-from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolicy
+from nodemanager.actors.messages import Begin, CloudActors, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
@@ -48,7 +48,7 @@ from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.orders import DelegateJob
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
-from nodemanager.core.slots import Misfit, TypeName
+from nodemanager.core.slots import CloudName, Misfit, TypeName
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
@@ -92,13 +92,14 @@ class SitePorts:
 
     clock: Clock
     flux: Callable[[], FluxPort]
-    cloud: Callable[[], CloudPort]
+    cloud: Callable[[], CloudPort]  # the first cloud
     watch: FluxWatch
     close: Callable[[], None]
     join: Callable[[], JoinPort] | None = None  # None if nodes join without a join service
     delegation: DelegationPorts | None = None  # None if the site delegates no jobs
     job_end: Callable[[JobId], JobEnd | None] | None = None  # reads from Flux how a job ended; None if it cannot
     cloud_watch: CloudWatch | None = None  # None if the provider tells no news
+    clouds: Mapping[CloudName, Callable[[], CloudPort]] = field(default_factory=dict)  # {}: there is only one
 
 
 class SystemClock:
@@ -147,11 +148,16 @@ def wire(
     manager.tell(
         Begin(
             flux=spawn(FluxWorker, ports.flux(), ports.clock, manager, acts, fate),
-            lister=spawn(CloudWatcher, ports.cloud(), ports.clock, manager, fate),
-            cloud=[
-                spawn(CloudWorker, ports.cloud(), ports.flux(), ports.clock, manager, fate)
-                for _ in range(policy.calls.calls_in_flight_max)
-            ],
+            clouds={
+                name: CloudActors(
+                    spawn(CloudWatcher, port(), ports.clock, manager, fate, name),
+                    [
+                        spawn(CloudWorker, port(), ports.flux(), ports.clock, manager, fate)
+                        for _ in range(policy.calls_of(name).calls_in_flight_max)
+                    ],
+                )
+                for name, port in (ports.clouds or {policy.cloud_names[0]: ports.cloud}).items()
+            },
             join=spawn(JoinClerk, ports.join(), manager, fate) if ports.join is not None else None,
             delegator=delegator,
         )
@@ -356,7 +362,14 @@ def _simulated_ports(site: Site) -> SitePorts:
     from nodemanager.simulation.embedded import start_embedded_world  # noqa: PLC0415
 
     simulated = start_embedded_world(site)
-    return SitePorts(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
+    return SitePorts(
+        simulated.clock,
+        simulated.flux_port,
+        simulated.cloud_port,
+        simulated.watch,
+        simulated.close,
+        clouds=simulated.clouds,
+    )
 
 
 def _exchange(site: Site) -> Callable[[], JoinPort]:

@@ -83,10 +83,15 @@ class PlanChecks:
     def _check_every_node_known(self, published: Publication) -> None:
         """Every node of ours in the list that the snapshot was made from must be in the snapshot."""
         snapshot, witness = published.snapshot, self.witness
-        if snapshot.sources.cloud.seen_s is None or snapshot.sources.cloud.seen_s < witness.listed_s:
+        account = snapshot.account_of()
+        if account.source.seen_s is None or account.source.seen_s < witness.listed_s:
             return  # the manager has not received the latest list yet
         of_launch = {node.cloud.provider_id for node in snapshot.nodes.values() if node.cloud is not None}
-        known = {*of_launch, *snapshot.account.strays, *(node.provider_id for node in snapshot.account.intruders)}
+        known = {
+            *of_launch,
+            *account.strays,
+            *(node.provider_id for node in account.intruders),
+        }
         for node in witness.listed:
             if node.state is CloudState.TERMINATED or node.identity is None or node.provider_id in known:
                 continue

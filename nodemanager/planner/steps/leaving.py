@@ -87,11 +87,11 @@ def _stop(node: Node, context: StepContext) -> Step:
             )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
-    if context.policy.calls.nodes_per_destroy == 1:  # or one call destroys all
-        if context.cloud_calls_left <= 0:
-            return wait_for_answer(context)
-        context.cloud_calls_left -= 1
-    return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+    cloud = context.policy.cloud_of(node.launch)
+    # Without a call for each node there is no need to wait.
+    if context.policy.calls_of(cloud).nodes_per_destroy == 1 and not context.takes_call(cloud):
+        return wait_for_answer(context)
+    return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason, cloud))
 
 
 def step_gone(node: Node, context: StepContext) -> Step:
@@ -127,4 +127,5 @@ def order_nodes(context: StepContext) -> None:
     context.stack = Stack(context.snapshot, lambda node: _is_terminable(node, context))
     ended = {id_ for id_, review in context.unsent.items() if review.ends}
     context.gap = lowest_gap(context.snapshot, context.policy, ended)
-    context.create_credit, context.cloud_calls_left = inf, UNLIMITED
+    clouds = context.policy.cloud_names
+    context.create_credit, context.cloud_calls_left = dict.fromkeys(clouds, inf), dict.fromkeys(clouds, UNLIMITED)

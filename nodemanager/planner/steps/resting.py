@@ -141,7 +141,8 @@ class RestingReasons:
         for _, usable, ready in (self._counts[0], self._counts[-1]):
             spares = [it.name for it in policy.node_types if 0 < it.spares >= ready.get(it.name, 0)]
             kinds.append((usable > policy.limits.nodes_min, spares))
-        return kinds, policy.observed, policy.node_types, self._context.snapshot.operator.steering
+        snapshot = self._context.snapshot
+        return kinds, policy.observed, policy.node_types, snapshot.operator.steering, snapshot.closed_clouds
 
     def _wanted(self) -> set[LaunchId]:
         of_slot = node_index_of(self._context.snapshot).launch_of_slot

@@ -99,6 +99,8 @@ def plan_giving_back(snapshot: Snapshot, policy: Policy) -> UpkeepPlan:
 
 def _may_go(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     """Whether it is up or leaving, and nobody keeps it. Others are replaced once they are back, or released."""
+    if snapshot.is_out_of_reach(node, policy):
+        return False
     kept = snapshot.steered(node) or (node.rank is not None and drained_by_others(node.rank))
     return node.state in (*USABLE, *LEAVING) and not kept and node.launch.type_name not in policy.observed
 
