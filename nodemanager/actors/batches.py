@@ -32,4 +32,5 @@ def _kind_of(order: CloudEffect) -> Hashable:
     stamp = stamp_of(launch.id, launch.slot)
     if not stamp:
         return launch.id  # it is created by itself
-    return stamp, node_type.name, node_type.size, node_type.market, node_type.image, launch.zone, launch.made_from
+    made_of = (node_type.name, node_type.size, node_type.market, node_type.image, launch.made_from)
+    return stamp, *made_of, launch.zone, launch.group

@@ -43,6 +43,7 @@ def _make_port(
         clock,
         placements,
         call_timeout_s=timeout_s,
+        needs_groups=site.needs_groups,
         batch_script=batch_script,
     )
 

@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
 
+from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
 from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
     TAG_CLUSTER,
@@ -36,10 +37,11 @@ from nodemanager.cloud.ec2.replies import (
     living_owners,
     malformed_reply,
     nodes_in,
+    placement_groups,
     set_in,
     text_in,
 )
-from nodemanager.cloud.ec2.run_instances import Ec2Placement, run_instances
+from nodemanager.cloud.ec2.run_instances import Ec2Placement, create_placement_group, run_instances
 from nodemanager.core.nodes import (
     Batch,
     CloudNode,
@@ -62,6 +64,9 @@ DESTROY_CALLS_MAX = 32  # for one list; enough to find one culprit among thousan
 # The code with which EC2 refuses a dry run that would have succeeded.
 _WOULD_SUCCEED = "DryRunOperation"
 
+_GROUP_EXISTS = "InvalidPlacementGroup.Duplicate"
+_GROUP_UNKNOWN = "InvalidPlacementGroup.Unknown"
+
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]+", re.ASCII)
 
 # The call that deletes each kind of leftover, and the parameter that names the leftover.
@@ -69,6 +74,7 @@ _REMOVALS: Mapping[LeftoverKind, tuple[Action, str]] = {
     LeftoverKind.VOLUME: (Action.DELETE_VOLUME, "VolumeId"),
     LeftoverKind.INTERFACE: (Action.DELETE_NETWORK_INTERFACE, "NetworkInterfaceId"),
     LeftoverKind.ADDRESS: (Action.RELEASE_ADDRESS, "AllocationId"),
+    LeftoverKind.GROUP: (Action.DELETE_PLACEMENT_GROUP, "GroupName"),
 }
 
 
@@ -88,8 +94,10 @@ class Ec2Cloud:
         placements: Mapping[TypeName, Ec2Placement],
         *,
         call_timeout_s: float = 60.0,
+        needs_groups: bool = False,
         batch_script: BatchScript | None = None,
     ) -> None:
+        """``needs_groups``: whether nodes of any type are created in placement groups."""
         self._driver = driver
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
@@ -100,6 +108,8 @@ class Ec2Cloud:
         self._batch_script = batch_script
         self._disks: dict[str, tuple[Disk, ...]] = {}
         self._sweeper = LeftoverSweeper()
+        self._needs_groups = needs_groups
+        self._groups = KnownGroups(self._make_group, lambda error: error.detail.startswith(_GROUP_UNKNOWN))
         self._throttled_in_a_row = 0
         self._health = Ec2Health(driver, clock)
 
@@ -107,12 +117,27 @@ class Ec2Cloud:
         """Create the node of a launch. Raises :class:`CloudError`."""
         started_s = self._clock.monotonic_s()
         parameters = self._parameters(launch, node_type)
-        refuse_late_create(self._clock, started_s, self._call_timeout_s)
-        with self._as_cloud_errors(creating=True):
-            made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
-            if len(made) != 1:
-                raise malformed_reply(f"one instance was requested, and the reply has {len(made)}")
-            return made[0]
+
+        def run(_: str) -> CloudNode:
+            refuse_late_create(self._clock, started_s, self._call_timeout_s)
+            with self._as_cloud_errors(creating=True):
+                made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
+                if len(made) != 1:
+                    raise malformed_reply(f"one instance was requested, and the reply has {len(made)}")
+                return made[0]
+
+        return self._groups.create_in(launch.group, run)
+
+    def _make_group(self, group: str) -> str:
+        """Make a placement group, unless it exists. Raises :class:`CloudError`."""
+        tags = {TAG_CLUSTER: self._cluster, TAG_CLUSTER_UUID: self._cluster_uuid}
+        try:
+            with self._as_cloud_errors():
+                self._driver.call(Action.CREATE_PLACEMENT_GROUP, create_placement_group(group, tags))
+        except CloudError as error:
+            if not error.detail.startswith(_GROUP_EXISTS):
+                raise
+        return group
 
     def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
         """Create the nodes of a batch by one call, or as many as EC2 has. Raises :class:`CloudError`."""
@@ -121,19 +146,29 @@ class Ec2Cloud:
             return self._in_halves(launches, node_type)
         started_s = self._clock.monotonic_s()
         parameters = self._batch_parameters(batch, launches, node_type)
-        refuse_late_create(self._clock, started_s, self._call_timeout_s)
-        with self._as_cloud_errors(creating=True):
-            made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
-            created = {node.identity.launch: node for node in made if node.identity is not None}
-            if not made or len(created) != len(made) or not created.keys() <= {launch.id for launch in launches}:
-                raise malformed_reply(
-                    f"{len(launches)} instances were requested, and the reply has {len(made)}, of which"
-                    f" {len(created)} have an index of their own"
-                )
+
+        def run(_: str) -> list[CloudNode]:
+            refuse_late_create(self._clock, started_s, self._call_timeout_s)
+            return self._run_batch(parameters, launches)
+
+        created = {
+            node.identity.launch: node for node in self._groups.create_in(launches[0].group, run) if node.identity
+        }
         short = CloudError(
-            FailureKind.CAPACITY, f"EC2 created {len(made)} of {len(launches)} instances: it had no more"
+            FailureKind.CAPACITY, f"EC2 created {len(created)} of {len(launches)} instances: it had no more"
         )
         return [created.get(launch.id, short) for launch in launches]
+
+    def _run_batch(self, parameters: Mapping[str, str], launches: Sequence[Launch]) -> list[CloudNode]:
+        with self._as_cloud_errors(creating=True):
+            made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
+            known = {node.identity.launch for node in made if node.identity is not None}
+            if not made or len(known) != len(made) or not known <= {launch.id for launch in launches}:
+                raise malformed_reply(
+                    f"{len(launches)} instances were requested, and the reply has {len(made)}, of which"
+                    f" {len(known)} have an index of their own"
+                )
+        return made
 
     def _in_halves(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
         """Create a batch by two calls. The second is not made if the first one fails."""
@@ -179,6 +214,7 @@ class Ec2Cloud:
             tags=tags_of_batch(batch, self._cluster, self._cluster_uuid, node_type.name, first.made_from),
             user_data=checked_user_data(self._batch_script(batch.stamp), f"batch {batch.stamp}"),
             zone=first.zone,
+            group=first.group,
         )
         placement = self._placements.get(node_type.name, Ec2Placement())
         return run_instances(request, placement, self._disks_of(node_type.image), len(launches))
@@ -262,11 +298,20 @@ class Ec2Cloud:
             left = {leftover for page in volumes for leftover in leftover_volumes(page)}
             left |= {leftover for page in interfaces for leftover in leftover_interfaces(page)}
             left |= set(leftover_addresses(self._driver.read(Action.DESCRIBE_ADDRESSES, ours)))
-        if not left:
+        groups = groups_if_allowed(lambda: self._list_groups(ours), needed=self._needs_groups)
+        if not left and not groups:
             return frozenset()
         with self._as_cloud_errors():
-            live = {owner for reservation in self._reservations() for owner in living_owners(reservation)}
-        return frozenset(leftover for leftover in left if leftover.launch not in live)
+            reservations = list(self._reservations())
+            live = {owner for reservation in reservations for owner in living_owners(reservation)}
+            nodes = [node for reservation in reservations for node in nodes_in(reservation)]
+        unused = frozenset(leftover for leftover in left if leftover.launch not in live)
+        return unused | unused_groups(groups, nodes)
+
+    def _list_groups(self, ours: Mapping[str, str]) -> Mapping[str, str]:
+        with self._as_cloud_errors():
+            found = placement_groups(self._driver.read(Action.DESCRIBE_PLACEMENT_GROUPS, ours))
+            return {name: name for name in found}
 
     def _remove(self, leftover: Leftover) -> None:
         action, parameter = _REMOVALS[leftover.kind]

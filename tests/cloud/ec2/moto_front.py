@@ -25,6 +25,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.cloud.ec2.moto_faults import Fault, InstanceBucket, Parameters, Received, Refused
+from tests.cloud.ec2.moto_groups import MotoGroups
 from tests.cloud.ec2.sigv4 import is_signed
 
 REGION = "us-east-1"
@@ -61,6 +62,7 @@ class MotoFront:
         self.throttling = False
         self.bucket: InstanceBucket | None = None
         self.faults: list[Fault] = []
+        self.groups = MotoGroups(NAMESPACE, lambda: {made.placement.group_name for made in self.standing()})
         self.calls: Counter[str] = Counter()
         self.received: list[Received] = []
         self.wall_at: Callable[[], float] = time.time
@@ -198,6 +200,8 @@ class MotoFront:
                         "MaxResults": str(min(int(parameters["MaxResults"]), self.page_max)),
                     }
                 return self._without_hidden(self._moto_says(environ, parameters))
+            case "CreatePlacementGroup" | "DescribePlacementGroups" | "DeletePlacementGroup":
+                return self.groups.answer(parameters)
             case _:
                 return self._moto_says(environ, parameters)
 
@@ -241,6 +245,7 @@ class MotoFront:
         self._moto_says(environ, {**parameters, "MinCount": count, "MaxCount": count})
         created = {id_: made for id_, made in self.instances().items() if id_ not in known}
         for instance, made in created.items():
+            made.placement.group_name = parameters.get("Placement.GroupName", "")
             made.launch_time = datetime.fromtimestamp(self.wall_at(), UTC)
             for interface in made.nics.values():
                 interface.delete_on_termination = True
@@ -272,6 +277,8 @@ class MotoFront:
         tags = {text for name, text in parameters.items() if name.endswith(".Value")}
         if any(len(text) > 256 for text in tags):
             raise Refused("InvalidParameterValue", "Tag value exceeds the maximum length of 256 characters")
+        if "Placement.GroupName" in parameters:
+            self.groups.require(parameters["Placement.GroupName"])
 
     def _as_they_stand(self, environ: dict[str, Any], instances: Iterable[str]) -> bytes:
         """Return the reply to RunInstances with the instances' current states, even for a repeated call."""
