@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SITE = """
 [Site]
 cluster = lab
+{uuid}
 state_dir = state
 [Flux]
 uri = local:///nowhere/local-0
@@ -62,13 +63,13 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[MotoFront]:
     front.close()
 
 
-def on_ec2(moto: MotoFront, folder: Path, **changes: str) -> Path:
+def on_ec2(moto: MotoFront, folder: Path, uuid: str = "", **changes: str) -> Path:
     from tests.cloud.ec2.moto_front import IMAGE, REGION  # noqa: PLC0415
 
     keys = {"provider": "ec2", "region": REGION, "endpoint": moto.url, "image": IMAGE, **changes}
     file = folder / "site.ini"
     cloud = "\n".join(f"{key} = {value}" for key, value in keys.items())
-    file.write_text(SITE.format(cloud=cloud, size="c5.large"), encoding="utf-8")
+    file.write_text(SITE.format(cloud=cloud, size="c5.large", uuid=uuid), encoding="utf-8")
     return file
 
 
@@ -125,7 +126,8 @@ def test_the_permission_to_terminate_is_tried_on_a_node_of_the_cluster(
 
 
 def found_again(moto: MotoFront, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    return lines(on_ec2(moto, tmp_path), capsys)["termination"]
+    uuid = "cluster_uuid = 11111111-1111-4111-8111-111111111111"
+    return lines(on_ec2(moto, tmp_path, uuid), capsys)["termination"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def on_openstack(folder: Path, size: str, **changes: str) -> Path:
     cloud = "\n".join(f"{key} = {value}" for key, value in {"network": "private", **keys}.items())
     cloud += f"\n[Cloud Credentials]\nusername = demo\npassword = {PASSWORD}\nproject = demo"
     file = folder / "site.ini"
-    file.write_text(SITE.format(cloud=cloud, size=size), encoding="utf-8")
+    file.write_text(SITE.format(cloud=cloud, size=size, uuid=""), encoding="utf-8")
     file.chmod(0o600)
     return file
 
