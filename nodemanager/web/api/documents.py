@@ -26,11 +26,11 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
+from nodemanager.planner.backoff.zones import refusal_reason
 from nodemanager.planner.closed_clouds import source_name, unsafe_clouds
 from nodemanager.planner.cost import billing
 from nodemanager.planner.cost.fleet import ownerless_strays
-from nodemanager.planner.observe.node_health import drained_nodes
-from nodemanager.planner.observe.zones import refusal_reason
+from nodemanager.planner.health.node_health import drained_nodes
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.snapshot import Snapshot, Source
@@ -255,6 +255,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "size": node.launch.size or (node_type.size if node_type is not None else None),
         "market": str(market) if market is not None else None,
         "zone": node.launch.zone,
+        "group": node.launch.group,
         "provider_id": node.cloud.provider_id if node.cloud is not None else None,
         "state": str(node.state),
         "since_at": clock.to_wall(node.since_s),
