@@ -12,7 +12,7 @@ from nodemanager.chaos.run.script import Script
 from nodemanager.chaos.run.site import DISRUPTION_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
-from nodemanager.core.nodes import CloudNode, CloudState, LaunchId, NodeState, ProviderId
+from nodemanager.core.nodes import USABLE, CloudNode, CloudState, LaunchId, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.state.constraints import holds
@@ -78,7 +78,8 @@ class PlanChecks:
         flux, nodes = self.invariants.flux, published.snapshot.nodes
         orders = (it for it in published.plan.actions if isinstance(it, CordonNode))
         begun = {it.launch for it in orders if it.text == emptying_text(it.launch)}
-        before = {id_ for id_, node in nodes.items() if flux.drain_reason(node.launch.rank) == emptying_text(id_)}
+        up = [node for node in nodes.values() if node.state in USABLE]
+        before = {it.id for it in up if flux.drain_reason(it.launch.rank) == emptying_text(it.id)}
         self.invariants.require(
             not begun - before or len(begun | before) <= DISRUPTION_MAX,
             f"{sorted(begun - before)} are to be emptied, beside {sorted(before)}",
