@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -15,11 +16,11 @@ import pytest
 from nodemanager.chaos.command import UPKEEP_EVERY, run_seed, scenario_for_seed, silence_logs
 from nodemanager.chaos.run.script import UPKEEP_KINDS, draw_script
 from nodemanager.chaos.run.site import START_AT, chaos_policy, limits_at
+from nodemanager.core.slots import Billing, Tariff
 from nodemanager.core.upkeep.windows import is_open, next_change_at
 from nodemanager.planner import brain, plan
 from nodemanager.planner.cost import billing
 from nodemanager.planner.state import rank_index
-from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.steps import idle, leaving
 from nodemanager.planner.upkeep import consolidation, turns
 from nodemanager.simulation.flux.job_manager import JobManager
@@ -99,11 +100,7 @@ def replacing_more_than_may_be(patch: Patch) -> None:
 
 
 def ignoring_schedules(patch: Patch) -> None:
-    def only_longer(policy: Policy, wall_at: float) -> Policy:
-        del wall_at
-        return policy
-
-    patch.setattr(brain, "scheduled_policy", only_longer)
+    patch.setattr(brain, "scheduled_policy", lambda policy, _wall_at: policy)
 
 
 def taking_more_nodes_for_prepaid(patch: Patch) -> None:
@@ -111,10 +108,7 @@ def taking_more_nodes_for_prepaid(patch: Patch) -> None:
 
 
 def charging_for_prepaid_nodes(patch: Patch) -> None:
-    price_per_hour = billing.price_per_hour
-    patch.setattr(
-        billing, "price_per_hour", lambda launch, policy: price_per_hour(replace(launch, prepaid=False), policy)
-    )
+    patch.setattr(billing, "PREPAID", Tariff(Decimal(3), Billing(1.0)))
 
 
 MUTATIONS: dict[Callable[[Patch], None], int] = {
