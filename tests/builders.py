@@ -63,7 +63,7 @@ from nodemanager.core.orders import (
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT
-from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Billing, NodeType, Rank, SlotName, Tariff, TypeName
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.state.node import Create, Health, JoinReport, Listing, Node, Seen, Stop
@@ -137,7 +137,16 @@ def with_settings(policy: Policy, **changes: Any) -> Policy:
 
 
 def changed(value: _Value, **changes: Any) -> _Value:
-    """A copy of a grouped value with other fields, each named as in the value or in one of its groups."""
+    """A copy of a grouped value with other fields, each named as in the value or in one of its groups.
+
+    In a snapshot, what is known of the only cloud counts as a group; ``cloud`` is its source.
+    """
+    if isinstance(value, Snapshot):
+        if "cloud" in changes:
+            changes["source"] = changes.pop("cloud")
+        own = {name: changes.pop(name) for name in _names(value.account_of()) & changes.keys()}
+        if own:
+            changes["accounts"] = {**value.accounts, DEFAULT_CLOUD: replace(value.account_of(), **own)}
     for it in fields(value):
         group = getattr(value, it.name)
         own = {name: changes.pop(name) for name in _names(group) & changes.keys()} if type(group) in GROUPS else {}
@@ -434,7 +443,7 @@ class World:
     def all_is_fresh(self) -> World:
         """Every source answers and reports nothing new."""
         listed = [node.cloud for node in self.snapshot.nodes.values() if node.cloud is not None]
-        strays = [stray.node for stray in self.snapshot.account.strays.values()]
+        strays = [stray.node for stray in self.snapshot.account_of().strays.values()]
         return self.see(QueueProbed(self.snapshot.now_s)).see_ranks().see_cloud(*listed, *strays)
 
     # -- what is decided

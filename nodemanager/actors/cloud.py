@@ -27,16 +27,25 @@ from nodemanager.core.orders import (
     Together,
 )
 from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxError, Mandate, SizedCloudPort
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
 
 
 class CloudWatcher(CrashOnlyActor):
-    """Lists the nodes at the provider and sweeps up resources that nodes left behind, each when ordered to."""
+    """Lists the nodes of one cloud and sweeps up resources that nodes left behind, each when ordered to."""
 
-    def __init__(self, port: CloudPort, clock: Clock, manager: Mailbox[CloudFact], fate: Fate) -> None:
+    def __init__(
+        self,
+        port: CloudPort,
+        clock: Clock,
+        manager: Mailbox[CloudFact],
+        fate: Fate,
+        cloud: CloudName = DEFAULT_CLOUD,
+    ) -> None:
         super().__init__(fate)
         self._port = port
         self._clock = clock
         self._manager = manager
+        self._cloud = cloud
 
     def on_receive(self, message: ListCloud | SweepCloud) -> None:
         match message:
@@ -51,18 +60,23 @@ class CloudWatcher(CrashOnlyActor):
         try:
             removed = self._port.sweep()
         except CloudError as error:
-            self._manager.tell(CloudCallFailed("sweep", None, error.kind, error.detail, error.retry_after_s))
+            self._tell_failed("sweep", error)
         else:
-            self._manager.tell(LeftoversRemoved(removed))
+            self._manager.tell(LeftoversRemoved(removed, self._cloud))
 
     def _list(self) -> None:
         started_s = self._clock.monotonic_s()
         try:
             nodes = self._port.list_nodes()
         except CloudError as error:
-            self._manager.tell(CloudCallFailed("list", None, error.kind, error.detail, error.retry_after_s))
+            self._tell_failed("list", error)
         else:
-            self._manager.tell(CloudListed(started_s, nodes))
+            self._manager.tell(CloudListed(started_s, nodes, self._cloud))
+
+    def _tell_failed(self, operation: str, error: CloudError) -> None:
+        self._manager.tell(
+            CloudCallFailed(operation, None, error.kind, error.detail, error.retry_after_s, cloud=self._cloud)
+        )
 
 
 class CloudWorker(CrashOnlyActor):
@@ -141,16 +155,22 @@ def _fact_of_answer(order: CloudEffect, answer: CloudNode | CloudError | None) -
     match order, answer:
         case CreateNode(launch=launch), CloudError() as error:
             return CloudCallFailed(
-                "create", launch.id, error.kind, error.detail, error.retry_after_s, error.quota_scope
+                "create",
+                launch.id,
+                error.kind,
+                error.detail,
+                error.retry_after_s,
+                error.quota_scope,
+                cloud=launch.cloud,
             )
         case CreateNode(launch=launch), CloudNode() as node:
-            return NodeCreated(launch.id, node)
-        case DestroyNode(launch=launch_id, provider_id=id_), CloudError() as error:
+            return NodeCreated(launch.id, node, launch.cloud)
+        case DestroyNode(launch=launch_id, provider_id=id_, cloud=cloud), CloudError() as error:
             return CloudCallFailed(
-                "destroy", launch_id, error.kind, error.detail, error.retry_after_s, provider_id=id_
+                "destroy", launch_id, error.kind, error.detail, error.retry_after_s, provider_id=id_, cloud=cloud
             )
-        case DestroyNode(launch=launch_id, provider_id=id_), None:
-            return NodeDestroyed(launch_id, id_)
+        case DestroyNode(launch=launch_id, provider_id=id_, cloud=cloud), None:
+            return NodeDestroyed(launch_id, id_, cloud)
     raise TypeError(f"{answer} is no answer to {order}")
 
 

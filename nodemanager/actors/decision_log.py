@@ -115,8 +115,11 @@ class DecisionLog:
                     self._log.info("node", node=id_, was=was, now=str(node.state), why=node.moves[-1:])
             for id_ in before.nodes.keys() - after.nodes.keys():
                 self._log.info("lease_ended", node=id_)
-        for intruder in after.account.intruders:
-            if intruder not in before.account.intruders:
+        if after.accounts is before.accounts:
+            return
+        known = before.intruders
+        for intruder in after.intruders:
+            if intruder not in known:
                 self._log.error("foreign_cluster_uuid", provider_id=intruder.provider_id)
 
     def log_plan(self, new_plan: Plan) -> None:

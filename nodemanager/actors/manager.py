@@ -60,6 +60,7 @@ from nodemanager.core.orders import (
     UndrainNode,
     WithDeadline,
 )
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.asks import Ask
 from nodemanager.planner.brain import Brain, Decision
 from nodemanager.planner.plan import Plan
@@ -100,7 +101,7 @@ class Manager(CrashOnlyActor):
         self._publish = publish
         self._log = DecisionLog(acts)
         self._addresses: Begin | None = None
-        self._workers = WorkerPool(())
+        self._workers: Mapping[CloudName, WorkerPool] = {}
         self._post_by_s = 0.0
         self._show_by_s = 0.0
         self._memos = JobMemos()
@@ -111,7 +112,7 @@ class Manager(CrashOnlyActor):
         match message:
             case Begin():
                 self._addresses = message
-                self._workers = WorkerPool(message.cloud)
+                self._workers = {name: WorkerPool(cloud.workers) for name, cloud in message.clouds.items()}
             case Tick():
                 self._brain.advance(message)
                 if self._addresses is not None:
@@ -126,7 +127,8 @@ class Manager(CrashOnlyActor):
         before = self._brain.snapshot
         self._log.log_fact(fact, before)
         if (subject := _answered_subject(fact)) is not None:
-            self._workers.mark_done(subject)
+            for workers in self._workers.values():
+                workers.mark_done(subject)
         self._facts.append(fact)
         self._remove_memos(fact)
         self._brain.take(fact)
@@ -184,17 +186,18 @@ class Manager(CrashOnlyActor):
         start_before_s = decision.snapshot.now_s + decision.policy.fixed.order_good_s
         leases: list[Launch] = []
         together: list[CreateNode | DestroyNode] = []
-        stacked = decision.policy.stacked
+        policy = decision.policy
         for order in decision.orders:
             match order:
                 case BootNode(launch=launch):
                     leases.append(launch)
                 case RecordLaunches(launches=launches):
                     leases += launches
-                case CreateNode() | DestroyNode() if stacked:
+                case CreateNode() | DestroyNode() if policy.stacked:
                     together.append(order)
                 case CreateNode() | DestroyNode():
-                    self._workers.dispatch(_subject_of(order), WithDeadline(order, start_before_s))
+                    workers = self._workers[policy.only_cloud(_cloud_of(order))]
+                    workers.dispatch(_subject_of(order), WithDeadline(order, start_before_s))
                 case DelegateJob():
                     if addresses.delegator is not None:
                         addresses.delegator.tell(order)
@@ -219,7 +222,8 @@ class Manager(CrashOnlyActor):
                     assert_never(order)
         if together:
             subjects = [_subject_of(order) for order in together]
-            self._workers.dispatch_together(subjects, WithDeadline(Together(tuple(together)), start_before_s))
+            workers = self._workers[policy.cloud_names[0]]  # which is the only one
+            workers.dispatch_together(subjects, WithDeadline(Together(tuple(together)), start_before_s))
         if leases:
             # One commit for all leases, so that a burst of jobs costs one flush and not one per node.
             addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), start_before_s))
@@ -229,8 +233,8 @@ def _send_ask(ask: Ask, addresses: Begin) -> None:
     match ask:
         case ClaimInstance() | LookAtRanks() | KeepSteering() | KeepSpend():
             addresses.flux.tell(ask)
-        case ListCloud() | SweepCloud():
-            addresses.lister.tell(ask)
+        case ListCloud(cloud=name) | SweepCloud(cloud=name):
+            addresses.clouds[name].lister.tell(ask)
         case _:
             assert_never(ask)
 
@@ -240,6 +244,10 @@ def _subject_of(order: CreateNode | DestroyNode) -> str:
     if isinstance(order, CreateNode):
         return order.launch.id
     return order.launch or order.provider_id
+
+
+def _cloud_of(order: CreateNode | DestroyNode) -> CloudName:
+    return order.node_type.cloud if isinstance(order, CreateNode) else order.cloud
 
 
 def _answered_subject(fact: Fact) -> str | None:

@@ -6,12 +6,13 @@ actor's ``match``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from nodemanager.core.facts import Fact, Tick
 from nodemanager.core.orders import CloudOrder, DelegateJob, FluxOrder, ListCloud, PostRoster, SweepCloud
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.state.policy import Policy
 
 M_contra = TypeVar("M_contra", contravariant=True)
@@ -24,12 +25,19 @@ class Mailbox(Protocol[M_contra]):
 
 
 @dataclass(frozen=True, slots=True)
+class CloudActors:
+    """The actors that call one cloud."""
+
+    lister: Mailbox[ListCloud | SweepCloud]
+    workers: Sequence[Mailbox[CloudOrder]]
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """The manager's first message: the actors that take its orders."""
 
     flux: Mailbox[FluxOrder]
-    lister: Mailbox[ListCloud | SweepCloud]
-    cloud: Sequence[Mailbox[CloudOrder]]
+    clouds: Mapping[CloudName, CloudActors]
     join: Mailbox[PostRoster] | None = None  # None if nodes join without a join service
     delegator: Mailbox[DelegateJob] | None = None  # None if the site delegates no jobs
 

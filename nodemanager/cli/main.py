@@ -223,7 +223,7 @@ def _check_online(site: Site) -> int:
         return user_data(site)
 
     def make_port() -> CloudPort:
-        return cloud_factory(site, script, clock)()
+        return cloud_factory(site, script, clock, service.size_service(site))()
 
     def creates() -> Iterator[Finding]:
         return check_creates(site, script, clock)
@@ -307,7 +307,6 @@ def new_site(chosen: argparse.Namespace) -> int:
     """Write a first site file from what an account offers."""
     from nodemanager.cli.new_site.command import NewSiteError, write_new_site
     from nodemanager.cli.new_site.questions import Questions, Unanswered
-    from nodemanager.core.ports import CloudError
 
     if chosen.config is not None or chosen.existing is not None:
         chosen.usage_error("--provider writes a new site file, so --config and --existing do not go with it")
@@ -315,7 +314,7 @@ def new_site(chosen: argparse.Namespace) -> int:
         write_new_site(chosen, Questions.on_terminal(), os.environ, _print_now)
     except Unanswered as error:
         chosen.usage_error(str(error))
-    except (CloudError, NewSiteError) as error:
+    except NewSiteError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK
@@ -384,7 +383,8 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     clock = service.SystemClock()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM cleans up like Ctrl-C
     try:
-        port = cloud_factory(site, lambda _launch, _node_type: user_data(site), clock)()
+        sizes = service.size_service(site)
+        port = cloud_factory(site, lambda _launch, _node_type: user_data(site), clock, sizes)()
         CloudTest(site, port, clock, time.sleep, _print_now, chosen.keep).run()
     except (CloudError, CloudTestFailed) as error:
         print(f"failed: {error}", file=sys.stderr)

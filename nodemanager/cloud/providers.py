@@ -16,12 +16,18 @@ from nodemanager.core.ports import Clock, CloudPort, CloudWatch
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.minicluster.port import SizeService
 
 CloudFactory = Callable[[], CloudPort]
 
 
-def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudFactory:
-    """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread."""
+def cloud_factory(
+    site: Site, user_data: UserDataSource, clock: Clock, size_service: SizeService | None = None
+) -> CloudFactory:
+    """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread.
+
+    ``size_service``: what ``[Cloud] service`` names.
+    """
     match site.cloud.provider:
         case Provider.LOCAL:
             return _local_factory(site, user_data, clock)
@@ -46,7 +52,7 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
         case Provider.MINICLUSTER:
             from nodemanager.cloud.minicluster.from_site import minicluster_factory  # noqa: PLC0415
 
-            return minicluster_factory(site, clock)
+            return minicluster_factory(site, clock, size_service)
         case Provider.FLUX:
             return _outer_flux_factory(site, user_data, clock)
         case Provider.SIMULATED:

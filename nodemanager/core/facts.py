@@ -23,7 +23,7 @@ from nodemanager.core.nodes import (
     QuotaScope,
 )
 from nodemanager.core.records import NOTHING_SPENT, UNSTEERED, HeldJob, Mark, Spend, Steering
-from nodemanager.core.slots import Hardware, Rank, SlotsWish
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, Hardware, Rank, SlotsWish
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,15 +325,18 @@ class DecisionsResumed:
 
 @dataclass(frozen=True, slots=True)
 class CloudListed:
-    """A complete list of the instances that the provider shows, ours and others."""
+    """A complete list of the instances that the provider of a cloud shows, ours and others."""
 
     started_s: float
     nodes: tuple[CloudNode, ...]
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)
 class CloudChanged:
     """Something happened to the nodes at the provider: list them again."""
+
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +345,7 @@ class NodeCreated:
 
     launch: LaunchId
     node: CloudNode
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +354,7 @@ class NodeDestroyed:
 
     launch: LaunchId | None
     provider_id: ProviderId
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +362,7 @@ class LeftoversRemoved:
     """A sweep ended; these leftovers of our nodes were deleted."""
 
     leftovers: tuple[Leftover, ...]
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +376,7 @@ class CloudCallFailed:
     retry_after_s: float = 0.0
     quota_scope: QuotaScope | None = None  # of a refusal for lack of quota; None if the provider does not say
     provider_id: ProviderId | None = None  # of a destroy
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 # --- from the workers that carry orders out ---------------------------------------------------------------

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import NewType
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.slots import Market, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, Market, Rank, SlotName, Tariff, TypeName
 
 LaunchId = NewType("LaunchId", str)
 ProviderId = NewType("ProviderId", str)
@@ -79,6 +79,7 @@ class CloudNode:
     size: str = ""  # the provider's name of its size; "" if the provider does not say
     note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
     fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
+    owed: str = ""  # why it is to be given back as soon as no job runs there; "" if it may be kept
 
 
 class LeftoverKind(StrEnum):
@@ -158,6 +159,7 @@ class Launch:
     market: Market | None = None  # None in old records
     made_from: str = ""  # the fingerprint of what it was made from; "" in old records
     prepaid: bool = False  # it is one of the prepaid nodes of its type, and costs nothing
+    cloud: CloudName = DEFAULT_CLOUD  # where it is created; in old records the only one
 
 
 class JoinPhase(StrEnum):

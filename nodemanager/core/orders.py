@@ -13,7 +13,7 @@ from nodemanager.core.jobs import JobId, NodeLoad
 from nodemanager.core.nodes import Launch, LaunchId, ProviderId, Roster
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import HeldJob, Spend, Steering
-from nodemanager.core.slots import NodeType, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, NodeType, Rank, SlotName, SlotsWish, TypeName
 
 # --- to Flux ----------------------------------------------------------------------------------------------
 
@@ -203,12 +203,16 @@ class RefuseSlots:
 
 @dataclass(frozen=True, slots=True)
 class ListCloud:
-    """List all instances at the provider."""
+    """List all instances at the provider of a cloud."""
+
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)
 class SweepCloud:
-    """Delete what nodes of ours left behind. Only the acting manager may."""
+    """Delete what nodes of ours left behind in a cloud. Only the acting manager may."""
+
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,7 @@ class DestroyNode:
     launch: LaunchId | None
     provider_id: ProviderId
     reason: Reason
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(frozen=True, slots=True)

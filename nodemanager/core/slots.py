@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from enum import StrEnum
@@ -12,6 +12,9 @@ from typing import NewType
 Rank = NewType("Rank", int)
 SlotName = NewType("SlotName", str)
 TypeName = NewType("TypeName", str)
+CloudName = NewType("CloudName", str)
+
+DEFAULT_CLOUD = CloudName("default")  # the one that the site calls just [Cloud]
 
 
 class Market(StrEnum):
@@ -80,6 +83,7 @@ class NodeType:
     sizes: tuple[Size, ...] = ()  # those that serve, the cheapest first; () if only ``size`` on ``market`` does
     max_age_s: float | None = None  # older nodes are replaced; None: at no age
     made_from: str = ""  # the fingerprint of what its nodes are made from (``core.upkeep.rules``); "" if unknown
+    cloud: CloudName = DEFAULT_CLOUD  # where its nodes are created
 
     def with_promise(self, promise: Promise) -> NodeType:
         """The type with the resources that the instance declares instead of the site's."""
@@ -92,6 +96,14 @@ class NodeType:
     def by_size(self) -> tuple[NodeType, ...]:
         """The type as each of its sizes, the cheapest first; only the type itself if it has a single one."""
         return tuple(map(self.as_size, self.sizes)) or (self,)
+
+
+def types_by_cloud(node_types: Iterable[NodeType]) -> dict[CloudName, list[TypeName]]:
+    """The names of the types of each cloud."""
+    found: dict[CloudName, list[TypeName]] = {}
+    for node_type in node_types:
+        found.setdefault(node_type.cloud, []).append(node_type.name)
+    return found
 
 
 @dataclass(frozen=True, slots=True)

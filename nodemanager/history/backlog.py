@@ -11,7 +11,7 @@ from collections import deque
 
 from nodemanager.actors.manager import Publication
 from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.state.snapshot import Account, Snapshot
 
 BACKLOG_MAX = 500
 
@@ -31,7 +31,7 @@ def condense(published: Publication) -> Publication:
             now_s=known.now_s,
             wall_at=known.wall_at,
             nodes=known.nodes,
-            account=replace(_EMPTY_SNAPSHOT.account, strays=known.account.strays),
+            accounts={name: Account(strays=it.strays) for name, it in known.accounts.items()},
         ),
         plan=replace(made, jobs={}, nodes={}, basis=None),
         policy=published.policy,

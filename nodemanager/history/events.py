@@ -44,6 +44,7 @@ from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
+from nodemanager.core.slots import DEFAULT_CLOUD
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.outcome import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
@@ -305,8 +306,8 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
         yield HistoryEvent(clock.wall_at, "standstill", "", "begins", still.code, clock.figures(still))
     elif still is None and was is not None:
         yield HistoryEvent(clock.wall_at, "standstill", "", "ends", was.code)
-    known = last.snapshot.account.intruders if last is not None else ()
-    for intruder in now.snapshot.account.intruders:
+    known = last.snapshot.intruders if last is not None else []
+    for intruder in now.snapshot.intruders:
         if intruder not in known:
             yield HistoryEvent(clock.wall_at, "alarm", intruder.provider_id, "foreign_cluster_uuid")
     blocks = last.snapshot.learned.blocks if last is not None else {}
@@ -314,4 +315,6 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
         if blocks.get(scope) != block:
             refusal = refusal_reason(block)
             figures = {**clock.figures(refusal), "until_at": clock.to_wall(block.until_s)}
+            if scope.cloud != DEFAULT_CLOUD:
+                figures["cloud"] = scope.cloud
             yield HistoryEvent(clock.wall_at, "block", str(scope), "begins", refusal.code, figures)

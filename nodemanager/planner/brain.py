@@ -176,6 +176,7 @@ def _settles_s(known: Snapshot, made: Plan, policy: Policy) -> float:
 
 def _stale_times_s(known: Snapshot, policy: Policy) -> list[float]:
     """When each source will be too old to decide on."""
-    seen = (source.seen_s for source in (known.sources.queue, known.sources.flux, known.sources.cloud))
+    clouds = (account.source for account in known.accounts.values())
+    seen = (source.seen_s for source in (known.sources.queue, known.sources.flux, *clouds))
     stale = (at_s + policy.timing.stale_after_s for at_s in seen if at_s is not None)
     return [at_s for at_s in stale if at_s >= known.now_s]

@@ -80,12 +80,14 @@ def commit_asks(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
                 snapshot = replace(
                     snapshot, sources=replace(snapshot.sources, flux=_await_answer(snapshot.sources.flux, due_s))
                 )
-            case ListCloud():
-                snapshot = replace(
-                    snapshot, sources=replace(snapshot.sources, cloud=_await_answer(snapshot.sources.cloud, due_s))
-                )
-            case SweepCloud():
-                snapshot = replace(snapshot, account=replace(snapshot.account, swept_s=snapshot.now_s))
+            case ListCloud(cloud=name):
+                account = snapshot.account_of(name)
+                answer_due_s = snapshot.now_s + policy.calls_of(name).call_timeout_s
+                source = _await_answer(account.source, answer_due_s)
+                snapshot = snapshot.with_account(name, replace(account, source=source))
+            case SweepCloud(cloud=name):
+                swept = replace(snapshot.account_of(name), swept_s=snapshot.now_s)
+                snapshot = snapshot.with_account(name, swept)
             case KeepSteering():
                 snapshot = replace(
                     snapshot,
@@ -112,8 +114,8 @@ def _mark_stops_delayed(snapshot: Snapshot) -> Snapshot:
 def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
     """The snapshot after the plan's actions were ordered. Not for observe mode."""
     changed: dict[LaunchId, Node] = {}
-    strays = dict(snapshot.account.strays)
-    credit = create_credit(snapshot, policy)
+    strays = {name: dict(account.strays) for name, account in snapshot.accounts.items()}
+    credit = {name: create_credit(snapshot, policy, name) for name in policy.cloud_names}
     for action in plan.actions:
         match action:
             case BootNode(launch=launch, load=load):
@@ -127,18 +129,19 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                         known or _readopted_stray(launch, snapshot), CallKind.RECORD, snapshot, policy
                     )
             case CreateNode(launch=launch, node_type=node_type):
-                credit -= 1
+                credit[policy.only_cloud(node_type.cloud)] -= 1
                 node = _node_after(launch.id, changed, snapshot)
                 create = replace(node.create, sent_s=snapshot.now_s, image=node_type.image)
                 changed[launch.id] = _with_call(replace(node, create=create), CallKind.CREATE, snapshot, policy)
-            case DestroyNode(launch=None, provider_id=provider_id):
+            case DestroyNode(launch=None, provider_id=provider_id, cloud=name):
                 again_s = snapshot.now_s + policy.timing.relist_s
-                strays[provider_id] = replace(strays[provider_id], destroy_after_s=again_s)
+                strays[name][provider_id] = replace(strays[name][provider_id], destroy_after_s=again_s)
             case CordonNode(launch=id_) if id_ not in snapshot.nodes:
                 looked_s = snapshot.now_s + policy.timing.probe_s
-                for provider_id, stray in snapshot.account.strays.items():
-                    if stray.node.identity is not None and stray.node.identity.launch == id_:
-                        strays[provider_id] = replace(stray, destroy_after_s=looked_s)
+                for name, account in snapshot.accounts.items():
+                    for provider_id, stray in account.strays.items():
+                        if stray.node.identity is not None and stray.node.identity.launch == id_:
+                            strays[name][provider_id] = replace(stray, destroy_after_s=looked_s)
             case EndLease(launch=launch):
                 node = _node_after(launch.id, changed, snapshot)
                 changed[launch.id] = _with_call(node, CallKind.END_LEASE, snapshot, policy)
@@ -170,10 +173,16 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                 )
             case _:
                 assert_never(action)
-    return replace(
-        with_nodes(snapshot, changed),
-        account=replace(snapshot.account, strays=strays, create_credit=credit, create_credit_s=snapshot.now_s),
-    )
+    accounts = {
+        name: replace(
+            snapshot.account_of(name),
+            strays=strays.get(name, {}),
+            create_credit=credit.get(name, 0.0),
+            create_credit_s=snapshot.now_s,
+        )
+        for name in {**strays, **credit}
+    }
+    return replace(with_nodes(snapshot, changed), accounts=accounts)
 
 
 def _node_after(id_: LaunchId, changed: Mapping[LaunchId, Node], snapshot: Snapshot) -> Node:

@@ -13,7 +13,8 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
@@ -38,9 +39,10 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.closed_clouds import closed_clouds, stale_clouds, unsafe_clouds, why_stale
 from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.cost.prepaid import prepaid_left
@@ -49,7 +51,7 @@ from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held, with_words
-from nodemanager.planner.observe.safe_mode import safe_mode_ends_s, why_safe_mode
+from nodemanager.planner.observe.safe_mode import safe_mode_ends_s
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
@@ -69,7 +71,7 @@ from nodemanager.planner.strays import new_launch, stray_orders, strays_change_s
 from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
-from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
+from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_giving_back, plan_upkeep
 
 Action = (
     BootNode
@@ -118,7 +120,9 @@ class Basis:
     @lazy_property
     def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
         """What upkeep does now, and what it buys."""
-        if self.overspent is not None or self.policy.stacked:  # no single node of a stack can be replaced
+        if self.policy.stacked:  # no single node of a stack can be replaced
+            return plan_giving_back(self.snapshot, self.policy), ()
+        if self.overspent is not None:
             return UpkeepPlan(), ()
         bought: list[Purchase] = []
 
@@ -141,6 +145,33 @@ class Basis:
     def overspent(self) -> Reason | None:
         """Why all nodes leave: the budget is spent."""
         return self.placement.overspent if self.policy.budgets else None
+
+
+@dataclass(frozen=True)
+class _Claims:
+    """What the waiting jobs want of the nodes. ``ended``: leases that end now."""
+
+    basis: Basis
+    ended: Collection[LaunchId]
+
+    @property
+    def needed(self) -> Mapping[SlotName, tuple[JobId, ...]]:
+        return self.basis.needs.needed
+
+    @lazy_property
+    def makes_room(self) -> tuple[JobId, frozenset[LaunchId]] | None:
+        basis = self.basis
+        if not basis.queue.batches:
+            return None
+        return make_room(basis.snapshot, basis.policy, basis.placement, self.needed, self.ended)
+
+    @lazy_property
+    def want_more(self) -> bool:
+        basis = self.basis
+        if not basis.queue.batches:
+            return False
+        placement = basis.placement
+        return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 @dataclass(frozen=True)
@@ -210,8 +241,8 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
     match action:
         case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
             return launch.type_name
-        case DestroyNode(launch=None, provider_id=provider_id):
-            stray = snapshot.account.strays.get(provider_id)
+        case DestroyNode(launch=None, provider_id=provider_id, cloud=cloud):
+            stray = snapshot.account_of(cloud).strays.get(provider_id)
             return stray.node.identity.type_name if stray is not None and stray.node.identity is not None else None
         case RecordLaunches() | ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
             return None
@@ -233,6 +264,8 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     if (paused := snapshot.operator.steering.paused) is not None:
         reason = with_words(because(Code.PAUSED, by=paused.by, since_at=paused.at), paused)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
+    if closed := closed_clouds(snapshot, policy):
+        snapshot = replace(snapshot, closed_clouds=closed)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.slots.wish is not None:
             answer = slot_types.answer_wish(snapshot.slots.wish, snapshot, policy)
@@ -269,6 +302,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             _purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
             basis.emptying.again_at_s,
+            safe_mode_ends_s(snapshot, policy),
         ),
         calls_held=any(step.held for step in steps.steps.values()),
         due=basis.upkeep[0].due,
@@ -301,20 +335,17 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         )
     if snapshot.slots.wish_due_s is not None:
         return because(Code.SLOTS_CHANGING)
-    limit_s = policy.timing.stale_after_s
-    for name, source in (
-        ("queue", snapshot.sources.queue),
-        ("flux", snapshot.sources.flux),
-        ("cloud", snapshot.sources.cloud),
-    ):
-        if source.seen_s is None:
-            return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
-        age_s = snapshot.now_s - source.seen_s
-        if age_s > limit_s:
-            return because(Code.STALE, source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    for name, source in (("queue", snapshot.sources.queue), ("flux", snapshot.sources.flux)):
+        if (why := why_stale(name, source, snapshot, policy)) is not None:
+            return why
+    # One cloud that cannot be used stops nothing of the others.
+    stale = stale_clouds(snapshot, policy)
+    if len(stale) == len(policy.cloud_names):
+        return next(iter(stale.values()))
     if snapshot.slots.mismatch is not None:
         return snapshot.slots.mismatch
-    return why_safe_mode(snapshot, policy)
+    unusable = {**unsafe_clouds(snapshot, policy), **stale}
+    return next(iter(unusable.values())) if len(unusable) == len(policy.cloud_names) else None
 
 
 # --- settling ---------------------------------------------------------------------------------------------
@@ -359,7 +390,7 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
-    snapshot, policy, needed, upkeep = basis.snapshot, basis.policy, basis.needs.needed, basis.upkeep[0]
+    snapshot, policy, upkeep = basis.snapshot, basis.policy, basis.upkeep[0]
     unsent = _review_unsent(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
@@ -369,18 +400,15 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     context = StepContext(
         snapshot=snapshot,
         policy=policy,
-        needed=needed,
-        makes_room=make_room(snapshot, policy, basis.placement, needed, ended) if basis.queue.batches else None,
+        jobs=_Claims(basis, ended),
         unsent=unsent,
         count_live=sum(node_index.count_by_type.values()) - leaving - len(ended),
         count_usable=count_usable(snapshot, policy),
-        count_ready=count_ready(snapshot, policy, needed, ended),
+        count_ready=count_ready(snapshot, policy, basis.needs.needed, ended) if policy.has_spares else {},
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
-        jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
-        create_credit=fleet.create_credit(snapshot, policy),
-        cloud_calls_left=policy.calls.calls_in_flight_max
-        - calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY),
+        create_credit={it: fleet.create_credit(snapshot, policy, it) for it in policy.cloud_names},
+        cloud_calls_left=_cloud_calls_left(snapshot, policy),
         upkeep=upkeep,
         emptying=basis.emptying,
     )
@@ -389,10 +417,11 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     return step_nodes(context)
 
 
-def _jobs_want_more(basis: Basis) -> bool:
-    """Whether jobs wait for nodes that do not exist yet."""
-    placement = basis.placement
-    return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
+def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int]:
+    """How many creates and destroys may still be sent to each cloud."""
+    sent = calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY)
+    counts = Counter(policy.cloud_of(node.launch) for node in sent)
+    return {it: policy.calls_of(it).calls_in_flight_max - counts[it] for it in policy.cloud_names}
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
@@ -418,7 +447,7 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
     if not (basis.queue.batches or basis.queue.withheld or snapshot.queues.unreadable):
         return {}
     delays = boot_delays(node_index_of(snapshot).to_check.values())
-    return JobReasons(snapshot.jobs, basis.placement, settling, delays)
+    return JobReasons(snapshot.jobs, lambda: basis.placement, settling, delays)
 
 
 def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:

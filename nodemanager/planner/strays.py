@@ -10,7 +10,7 @@ from nodemanager.core.nodes import FluxRank, Identity, Launch, LaunchId
 from nodemanager.core.orders import CordonNode, DestroyNode, RecordLaunches
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
-from nodemanager.core.slots import ForeignDrain, NodeType, SlotName, Tariff
+from nodemanager.core.slots import CloudName, ForeignDrain, NodeType, SlotName, Tariff
 from nodemanager.planner.cost import fleet
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
@@ -22,11 +22,16 @@ def stray_orders(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | Co
 
     If a job could start on such a node, it is drained first and looked at once more.
     """
-    ownerless = sorted(fleet.ownerless_strays(snapshot), key=lambda stray: stray.node.provider_id)
+    ownerless = [
+        (cloud, stray)
+        for cloud in policy.cloud_names
+        if cloud not in snapshot.closed_clouds
+        for stray in sorted(fleet.strays_of(cloud, snapshot), key=lambda stray: stray.node.provider_id)
+    ]
     leased = {node.launch.slot for node in snapshot.nodes.values()} if ownerless else set()
     actions: list[RecordLaunches | CordonNode | DestroyNode] = []
-    for stray in ownerless:
-        launch = _launch_of_stray(stray, snapshot, policy)
+    for cloud, stray in ownerless:
+        launch = _launch_of_stray(stray, snapshot, policy, cloud)
         waited_s = snapshot.now_s - stray.since_s
         if launch is not None and launch.slot not in leased:
             leased.add(launch.slot)
@@ -37,7 +42,7 @@ def stray_orders(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | Co
             if identity is not None and rank is not None and rank.schedulable and identity.slot not in leased:
                 actions.append(CordonNode(identity.launch, rank.rank, drain_text(identity.launch), reason))
             else:
-                actions.append(DestroyNode(None, stray.node.provider_id, reason))
+                actions.append(DestroyNode(None, stray.node.provider_id, reason, cloud))
     return actions
 
 
@@ -77,8 +82,8 @@ def _may_destroy(stray: Stray, leased: Collection[SlotName], snapshot: Snapshot,
     return waited_s >= policy.timing.orphan_grace_s and snapshot.now_s >= stray.destroy_after_s
 
 
-def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch | None:
-    """The launch that a stray's tags name; None if the site has no such slot."""
+def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy, cloud: CloudName) -> Launch | None:
+    """The launch that a stray's tags name; None if the site has no such slot in this cloud."""
     identity = stray.node.identity
     if (
         identity is None
@@ -86,7 +91,8 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy) -> Launch
         or identity.slot not in policy.type_of_slot
     ):
         return None
-    if policy.type_of_slot[identity.slot].name != identity.type_name:
+    node_type = policy.type_of_slot[identity.slot]
+    if node_type.name != identity.type_name or policy.only_cloud(node_type.cloud) != cloud:
         return None  # the slot has changed its type since: the node is not what R declares for it
     created_at = stray.node.created_at if stray.node.created_at is not None else snapshot.wall_at
     bought = (identity.type_name, stray.node.size, stray.node.market)
@@ -117,4 +123,5 @@ def new_launch(
         size=node_type.size,
         market=node_type.market,
         made_from=node_type.made_from,
+        cloud=node_type.cloud,
     )

@@ -51,6 +51,10 @@ def review(
     upkeep waits for, without any job that needs them.
     """
     reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
+    closed = snapshot.closed_clouds
+    if closed:
+        clouds = {node.id: policy.cloud_of(node.launch) for node in unsent}
+        reviewed |= {id_: LeaseReview(closed[cloud]) for id_, cloud in clouds.items() if cloud in closed}
     rest = [node for node in unsent if node.id not in reviewed]
     reviewed |= _above_limits(rest, snapshot, policy, price_per_hour, needs, reviewed)
     kept = _unavailable_types(snapshot, policy, placement)

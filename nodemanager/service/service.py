@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pykka
@@ -27,7 +27,7 @@ from nodemanager.actors.delegation.targets import Targets
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Publication
-from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolicy
+from nodemanager.actors.messages import Begin, CloudActors, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
@@ -48,7 +48,7 @@ from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.orders import DelegateJob
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
-from nodemanager.core.slots import Misfit, TypeName
+from nodemanager.core.slots import CloudName, Misfit, TypeName
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.delegation.home_port import HomePort
 from nodemanager.delegation.jobs import PeerName
@@ -62,6 +62,7 @@ from nodemanager.web.state.token import TokenError
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.minicluster.port import SizeService
     from nodemanager.flux.instance import RealFlux
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
@@ -91,13 +92,14 @@ class SitePorts:
 
     clock: Clock
     flux: Callable[[], FluxPort]
-    cloud: Callable[[], CloudPort]
+    cloud: Callable[[], CloudPort]  # the first cloud
     watch: FluxWatch
     close: Callable[[], None]
     join: Callable[[], JoinPort] | None = None  # None if nodes join without a join service
     delegation: DelegationPorts | None = None  # None if the site delegates no jobs
     job_end: Callable[[JobId], JobEnd | None] | None = None  # reads from Flux how a job ended; None if it cannot
     cloud_watch: CloudWatch | None = None  # None if the provider tells no news
+    clouds: Mapping[CloudName, Callable[[], CloudPort]] = field(default_factory=dict)  # {}: there is only one
 
 
 class SystemClock:
@@ -146,11 +148,16 @@ def wire(
     manager.tell(
         Begin(
             flux=spawn(FluxWorker, ports.flux(), ports.clock, manager, acts, fate),
-            lister=spawn(CloudWatcher, ports.cloud(), ports.clock, manager, fate),
-            cloud=[
-                spawn(CloudWorker, ports.cloud(), ports.flux(), ports.clock, manager, fate)
-                for _ in range(policy.calls.calls_in_flight_max)
-            ],
+            clouds={
+                name: CloudActors(
+                    spawn(CloudWatcher, port(), ports.clock, manager, fate, name),
+                    [
+                        spawn(CloudWorker, port(), ports.flux(), ports.clock, manager, fate)
+                        for _ in range(policy.calls_of(name).calls_in_flight_max)
+                    ],
+                )
+                for name, port in (ports.clouds or {policy.cloud_names[0]: ports.cloud}).items()
+            },
             join=spawn(JoinClerk, ports.join(), manager, fate) if ports.join is not None else None,
             delegator=delegator,
         )
@@ -290,12 +297,25 @@ def make_ports(
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:
-        cloud, news = cloud_factory(site, _user_data(site), clock), cloud_watch(site, clock)
+        cloud = cloud_factory(site, _user_data(site), clock, size_service(site))
+        news = cloud_watch(site, clock)
     except CloudError as error:
         raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
     return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end, news)
+
+
+def size_service(site: Site) -> SizeService | None:
+    """Return the service that changes the size of the site's MiniCluster; None if the manager does so itself.
+
+    Raises :class:`CloudError`.
+    """
+    if not site.cloud.service:
+        return None
+    from nodemanager.web.grpc.sizes import connect_sizes  # noqa: PLC0415 - gRPC takes 20 MB
+
+    return connect_sizes(site)
 
 
 def _types_with_data(site: Site) -> list[TypeName]:
@@ -330,7 +350,14 @@ def _simulated_ports(site: Site) -> SitePorts:
     from nodemanager.simulation.embedded import start_embedded_world  # noqa: PLC0415
 
     simulated = start_embedded_world(site)
-    return SitePorts(simulated.clock, simulated.flux_port, simulated.cloud_port, simulated.watch, simulated.close)
+    return SitePorts(
+        simulated.clock,
+        simulated.flux_port,
+        simulated.cloud_port,
+        simulated.watch,
+        simulated.close,
+        clouds=simulated.clouds,
+    )
 
 
 def _exchange(site: Site) -> Callable[[], JoinPort]:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from nodemanager.config.site import Site
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import CloudPort, FluxPort
-from nodemanager.core.slots import Rank, Slot
+from nodemanager.core.slots import CloudName, Rank, Slot, TypeName, types_by_cloud
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
@@ -52,6 +53,7 @@ class EmbeddedWorld:
     cluster: str
     cluster_uuid: str
     submissions: Iterator[tuple[float, Submission]]
+    types: Mapping[CloudName, Sequence[TypeName]]  # the node types of each cloud
     submitted: dict[str, list[JobId]] = field(default_factory=dict)
     stopped: threading.Event = field(default_factory=threading.Event)
     workload_done: bool = False
@@ -61,6 +63,12 @@ class EmbeddedWorld:
 
     def cloud_port(self) -> CloudPort:
         return self.provider.port(self.cluster, self.cluster_uuid)
+
+    @property
+    def clouds(self) -> Mapping[CloudName, Callable[[], CloudPort]]:
+        """The port of each cloud. Each shows the nodes of its own types."""
+        port = self.provider.port_for
+        return {name: partial(port, types, self.cluster, self.cluster_uuid) for name, types in self.types.items()}
 
     @property
     def watch(self) -> SimulatedFluxWatch:
@@ -131,6 +139,7 @@ def start_embedded_world(site: Site, *, rounds: int | None = None) -> EmbeddedWo
         cluster=site.cluster,
         cluster_uuid=site.cluster_uuid,
         submissions=builtin_submissions(rounds),
+        types=types_by_cloud(site.node_types),
     )
     made.start()
     return made

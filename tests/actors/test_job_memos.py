@@ -8,10 +8,11 @@ from typing import Any
 from nodemanager.actors.base import Fate
 from nodemanager.actors.job_memos import TEXTS_PER_UPDATE_MAX, UPDATE_EVERY_S, JobMemos
 from nodemanager.actors.manager import Manager
-from nodemanager.actors.messages import Begin
+from nodemanager.actors.messages import Begin, CloudActors
 from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.orders import ShowOnJobs
+from nodemanager.core.slots import DEFAULT_CLOUD
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.snapshot import Snapshot
 from tests.builders import a_job, a_policy, a_snapshot, whole_nodes
@@ -93,7 +94,7 @@ class Post:
 def test_the_manager_removes_a_memo_before_it_plans() -> None:
     flux = Post()
     manager = Manager(POLICY, acts=True, publish=lambda _: None, fate=Fate())
-    manager.on_receive(Begin(flux, Post(), [Post()]))
+    manager.on_receive(Begin(flux, {DEFAULT_CLOUD: CloudActors(Post(), [Post()])}))
     manager.on_receive(Tick(1.0, 1000.0))
     ranks = tuple(a_snapshot(POLICY).ranks.values())
     seen = QueueSeen(1.0, complete=True, jobs=(waits(1),), queues_stopped=frozenset())

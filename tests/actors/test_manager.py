@@ -10,11 +10,11 @@ from structlog.testing import capture_logs
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.manager import Manager, Publication
-from nodemanager.actors.messages import Begin, UsePolicy
+from nodemanager.actors.messages import Begin, CloudActors, UsePolicy
 from nodemanager.core.facts import ClaimHeld, CloudListed, LeftoversRemoved, QueueSeen, RanksSeen, Tick
 from nodemanager.core.nodes import FluxRank, LaunchId, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.orders import ListCloud, SweepCloud
-from nodemanager.core.slots import Rank, SlotName, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Rank, SlotName, TypeName
 from tests.builders import a_job, a_policy, a_snapshot, a_type
 
 
@@ -30,7 +30,7 @@ class Post:
 def test_leftovers_are_swept_up_only_by_one_that_acts(acts: bool) -> None:
     lister = Post()
     manager = Manager(a_policy(), acts, lambda _: None, Fate())
-    manager.on_receive(Begin(Post(), lister, [Post()]))
+    manager.on_receive(Begin(Post(), {DEFAULT_CLOUD: CloudActors(lister, [Post()])}))
     manager.on_receive(Tick(1.0, 1000.0))
     assert lister.told == [ListCloud()], "nothing is known yet, so nothing is deleted"
     for fact in (ClaimHeld(1.0, ()), QueueSeen(1.0, complete=True), RanksSeen(1.0, ()), CloudListed(1.0, ())):
@@ -44,7 +44,7 @@ def test_a_reload_leaves_the_slots_divided_as_the_instance_says() -> None:
     """The slot types in the site may be older than those that were wished for since."""
     seen: list[Publication] = []
     manager = Manager(a_policy(), acts=True, publish=seen.append, fate=Fate())
-    manager.on_receive(Begin(Post(), Post(), [Post()]))
+    manager.on_receive(Begin(Post(), {DEFAULT_CLOUD: CloudActors(Post(), [Post()])}))
     manager.on_receive(Tick(1.0, 1000.0))
     ranks = (FluxRank(Rank(1), SlotName("cloud1"), online=False, cores=8, type_name=TypeName("gpu")),)
     manager.on_receive(RanksSeen(1.0, ranks))
@@ -60,7 +60,7 @@ def test_what_is_only_said_is_logged_once_though_the_queue_is_restless_in_betwee
     ranks = tuple(a_snapshot(policy).ranks.values())
     jobs = a_job(1, submitted_at=1000.0), a_job(2, submitted_at=1000.0, urgency=0)
     with capture_logs() as said:
-        manager.on_receive(Begin(Post(), Post(), [Post()]))
+        manager.on_receive(Begin(Post(), {DEFAULT_CLOUD: CloudActors(Post(), [Post()])}))
         manager.on_receive(Tick(1.0, 1000.0))
         seen = QueueSeen(1.0, complete=True, jobs=(jobs[0],), queues_stopped=frozenset())
         for fact in (ClaimHeld(1.0, ()), seen, RanksSeen(1.0, ranks), CloudListed(1.0, ())):
@@ -87,7 +87,7 @@ def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
     seen: list[Publication] = []
     policy = a_policy(a_type(slots=1, cores=8))
     manager = Manager(policy, acts=True, publish=seen.append, fate=Fate())
-    manager.on_receive(Begin(Post(), Post(), [Post()]))
+    manager.on_receive(Begin(Post(), {DEFAULT_CLOUD: CloudActors(Post(), [Post()])}))
     manager.on_receive(Tick(1.0, 1000.0))
     rank = FluxRank(Rank(1), SlotName("cloud1"), online=False, cores=8)
     manager.on_receive(RanksSeen(1.0, (rank,)))
@@ -105,7 +105,7 @@ def test_a_type_that_is_declared_anew_is_no_other_instance() -> None:
 def test_the_join_service_hears_of_it_every_second_though_nothing_is_to_decide() -> None:
     join, seen = Post(), list[Publication]()
     manager = Manager(a_policy(), acts=True, publish=seen.append, fate=Fate())
-    manager.on_receive(Begin(Post(), Post(), [Post()], join))
+    manager.on_receive(Begin(Post(), {DEFAULT_CLOUD: CloudActors(Post(), [Post()])}, join))
     manager.on_receive(Tick(1.0, 1000.0))
     for fact in (ClaimHeld(1.0, ()), QueueSeen(1.0, complete=True), RanksSeen(1.0, ()), CloudListed(1.0, ())):
         manager.on_receive(fact)

@@ -35,13 +35,13 @@ from nodemanager.cloud.ec2.port import Ec2Cloud
 from nodemanager.cloud.ec2.replies import nodes_in, parse_xml, require_reply, set_in
 from nodemanager.core.facts import CloudListed
 from nodemanager.core.nodes import CloudNode, FluxRank, Launch, LaunchId, NodeState
-from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.observe.pairing import pair
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.node import Create, Node, Seen
 from nodemanager.planner.state.policy import Limits, Policy
-from nodemanager.planner.state.snapshot import SlotSettings, Snapshot, Source, Sources
+from nodemanager.planner.state.snapshot import Account, SlotSettings, Snapshot, Source, Sources
 from tests.contract.cloud_subjects import SystemClock
 from tests.paths import DATA
 
@@ -97,7 +97,8 @@ def a_fleet(nodes: int) -> tuple[Snapshot, Policy]:
     snapshot = Snapshot(
         now_s=NOW_S,
         wall_at=WALL_AT,
-        sources=Sources(fresh, claimed=True, queue=fresh, flux=fresh, cloud=fresh),
+        sources=Sources(fresh, claimed=True, queue=fresh, flux=fresh),
+        accounts={DEFAULT_CLOUD: Account(source=fresh)},
         ranks=ranks,
         slots=SlotSettings(rank_of_slot={rank.host: rank.rank for rank in ranks.values()}),
         nodes={node.id: node for node in known},

@@ -37,7 +37,7 @@ def a_moment(
         claim=replace(snapshot.sources.claim, seen_s=seen_s),
         queue=replace(snapshot.sources.queue, seen_s=seen_s),
         flux=replace(snapshot.sources.flux, seen_s=seen_s),
-        cloud=replace(snapshot.sources.cloud, seen_s=seen_s),
+        cloud=replace(snapshot.account_of().source, seen_s=seen_s),
     )
     return Publication(snapshot, plan(snapshot, policy), policy, acts, tuple(facts))
 

@@ -22,6 +22,7 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
+from nodemanager.core.slots import DEFAULT_CLOUD
 from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.cost.fleet import create_credit
 from nodemanager.planner.plan import Action, Plan
@@ -127,7 +128,7 @@ def test_what_was_asked_is_waited_for() -> None:
     assert (
         snapshot.sources.claim.answer_due_s,
         snapshot.sources.flux.answer_due_s,
-        snapshot.sources.cloud.answer_due_s,
+        snapshot.account_of().source.answer_due_s,
     ) == (due_s,) * 3
 
 
@@ -173,15 +174,15 @@ def test_creates_never_outrun_the_bucket(rate: float, burst: int, pauses_s: list
         world.wait(pause_s)
         made += sum(order.startswith("create ") for order in orders(world.decide()))
         assert made <= burst + (world.snapshot.now_s - NOW_S) * rate + 1e-6
-        assert 0 <= create_credit(world.snapshot, policy) <= burst
+        assert 0 <= create_credit(world.snapshot, policy, DEFAULT_CLOUD) <= burst
 
 
 def test_the_bucket_is_full_at_first_and_never_overflows() -> None:
     policy = a_policy(creates_burst=3, creates_per_s=1)
-    assert create_credit(a_snapshot(), policy) == 3
+    assert create_credit(a_snapshot(), policy, DEFAULT_CLOUD) == 3
     spent = a_snapshot(create_credit=0.5, create_credit_s=NOW_S - 2)
-    assert create_credit(spent, policy) == pytest.approx(2.5)
-    assert create_credit(a_snapshot(create_credit=0.5, create_credit_s=0.0), policy) == 3
+    assert create_credit(spent, policy, DEFAULT_CLOUD) == pytest.approx(2.5)
+    assert create_credit(a_snapshot(create_credit=0.5, create_credit_s=0.0), policy, DEFAULT_CLOUD) == 3
 
 
 def test_price_is_summed_exactly() -> None:

@@ -258,7 +258,7 @@ def test_the_order_in_which_things_became_known_does_not_matter(world: World, dr
 
     known = world.snapshot
     world.but(**{name: shuffled(getattr(known, name)) for name in ("jobs", "nodes", "ranks")})
-    world.but(strays=shuffled(known.account.strays), blocks=shuffled(known.learned.blocks))
+    world.but(strays=shuffled(known.account_of().strays), blocks=shuffled(known.learned.blocks))
     assert to_the_byte(world.plan()) == to_the_byte(before)
 
 

@@ -380,7 +380,7 @@ def test_26_an_address_or_a_host_name_used_again_makes_no_pair() -> None:
     world = a_world().booting_node("cloud1", cloud=a_cloud_node(LAUNCH, addresses=("10.0.0.7",)))
     world.wait(1).see_cloud(a_cloud_node(a_launch("cloud1", number=9), provider_id="i-9", addresses=("10.0.0.7",)))
     assert world["cloud1"].cloud == a_cloud_node(LAUNCH, addresses=("10.0.0.7",))
-    assert list(world.snapshot.account.strays) == ["i-9"]
+    assert list(world.snapshot.account_of().strays) == ["i-9"]
 
 
 @pytest.mark.parametrize("skew_s", [-600, 600])
@@ -398,9 +398,9 @@ def test_27_clocks_that_disagree_by_ten_minutes_still_pair(skew_s: float) -> Non
 def test_28_a_list_that_shows_a_node_twice_or_in_another_order_changes_nothing() -> None:
     one, other = a_cloud_node(LAUNCH), a_cloud_node(a_launch("cloud2"))
     world = a_world().busy_node("cloud1").busy_node("cloud2").wait(1).see_cloud(one, other)
-    before = (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.account.strays)
+    before = (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.account_of().strays)
     world.wait(1).see_cloud(other, one, other, one)
-    assert (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.account.strays) == before
+    assert (world["cloud1"].cloud, world["cloud2"].cloud, world.snapshot.account_of().strays) == before
 
 
 def test_29_a_foreign_node_is_counted_once_and_never_touched() -> None:
@@ -412,8 +412,8 @@ def test_29_a_foreign_node_is_counted_once_and_never_touched() -> None:
     for _ in range(15):
         world.wait(60).see(QueueProbed(world.snapshot.now_s)).see_ranks().see_cloud(foreign, namesake)
         assert orders(world.decide()) == []
-    assert world.snapshot.account.strangers == 1
-    assert [node.provider_id for node in world.snapshot.account.intruders] == ["i-7"]
+    assert world.snapshot.account_of().strangers == 1
+    assert [node.provider_id for node in world.snapshot.account_of().intruders] == ["i-7"]
 
 
 def test_30_a_node_that_the_provider_no_longer_shows_is_left_alone_while_flux_talks_to_it() -> None:
@@ -455,7 +455,7 @@ def test_a_node_of_ours_without_a_lease_gets_it_back_where_its_slot_is_free() ->
     assert "destroy i-7" not in orders(world.decide())  # not listed again yet, but no longer an orphan
     world.wait(1).see_cloud(_stray())
     assert world["cloud1"].state is NodeState.BOOTING
-    assert not world.snapshot.account.strays
+    assert not world.snapshot.account_of().strays
 
 
 def test_a_stray_counts_against_the_limits_and_its_slot_is_taken() -> None:
@@ -689,7 +689,7 @@ def test_44_a_list_that_lacks_a_large_part_at_once_forgets_and_buys_nothing(kept
     for _ in range(3):
         world.wait(10).see_cloud(*listed)
         assert {node.id: node.state for node in world.snapshot.nodes.values()} == before
-    assert world.snapshot.sources.doubted_lists == 3
+    assert world.snapshot.account_of().doubted_lists == 3
 
 
 def test_44_a_fleet_that_is_really_gone_is_believed_in_the_end() -> None:

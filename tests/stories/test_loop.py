@@ -137,7 +137,7 @@ class Loop(RuleBasedStateMachine):
 
     def _standing(self) -> list[CloudNode]:
         nodes = [node.cloud for node in self.snapshot.nodes.values() if node.cloud is not None]
-        return [*nodes, *(stray.node for stray in self.snapshot.account.strays.values())]
+        return [*nodes, *(stray.node for stray in self.snapshot.account_of().strays.values())]
 
     # --- answers to what was ordered ---
 
@@ -304,7 +304,7 @@ class Loop(RuleBasedStateMachine):
             return
         owned = {node.cloud.provider_id for node in self.snapshot.nodes.values() if node.cloud is not None}
         types = [node.launch.type_name for node in self.snapshot.nodes.values() if node.state is not NodeState.GONE]
-        for id_, stray in self.snapshot.account.strays.items():
+        for id_, stray in self.snapshot.account_of().strays.items():
             identity = stray.node.identity
             assert identity is not None
             owner = self.snapshot.nodes.get(identity.launch)
@@ -336,7 +336,7 @@ class Loop(RuleBasedStateMachine):
                     node = self.snapshot.nodes.get(launch.id)
                     assert node is None or node.call is None
             case DestroyNode(launch=None, provider_id=provider_id):
-                identity = self.snapshot.account.strays[provider_id].node.identity
+                identity = self.snapshot.account_of().strays[provider_id].node.identity
                 assert identity is not None
                 rank = self.snapshot.ranks[self.launches[identity.slot].rank]
                 assert not (rank.online and rank.allocated)

@@ -63,7 +63,7 @@ class Case:
 
     def on_the_bill(self) -> int:
         owned = {node.cloud.provider_id for node in self.snapshot.nodes.values() if node.cloud is not None}
-        strays = sum(1 for id_ in self.snapshot.account.strays if id_ not in owned)
+        strays = sum(1 for id_ in self.snapshot.account_of().strays if id_ not in owned)
         return strays + sum(1 for node in self.snapshot.nodes.values() if node.state is not NodeState.GONE)
 
     def queue(self) -> list[Job]:
@@ -111,7 +111,7 @@ def _places(case: Case, node_type: NodeType, shape: Shape) -> list[FluxRank]:
 def _is_free(case: Case, rank: FluxRank) -> bool:
     leased = {node.launch.slot for node in case.snapshot.nodes.values()}
     owned = {node.cloud.provider_id for node in case.snapshot.nodes.values() if node.cloud is not None}
-    for id_, stray in case.snapshot.account.strays.items():
+    for id_, stray in case.snapshot.account_of().strays.items():
         if id_ not in owned and stray.node.identity is not None:
             leased.add(stray.node.identity.slot)
     held = rank.drain_reason is not None and not rank.drain_reason.startswith("flux-node-manager:")

@@ -109,7 +109,8 @@ class AzureDriver(AzureNodeDriver):
     ) -> None:
         """``endpoint`` replaces the resource manager and the login service in tests."""
         super().__init__(tenant_id, subscription_id, client_id, client_secret, timeout=timeout_s)  # type: ignore[no-untyped-call]
-        self._group = f"/subscriptions/{subscription_id}/resourceGroups/{resource_group}"
+        self._subscription = f"/subscriptions/{subscription_id}"
+        self._group = f"{self._subscription}/resourceGroups/{resource_group}"
         if endpoint:
             parts = urlsplit(endpoint)
             connection: Any = self.connection
@@ -141,6 +142,10 @@ class AzureDriver(AzureNodeDriver):
         """Return every network interface of the resource group. They hold the machines' addresses."""
         return list(self._pages(self.interface_id("").removesuffix("/"), NETWORK_API))
 
+    def offered(self, path: str, api: str, **query: str) -> list[dict[str, Any]]:
+        """Return every object of a list of the subscription, from all pages. ``path``: below the subscription."""
+        return list(self._pages(f"{self._subscription}{path}", api, **query))
+
     def machine(self, name: str) -> dict[str, Any]:
         """Read one machine."""
         return object_in(self._call(self.machine_id(name), COMPUTE_API), "a machine")
@@ -168,9 +173,9 @@ class AzureDriver(AzureNodeDriver):
         connection: Any = self.connection
         return connection.request(path, params={"api-version": api}, **named).object
 
-    def _pages(self, path: str, api: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, path: str, api: str, **query: str) -> Iterator[dict[str, Any]]:
         connection: Any = self.connection
-        params: dict[str, str] = {"api-version": api}
+        params: dict[str, str] = {"api-version": api, **query}
         seen: set[str] = set()
         for _ in range(PAGES_MAX):
             reply = connection.request(path, params=params).object

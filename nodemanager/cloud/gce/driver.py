@@ -15,7 +15,7 @@ from libcloud.common.base import Connection, ConnectionUserAndKey
 from libcloud.common.google import GoogleBaseError
 from libcloud.compute.drivers.gce import GCEConnection, GCENodeDriver, GCEResponse
 
-from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, malformed_reply, object_in
+from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, malformed_reply, object_in, objects_in
 from nodemanager.cloud.gce.credentials import TokenSource
 
 _UNAUTHORIZED = 401
@@ -119,6 +119,18 @@ class GceDriver(GCENodeDriver):
     def delete(self, zone: str, name: str) -> None:
         """Start deleting an instance and its auto-delete disks."""
         self._require_operation(self._call(f"/zones/{zone}/instances/{name}", method="DELETE"))
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        """Return every object of a list, from all pages. ``path``: below the project, such as ``/regions``."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, Any] = {"maxResults": _PAGE_ITEMS}
+        for _ in range(PAGES_MAX):
+            reply = self._call(path, params=params)
+            found += objects_in({"items": [], **reply}, "items", f"the list {path}")
+            if not reply.get("nextPageToken"):
+                return found
+            params["pageToken"] = reply["nextPageToken"]
+        raise malformed_reply(f"the list {path} does not end", params)
 
     def _call(self, path: str, **named: Any) -> dict[str, Any]:
         connection: Any = self.connection

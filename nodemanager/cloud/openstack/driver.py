@@ -35,6 +35,7 @@ from nodemanager.cloud.common.transport import (
 )
 
 _UNAUTHORIZED = 401
+_MAY_NOT_ASK = (403, 404)
 # The exceptions that libcloud raises on malformed replies.
 _PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ParseError)
 
@@ -207,6 +208,26 @@ class NovaDriver(OpenStack_2_NodeDriver):
     def networks(self) -> list[dict[str, Any]]:
         """Return the networks that the project can see."""
         return _named_objects(_call(self.network_connection, "/v2.0/networks"), "networks")
+
+    def extra_specs(self, flavor_id: str) -> dict[str, str]:
+        """Return what a flavor asks of its host beyond cores and memory; nothing if the project may not ask."""
+        try:
+            reply = object_in(_call(self.connection, f"/flavors/{flavor_id}/os-extra_specs"), "extra specs")
+        except BaseHTTPError as error:
+            if error.code in _MAY_NOT_ASK:
+                return {}
+            raise
+        specs = object_in(reply.get("extra_specs"), "extra specs")
+        return {str(key): str(value) for key, value in specs.items()}
+
+    def security_groups(self) -> list[dict[str, Any]]:
+        """Return the security groups of the project; none if Neutron has no such service."""
+        try:
+            return _named_objects(_call(self.network_connection, "/v2.0/security-groups"), "security_groups")
+        except BaseHTTPError as error:
+            if error.code in _MAY_NOT_ASK:
+                return []
+            raise
 
     def zones(self) -> list[str]:
         """Return the names of the availability zones that have hosts at work."""

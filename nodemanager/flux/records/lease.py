@@ -9,7 +9,7 @@ import json
 from urllib.parse import quote, unquote
 
 from nodemanager.core.nodes import Launch, LaunchId
-from nodemanager.core.slots import Billing, Market, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Billing, CloudName, Market, Rank, SlotName, Tariff, TypeName
 from nodemanager.flux.parse.json_fields import (
     amount_at,
     flag_at,
@@ -53,6 +53,8 @@ def encode(launch: Launch) -> str:
         fields["made_from"] = launch.made_from
     if launch.prepaid:
         fields["prepaid"] = True
+    if launch.cloud != DEFAULT_CLOUD:
+        fields["cloud"] = launch.cloud
     if launch.market is not None:
         fields["market"] = str(launch.market)
     if launch.tariff is not None:
@@ -84,6 +86,7 @@ def decode(text: str, slot: SlotName) -> Launch:
         market=_market(fields["market"]) if "market" in fields else None,
         made_from=text_at(fields.get("made_from", ""), "record.made_from"),
         prepaid=flag_at(fields.get("prepaid", False), "record.prepaid"),
+        cloud=CloudName(text_at(fields.get("cloud", DEFAULT_CLOUD), "record.cloud")),
     )
 
 

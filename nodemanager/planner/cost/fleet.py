@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import CloudName, NodeType
 from nodemanager.planner.cost.billing import price_per_hour as launch_price
 from nodemanager.planner.cost.prepaid import prepaid_launches
 from nodemanager.planner.state.node_index import bought_as, node_index_of
@@ -14,7 +14,12 @@ from nodemanager.planner.state.snapshot import Bought, Snapshot, Stray
 
 def ownerless_strays(snapshot: Snapshot) -> list[Stray]:
     """The strays that still have no owner. Those that got their lease back stay listed until the next list."""
-    strays = snapshot.account.strays
+    return [stray for name in snapshot.accounts for stray in strays_of(name, snapshot)]
+
+
+def strays_of(cloud: CloudName, snapshot: Snapshot) -> list[Stray]:
+    """The strays of one cloud that still have no owner."""
+    strays = snapshot.account_of(cloud).strays
     return [stray for stray in strays.values() if not _has_owner(stray, snapshot)] if strays else []
 
 
@@ -54,9 +59,10 @@ def _type_bought(bought: Bought, policy: Policy) -> NodeType | None:
     return policy.of_size.get(bought) if node_type is not None and node_type.sizes else node_type
 
 
-def create_credit(snapshot: Snapshot, policy: Policy) -> float:
-    """The tokens in the rate limiter's bucket for creates: each create takes one."""
-    if snapshot.account.create_credit_s is None:
-        return float(policy.calls.creates_burst)
-    gained = (snapshot.now_s - snapshot.account.create_credit_s) * policy.calls.creates_per_s
-    return min(float(policy.calls.creates_burst), snapshot.account.create_credit + gained)
+def create_credit(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> float:
+    """The tokens in a cloud's bucket for creates: each create takes one."""
+    account, calls = snapshot.account_of(cloud), policy.calls_of(cloud)
+    if account.create_credit_s is None:
+        return float(calls.creates_burst)
+    gained = (snapshot.now_s - account.create_credit_s) * calls.creates_per_s
+    return min(float(calls.creates_burst), account.create_credit + gained)

@@ -61,6 +61,8 @@ def make_room(
 def _may_retire(node: Node, snapshot: Snapshot, policy: Policy, kept: Collection[SlotName]) -> bool:
     if node.state is not NodeState.IDLE or node.launch.slot in kept or snapshot.steered(node):
         return False
+    if snapshot.is_out_of_reach(node, policy):
+        return False
     held = node.rank is not None and node.rank.drain_reason is not None
     return not held and node.launch.type_name not in policy.observed
 

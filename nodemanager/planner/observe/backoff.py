@@ -22,7 +22,6 @@ from nodemanager.planner.state.node_index import bought_as, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import (
     ALL_TYPES,
-    EVERYTHING,
     Block,
     Bought,
     FailureStreak,
@@ -126,7 +125,7 @@ def _learn_quota(
 def _refusal_scope(node: Node, kind: FailureKind, policy: Policy) -> Scope:
     """What a refused create blocks. Of a type with several sizes, it is only the size that was refused."""
     if kind not in (FailureKind.CAPACITY, FailureKind.CONFIG):
-        return EVERYTHING
+        return Scope(ALL_TYPES, cloud=policy.cloud_of(node.launch))
     node_type = policy.type_as_bought(node.launch)
     if kind is FailureKind.CAPACITY and node_type is not None:
         return zone_scope(node_type, node.launch.zone)
@@ -146,8 +145,8 @@ def _quota_scope(node: Node, reach: QuotaScope | None, policy: Policy) -> Scope:
         return _type_scope(node, policy)
     node_type = policy.type_as_bought(node.launch)
     if reach is QuotaScope.MARKET and node_type is not None:
-        return Scope(ALL_TYPES, node_type.market)
-    return EVERYTHING
+        return Scope(ALL_TYPES, node_type.market, cloud=node_type.cloud)
+    return Scope(ALL_TYPES, cloud=policy.cloud_of(node.launch))
 
 
 # --- boots that failed ------------------------------------------------------------------------------------
@@ -331,7 +330,13 @@ def unavailable_types(
         if len(reasons) == len(sizes_of_type):
             first = min(sizes_of_type, key=lambda it: _blocked_until_s(it, snapshot))
             none_left[name] = reasons[first.size, first.market]
-    return {**none_left, **{name: because(Code.ONLY_OBSERVED, node_type=name) for name in policy.observed}}
+    observed = {name: because(Code.ONLY_OBSERVED, node_type=name) for name in policy.observed}
+    return {**none_left, **_in_closed_clouds(snapshot, policy), **observed}
+
+
+def _in_closed_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Reason]:
+    closed = snapshot.closed_clouds
+    return {it.name: closed[it.cloud] for it in policy.node_types if it.cloud in closed} if closed else {}
 
 
 def retry_at_s(snapshot: Snapshot) -> float:
@@ -388,6 +393,9 @@ def _is_in_scope(scope: Scope, bought: Bought, policy: Policy) -> bool:
     name, size, market = bought
     if scope.type_name != ALL_TYPES:
         return name == scope.type_name and scope.size in ("", size)
+    node_type = policy.types.get(name)
+    if node_type is not None and node_type.cloud != scope.cloud:
+        return False
     return scope.market is None or (market or _market_of(name, policy)) is scope.market
 
 

@@ -105,7 +105,8 @@ def advance_to(snapshot: Snapshot, tick: Tick) -> Snapshot:
 
 def _sources(snapshot: Snapshot) -> tuple[Source, ...]:
     writes = snapshot.operator.steering_write, snapshot.spending.write, snapshot.queues.hold_write
-    return (snapshot.sources.claim, *writes, snapshot.sources.flux, snapshot.sources.cloud)
+    clouds = (account.source for account in snapshot.accounts.values())
+    return (snapshot.sources.claim, *writes, snapshot.sources.flux, *clouds)
 
 
 def _expire_calls(snapshot: Snapshot) -> Snapshot:
@@ -116,8 +117,11 @@ def _expire_calls(snapshot: Snapshot) -> Snapshot:
             snapshot.sources,
             claim=_expired(snapshot.sources.claim, now_s),
             flux=_expired(snapshot.sources.flux, now_s),
-            cloud=_expired(snapshot.sources.cloud, now_s),
         ),
+        accounts={
+            name: replace(account, source=_expired(account.source, now_s))
+            for name, account in snapshot.accounts.items()
+        },
         operator=replace(snapshot.operator, steering_write=_expired(snapshot.operator.steering_write, now_s)),
         queues=replace(snapshot.queues, hold_write=_expired(snapshot.queues.hold_write, now_s)),
         spending=replace(snapshot.spending, write=_expired(snapshot.spending.write, now_s)),
@@ -494,10 +498,11 @@ def _apply_failed_flux_call(snapshot: Snapshot, fact: FluxCallFailed) -> Snapsho
     )
 
 
-def _require_list(snapshot: Snapshot, fact: CloudChanged) -> Snapshot:
-    del fact
-    sources = snapshot.sources
-    return replace(snapshot, sources=replace(sources, cloud=replace(sources.cloud, news_s=snapshot.now_s)))
+def _require_list(snapshot: Snapshot, fact: CloudChanged, policy: Policy) -> Snapshot:
+    name = policy.only_cloud(fact.cloud)
+    account = snapshot.account_of(name)
+    source = replace(account.source, news_s=snapshot.now_s)
+    return snapshot.with_account(name, replace(account, source=source))
 
 
 def _note_destroy_accepted(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
@@ -606,7 +611,7 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     OrderLapsed: whatever_the_policy(_apply_lapsed_order),
     # the cloud
     CloudListed: one_by_one(rank_facts.apply_cloud_list),
-    CloudChanged: whatever_the_policy(_require_list),
+    CloudChanged: one_by_one(_require_list),
     NodeCreated: _apply_creates,
     NodeDestroyed: to_nodes(_note_destroy_accepted),
     CloudCallFailed: one_by_one(rank_facts.apply_cloud_failure),

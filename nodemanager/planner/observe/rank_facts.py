@@ -27,7 +27,7 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
-from nodemanager.core.slots import Rank, SlotName, TypeName
+from nodemanager.core.slots import CloudName, Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.observe import backoff, drain_breaker, instance_check, safe_mode
 from nodemanager.planner.observe.node_health import FLAPS
@@ -141,12 +141,12 @@ def _with_seen_nodes(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, 
 
 def _note_look(snapshot: Snapshot, changes: RankChanges, fact: RanksSeen, policy: Policy) -> Snapshot:
     """Note that the ranks were read, and what the look reports besides them."""
+    snapshot = safe_mode.with_unready(snapshot, policy)
     due_s = snapshot.news.look_due_since_s
     return replace(
         snapshot,
         sources=replace(
             snapshot.sources,
-            unready_since_s=safe_mode.unready_since_s(snapshot, policy),
             flux=Source(seen_s=fact.started_s, retry_s=_next_look_s(fact, snapshot.now_s, policy)),
         ),
         news=replace(
@@ -454,15 +454,18 @@ def apply_create_to_node(node: Node, fact: NodeCreated, snapshot: Snapshot, poli
 
 def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> Snapshot:
     """The snapshot after a list of the cloud. Lists that are older than what we know are ignored."""
-    if _is_old(snapshot.sources.cloud, fact.started_s):
+    cloud_name = policy.only_cloud(fact.cloud)
+    account = snapshot.account_of(cloud_name)
+    if _is_old(account.source, fact.started_s):
         return snapshot
-    pairing = pair(snapshot.nodes, fact.nodes, policy.cluster, policy.cluster_uuid)
+    here = _nodes_of_cloud(snapshot, policy, cloud_name)
+    pairing = pair(here, fact.nodes, policy.cluster, policy.cluster_uuid)
     lacking = [
         node
-        for node in snapshot.nodes.values()
+        for node in here.values()
         if node.id not in pairing.paired and fact.started_s > node.listing.known_s and _should_be_listed(node)
     ]
-    doubted = snapshot.sources.doubted_lists + 1 if _too_many_vanished(snapshot, lacking) else 0
+    doubted = account.doubted_lists + 1 if _too_many_vanished(here, lacking) else 0
     believed = doubted == 0 or doubted > policy.timing.absences
     nodes: dict[LaunchId, Node] = {}
     for id_, cloud in pairing.paired.items():
@@ -483,25 +486,34 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
         timings.with_reclaims(timings.with_stops(snapshot, nodes, fact.started_s), nodes),
         policy,
     )
-    return replace(
-        with_nodes(snapshot, nodes),
-        account=replace(
-            snapshot.account,
-            strays={
-                cloud.provider_id: replace(
-                    snapshot.account.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
-                )
-                for cloud in pairing.strays
-            },
-            intruders=pairing.intruders,
-            strangers=pairing.strangers,
-        ),
-        sources=replace(
-            snapshot.sources,
-            doubted_lists=doubted,
-            cloud=Source(seen_s=fact.started_s, news_s=_newer(snapshot.sources.cloud.news_s, fact.started_s)),
-        ),
+    seen = replace(
+        account,
+        source=Source(seen_s=fact.started_s, news_s=_newer(account.source.news_s, fact.started_s)),
+        doubted_lists=doubted,
+        strays={
+            cloud.provider_id: replace(
+                account.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
+            )
+            for cloud in pairing.strays
+            if not _is_of_another_cloud(cloud, snapshot, here)
+        },
+        intruders=pairing.intruders,
+        strangers=pairing.strangers,
     )
+    return with_nodes(snapshot, nodes).with_account(cloud_name, seen)
+
+
+def _nodes_of_cloud(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> Mapping[LaunchId, Node]:
+    """The nodes whose launches belong to a cloud."""
+    if all(policy.cloud_of_name(name) == cloud for name in node_index_of(snapshot).count_by_cloud):
+        return snapshot.nodes
+    return {id_: node for id_, node in snapshot.nodes.items() if policy.cloud_of(node.launch) == cloud}
+
+
+def _is_of_another_cloud(cloud: CloudNode, snapshot: Snapshot, here: Mapping[LaunchId, Node]) -> bool:
+    """Whether its launch belongs to a node of another cloud. Then two sections name one account: leave it alone."""
+    launch = cloud.identity.launch if cloud.identity is not None else None
+    return launch in snapshot.nodes and launch not in here
 
 
 def _newer(news_s: float | None, started_s: float) -> float | None:
@@ -514,12 +526,12 @@ def _should_be_listed(node: Node) -> bool:
     return node.call is None and node.create.sent_s is not None and node.state is not NodeState.GONE
 
 
-def _too_many_vanished(snapshot: Snapshot, lacking: list[Node]) -> bool:
+def _too_many_vanished(nodes: Mapping[LaunchId, Node], lacking: list[Node]) -> bool:
     """Whether a list lacks so many known nodes that it is more likely wrong than true."""
     vanished = sum(1 for node in lacking if node.exists_at_provider)
     if vanished <= FEW_VANISHED:
         return False
-    shown = sum(1 for node in snapshot.nodes.values() if node.exists_at_provider)
+    shown = sum(1 for node in nodes.values() if node.exists_at_provider)
     return vanished > shown // 2
 
 
@@ -582,10 +594,10 @@ def apply_cloud_failure(snapshot: Snapshot, fact: CloudCallFailed, policy: Polic
     """The snapshot after a call to the cloud failed."""
     if fact.operation == "list":
         wait_s = max(fact.retry_after_s, 1.0)
-        failed = replace(
-            snapshot.sources.cloud, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s
-        )
-        return replace(snapshot, sources=replace(snapshot.sources, cloud=failed))
+        name = policy.only_cloud(fact.cloud)
+        account = snapshot.account_of(name)
+        failed = replace(account.source, answer_due_s=None, failure=fact.detail, retry_s=snapshot.now_s + wait_s)
+        return snapshot.with_account(name, replace(account, source=failed))
     node = snapshot.nodes.get(fact.launch) if fact.launch is not None else None
     if node is None:
         return snapshot

@@ -12,7 +12,7 @@ from nodemanager.core.nodes import FailureKind
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
-from nodemanager.planner.state.snapshot import ALL_TYPES, EVERYTHING, Block, Scope, Snapshot
+from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Scope, Snapshot
 
 # By the kind of the failure. Kinds that block nothing are not in these tables.
 REFUSED: Mapping[FailureKind, Code] = {
@@ -48,7 +48,9 @@ def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
 
 def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:
     """The scopes that include a type as one size, the account's first."""
-    scopes = EVERYTHING, Scope(ALL_TYPES, node_type.market), Scope(node_type.name)
+    cloud = node_type.cloud
+    account, market = Scope(ALL_TYPES, cloud=cloud), Scope(ALL_TYPES, node_type.market, cloud=cloud)
+    scopes = account, market, Scope(node_type.name)
     return (*scopes, Scope(node_type.name, size=node_type.size)) if node_type.sizes else scopes
 
 

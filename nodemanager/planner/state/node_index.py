@@ -65,13 +65,13 @@ def with_nodes(snapshot: Snapshot, changed: Mapping[LaunchId, Node], gone: Seque
     )
 
 
-def calls_in_flight(snapshot: Snapshot, *kinds: CallKind) -> int:
-    """How many calls of these kinds are in flight."""
-    return sum(
-        1
+def calls_in_flight(snapshot: Snapshot, *kinds: CallKind) -> Sequence[Node]:
+    """The nodes with a call of one of these kinds in flight."""
+    return [
+        node
         for node in node_index_of(snapshot).with_call.values()
         if node.call is not None and node.call.kind in kinds
-    )
+    ]
 
 
 def is_simply_busy(node: Node) -> bool:
@@ -189,6 +189,8 @@ class _CountChanges:
             return replace(index, count_by_state=by_state)
         of_slot, of_rank = _slots_and_ranks(self.left, self.joined, index)
         by_make, by_age = _makes_and_ages(self.left, self.joined, index)
+        clouds = [(it.cloud, -1) for it in self.left] + [(it.cloud, 1) for it in self.joined]
+        by_cloud = _counted(index.count_by_cloud, clouds)
         by_size = _counted(index.count_by_size, [(bought_as(launch), more) for launch, more in self.billed])
         return replace(
             index,
@@ -199,6 +201,7 @@ class _CountChanges:
             launch_of_rank=of_rank,
             count_by_make=by_make,
             by_age=by_age,
+            count_by_cloud={cloud: count for cloud, count in by_cloud.items() if count},
         )
 
 

@@ -10,7 +10,16 @@ from types import MappingProxyType
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind, Launch
-from nodemanager.core.slots import ForeignDrain, Market, Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.slots import (
+    DEFAULT_CLOUD,
+    CloudName,
+    ForeignDrain,
+    Market,
+    Misfit,
+    NodeType,
+    SlotName,
+    TypeName,
+)
 from nodemanager.core.upkeep.rules import Disruption, Drift, Schedule
 
 # How long a failed create blocks its type, or all types.
@@ -102,6 +111,13 @@ class Calls:
 
 
 @dataclass(frozen=True)
+class CloudRules:
+    """How one of several clouds is used: a ``[Cloud NAME]`` of the site."""
+
+    calls: Calls = Calls()
+
+
+@dataclass(frozen=True)
 class Fixed:
     """What no site sets. Tests and simulations may."""
 
@@ -138,6 +154,28 @@ class Policy:
     destroy_on_replay: bool = False  # give up a node whose ticket was used twice
     # The provider has only a number of nodes: a new node gets the lowest free slot, and only the highest can leave.
     stacked: bool = False
+    clouds: Mapping[CloudName, CloudRules] = field(default_factory=dict)  # {}: one cloud, called by ``calls``
+
+    @cached_property
+    def cloud_names(self) -> tuple[CloudName, ...]:
+        """The names of the clouds, in the order of the site; at least one."""
+        return tuple(self.clouds) or (DEFAULT_CLOUD,)
+
+    def only_cloud(self, name: CloudName) -> CloudName:
+        """The only cloud, if there is a single one; else ``name``."""
+        return self.cloud_names[0] if len(self.cloud_names) == 1 else name
+
+    def cloud_of(self, launch: Launch) -> CloudName:
+        """The cloud of a launch. If the lease records none, it is the only one, whatever its name is now."""
+        return self.cloud_of_name(launch.cloud)
+
+    def cloud_of_name(self, name: CloudName) -> CloudName:
+        """The cloud that a lease means by this name."""
+        return self.only_cloud(name) if name == DEFAULT_CLOUD else name
+
+    def calls_of(self, cloud: CloudName) -> Calls:
+        """How a cloud is called."""
+        return self.clouds[cloud].calls if len(self.clouds) > 1 and cloud in self.clouds else self.calls
 
     def passes_over(self, *, of_user: bool) -> bool:
         """Whether nodes are bought for jobs behind one that is unserved for long.

@@ -16,8 +16,10 @@ from nodemanager.core.jobs import Job, JobId, JobResult, NodeOrder, Shape, Unrea
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, LaunchId, NodeState, ProviderId
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import UNSTEERED, HeldJob, Spend, Steering
-from nodemanager.core.slots import Market, Promise, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, Market, Promise, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex
 from nodemanager.planner.state.rank_index import RankIndex
 from nodemanager.planner.state.resting import Resting
@@ -49,6 +51,7 @@ class NodeIndex:
     launch_of_rank: Mapping[Rank, LaunchId] = field(default_factory=_empty)
     count_by_make: Mapping[Make, int] = field(default_factory=_empty)
     by_age: Sequence[tuple[float, LaunchId]] = ()  # all nodes by ``requested_at``, the oldest first
+    count_by_cloud: Mapping[CloudName, int] = field(default_factory=_empty)  # as the leases record it
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +111,17 @@ ALL_TYPES = TypeName("*")
 class Scope:
     """What a block concerns: one type everywhere, or on one market and in one zone; or all types of a market.
 
-    ``size``: of a type with several sizes, only this one.
+    ``size``: of a type with several sizes, only this one. ``cloud``: of all types, those of this cloud.
     """
 
     type_name: TypeName
     market: Market | None = None
     zone: str | None = None
     size: str = ""
+    cloud: CloudName = field(default=DEFAULT_CLOUD, repr=False)  # the history has it as a figure
 
 
-EVERYTHING = Scope(ALL_TYPES)  # concerns the whole cloud account
+EVERYTHING = Scope(ALL_TYPES)  # concerns the whole account of the default cloud
 
 
 @dataclass(frozen=True)
@@ -188,10 +192,7 @@ class Sources:
     claimed: bool = False
     queue: Source = Source()
     flux: Source = Source()  # looks at the ranks
-    cloud: Source = Source()
     unreachable_s: float | None = None  # when the latest call began that the instance did not answer
-    unready_since_s: float | None = None  # since when too many of the nodes that were up are unready
-    doubted_lists: int = 0  # lists in a row that lacked a large part of the fleet at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +240,11 @@ class Operator:
 
 @dataclass(frozen=True)
 class Account:
-    """The rest of the cloud account: what is there beside our nodes, and how fast we may create."""
+    """What is known of one cloud: how fresh that is, what is there beside our nodes, how fast we may create."""
 
+    source: Source = Source()
+    unready_since_s: float | None = None  # since when too many of its nodes that were up are unready
+    doubted_lists: int = 0  # lists in a row that lacked a large part of its nodes at once
     strays: Mapping[ProviderId, Stray] = field(default_factory=_empty)
     intruders: tuple[CloudNode, ...] = ()  # our cluster's name with another UUID: never touched
     strangers: int = 0  # number of nodes that are not ours: never touched
@@ -270,6 +274,9 @@ class Indexes:
     nodes: NodeIndex = field(default_factory=NodeIndex)
 
 
+NO_ACCOUNT = Account()  # of a cloud that has not been asked yet
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """All that is known at one moment. Mappings are never changed in place."""
@@ -284,11 +291,35 @@ class Snapshot:
     ranks: Mapping[Rank, FluxRank] = field(default_factory=_empty)
     slots: SlotSettings = SlotSettings()
     nodes: Mapping[LaunchId, Node] = field(default_factory=_empty)
-    account: Account = Account()
+    accounts: Mapping[CloudName, Account] = field(default_factory=_empty)
     learned: Learned = Learned()
     spending: Spending = Spending()
     peers: Peers = Peers()
     indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
+    # The clouds in which nothing is done now, and why. Set by ``plan`` for its own use.
+    closed_clouds: Mapping[CloudName, Reason] = field(default_factory=_empty)
+
+    def account_of(self, cloud: CloudName = DEFAULT_CLOUD) -> Account:
+        """What is known of a cloud."""
+        return self.accounts.get(cloud, NO_ACCOUNT)
+
+    def with_account(self, cloud: CloudName, account: Account) -> Snapshot:
+        """The snapshot with other knowledge of a cloud."""
+        return replace(self, accounts={**self.accounts, cloud: account})
+
+    @property
+    def intruders(self) -> list[CloudNode]:
+        """The nodes of all clouds that have our cluster's name with another UUID."""
+        return [node for account in self.accounts.values() for node in account.intruders]
+
+    @property
+    def strangers(self) -> int:
+        """How many nodes of all clouds are not ours."""
+        return sum(account.strangers for account in self.accounts.values())
+
+    def is_out_of_reach(self, node: Node, policy: Policy) -> bool:
+        """Whether nothing is done in the node's cloud now."""
+        return bool(self.closed_clouds) and policy.cloud_of(node.launch) in self.closed_clouds
 
     def steered(self, node: Node) -> bool:
         """Whether an operator keeps jobs off the node."""

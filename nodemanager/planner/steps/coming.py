@@ -7,7 +7,7 @@ from math import inf
 from nodemanager.core.orders import CreateNode, EndLease, RecordLaunches
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import CloudName, NodeType
 from nodemanager.planner.observe.node_health import GivenUp, why_give_up
 from nodemanager.planner.observe.zones import block_on, block_reason
 from nodemanager.planner.state.node import Node
@@ -40,19 +40,22 @@ def step_requested(node: Node, context: StepContext) -> Step:
 
 def _create(node: Node, size: NodeType, context: StepContext) -> Step:
     """Create the node as the size of its launch, unless that is blocked or it is not its turn."""
+    cloud = context.policy.cloud_of(node.launch)
+    if cloud != size.cloud:  # the type has moved since: its next node is bought there
+        reason = because(Code.CLOUD_CLOSED, cloud=cloud, why=f"nodes of {size.name} are now bought in {size.cloud}")
+        return Step(reason, EndLease(node.launch, reason))
     block = block_on(size, node.launch.zone, context.snapshot)
     if block is not None:
         return _step_blocked(node, block, context)
     none_left = _why_not_next(node, context) or context.allowance.why_none(size)
     if none_left is not None:
         return Step(none_left, EndLease(node.launch, none_left))
-    if context.create_credit < 1.0:
-        return _wait_for_turn(context)
-    if context.cloud_calls_left <= 0:
+    if context.create_credit[cloud] < 1.0:
+        return _wait_for_turn(cloud, context)
+    if not context.takes_call(cloud):
         return wait_for_answer(context)
     context.allowance.take(size)
-    context.create_credit -= 1.0
-    context.cloud_calls_left -= 1
+    context.create_credit[cloud] -= 1.0
     return Step(because(Code.CREATING), CreateNode(node.launch, size))
 
 
@@ -70,10 +73,10 @@ def _step_blocked(node: Node, block: Block, context: StepContext) -> Step:
     return Step(reason, EndLease(node.launch, reason))
 
 
-def _wait_for_turn(context: StepContext) -> Step:
-    """Wait for the rate limiter. Creates that become due within a second are sent together."""
-    rate = context.policy.calls.creates_per_s
-    wait_s = max(CREATES_EVERY_S, (1.0 - context.create_credit) / rate)
+def _wait_for_turn(cloud: CloudName, context: StepContext) -> Step:
+    """Wait for the cloud's rate limiter. Creates that become due within a second are sent together."""
+    rate = context.policy.calls_of(cloud).creates_per_s
+    wait_s = max(CREATES_EVERY_S, (1.0 - context.create_credit[cloud]) / rate)
     return Step(because(Code.CREATE_PACED, creates_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
 
 

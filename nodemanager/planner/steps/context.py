@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId
@@ -21,13 +21,13 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.reasons import Reason
-from nodemanager.core.slots import Rank, SlotName, TypeName
+from nodemanager.core.slots import CloudName, Rank, SlotName, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.observe.backoff import Allowance
 from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import EVERYTHING, Snapshot
+from nodemanager.planner.state.snapshot import ALL_TYPES, Scope, Snapshot
 from nodemanager.planner.steps.retirement import StopTimes
 from nodemanager.planner.upkeep.consolidation import Emptying
 from nodemanager.planner.upkeep.turns import UpkeepPlan
@@ -55,23 +55,40 @@ class LeaseReview(NamedTuple):
     ends: bool = True
 
 
+class JobClaims(Protocol):
+    """What the waiting jobs want of the nodes. The jobs are placed when the first node's step depends on it."""
+
+    @property
+    def needed(self) -> Mapping[SlotName, tuple[JobId, ...]]:
+        """Where waiting jobs are placed."""
+        ...
+
+    @property
+    def makes_room(self) -> tuple[JobId, frozenset[LaunchId]] | None:
+        """A job stopped by a limit, and the nodes that go for it."""
+        ...
+
+    @property
+    def want_more(self) -> bool:
+        """Whether jobs wait for nodes that do not exist yet."""
+        ...
+
+
 @dataclass(slots=True)
 class StepContext:
     """What a node's step depends on besides the node. The counts change as nodes take their steps."""
 
     snapshot: Snapshot
     policy: Policy
-    needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are placed
-    makes_room: tuple[JobId, frozenset[LaunchId]] | None  # a job stopped by a limit, and the nodes that go for it
+    jobs: JobClaims
     unsent: Mapping[LaunchId, LeaseReview]  # leases for which no create is sent now
     count_live: int  # billed nodes, without those that are leaving
     count_usable: int  # nodes that take jobs, without those about to be retired
     count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
     overspent: Reason | None  # the budget is spent
     allowance: Allowance  # by quotas and breakers
-    jobs_want_more: bool  # jobs wait for nodes that do not exist yet
-    create_credit: float  # in the rate limiter's bucket
-    cloud_calls_left: int  # creates and destroys that may still be sent
+    create_credit: dict[CloudName, float]  # in each cloud's bucket
+    cloud_calls_left: dict[CloudName, int]  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced
     emptying: Emptying  # which nodes take no new job so that they empty
     gap: Rank | None = None  # the lowest slot without a node, if nodes come in the order of the slots
@@ -85,8 +102,18 @@ class StepContext:
     @property
     def all_blocked(self) -> bool:
         """Whether all types are blocked now."""
-        block = self.snapshot.learned.blocks.get(EVERYTHING)
+        return all(self._is_blocked(cloud) for cloud in self.policy.cloud_names)
+
+    def _is_blocked(self, cloud: CloudName) -> bool:
+        block = self.snapshot.learned.blocks.get(Scope(ALL_TYPES, cloud=cloud))
         return block is not None and block.until_s > self.now_s
+
+    def takes_call(self, cloud: CloudName) -> bool:
+        """Whether one more create or destroy may be sent to a cloud now; if so, it is counted."""
+        if self.cloud_calls_left[cloud] <= 0:
+            return False
+        self.cloud_calls_left[cloud] -= 1
+        return True
 
     def why_kept(self, node: Node) -> Reason | None:
         """Why the provider keeps the node now, whatever is decided; None if it can leave."""

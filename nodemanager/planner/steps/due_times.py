@@ -21,6 +21,8 @@ def retirement_times(context: StepContext) -> Iterator[Iterator[TimedNode]]:
         node_type = policy.types.get(name)
         if node_type is None:
             yield ((-inf, id_) for _, id_ in resting.idle_since)
+        elif node_type.cloud in context.snapshot.closed_clouds:
+            continue
         elif name not in policy.observed and not _are_spares(node_type, context):
             lead_s = context.stop_times(name).lead_s
             yield resting.by_time(node_type.billing, policy.idle_timeout_s(node_type), lead_s, context.now_s)

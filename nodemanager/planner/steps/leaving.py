@@ -34,7 +34,7 @@ REDRAIN_AFTER_S = 1.0
 
 def step_draining(node: Node, context: StepContext) -> Step:
     """Look at a drained node once more, then stop it, keep it or wait."""
-    wanted = context.needed.get(node.launch.slot)
+    wanted = context.jobs.needed.get(node.launch.slot)
     fit = not gets_no_work(node, context.policy, context.now_s) and node.id not in context.upkeep.leaving
     if wanted is not None and fit and not (context.policy.destroy_on_replay and node.health.replayed):
         return reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
@@ -87,10 +87,10 @@ def _stop(node: Node, context: StepContext) -> Step:
             )
     if node.cloud is None:
         return Step(because(Code.NOTHING_TO_DESTROY))
-    if context.cloud_calls_left <= 0:
+    cloud = context.policy.cloud_of(node.launch)
+    if not context.takes_call(cloud):
         return wait_for_answer(context)
-    context.cloud_calls_left -= 1
-    return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason))
+    return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason, cloud))
 
 
 def step_gone(node: Node, context: StepContext) -> Step:
@@ -117,7 +117,7 @@ def _is_terminable(node: Node, context: StepContext) -> bool:
     return (
         node.call is None
         and second_look(node, node.rank) is None
-        and (unfit or node.launch.slot not in context.needed)
+        and (unfit or node.launch.slot not in context.jobs.needed)
     )
 
 
@@ -126,4 +126,5 @@ def order_nodes(context: StepContext) -> None:
     context.stack = Stack(context.snapshot, lambda node: _is_terminable(node, context))
     ended = {id_ for id_, review in context.unsent.items() if review.ends}
     context.gap = lowest_gap(context.snapshot, context.policy, ended)
-    context.create_credit, context.cloud_calls_left = inf, UNLIMITED
+    clouds = context.policy.cloud_names
+    context.create_credit, context.cloud_calls_left = dict.fromkeys(clouds, inf), dict.fromkeys(clouds, UNLIMITED)

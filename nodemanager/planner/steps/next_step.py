@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from nodemanager.core.drains import drain_text
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reasons import because
+from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.observe import operator
 from nodemanager.planner.observe.node_health import health_changes_s
 from nodemanager.planner.state.node import Node
@@ -43,9 +43,18 @@ def next_step(node: Node, context: StepContext) -> Step:
     if context.now_s < node.retry_s:
         later = because(Code.RETRY_LATER, retry_s=node.retry_s, tries=node.tries)
         return Step(survives or later, again_at_s=node.retry_s)
+    if context.snapshot.closed_clouds and (closed := _why_closed(node, context)) is not None:
+        return Step(closed)
     step = _step_now(node, context)
     changes_s = health_changes_s(node, context.policy, context.now_s)
     return step._replace(again_at_s=changes_s) if changes_s < step.again_at_s else step
+
+
+def _why_closed(node: Node, context: StepContext) -> Reason | None:
+    """Why the node is left alone with its cloud. Leases without a machine end all the same."""
+    if node.state is NodeState.GONE or (node.state is NodeState.REQUESTED and node.create.sent_s is None):
+        return None
+    return context.snapshot.closed_clouds.get(context.policy.cloud_of(node.launch))
 
 
 def _step_now(node: Node, context: StepContext) -> Step:

@@ -85,6 +85,8 @@ def coming_offers(
 
 def _will_be_up(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     if node.state in COMING:
+        if policy.cloud_of(node.launch) in snapshot.closed_clouds:
+            return False  # nobody knows whether it comes: its jobs are served elsewhere
         return not gets_no_work(node, policy, snapshot.now_s) and why_give_up(node, policy, snapshot.now_s) is None
     if node.state is not NodeState.IDLE or node.rank is None or node.rank.schedulable:
         return False

@@ -127,6 +127,8 @@ def _candidate(
         return None
     if node.launch.slot in needed or node.call is not None or not _is_up(node, snapshot, policy, leaving):
         return None
+    if snapshot.is_out_of_reach(node, policy):
+        return None
     held = by_rank.get(node.launch.rank, ())
     if node.rank is not None and node.rank.allocated and not held:
         return None  # a housekeeping, or a job that has just started

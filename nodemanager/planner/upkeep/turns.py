@@ -25,7 +25,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.upkeep.due import due_nodes, is_on_its_way_out, next_due_at
+from nodemanager.planner.upkeep.due import due_nodes, is_on_its_way_out, next_due_at, why_owed
 from nodemanager.planner.upkeep.room import SpareRoom
 
 NAMES_MAX = 10
@@ -87,8 +87,20 @@ def plan_upkeep(
     return _Turns(snapshot, policy, due, needed(), can_buy).take(again_s)
 
 
+def plan_giving_back(snapshot: Snapshot, policy: Policy) -> UpkeepPlan:
+    """Let the nodes of a stack leave that the provider wants back. They are not replaced, and wait for no turn."""
+    owed = {
+        node.id: why
+        for node in snapshot.nodes.values()
+        if (why := why_owed(node)) is not None and _may_go(node, snapshot, policy)
+    }
+    return UpkeepPlan(leaving=owed)
+
+
 def _may_go(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     """Whether it is up or leaving, and nobody keeps it. Others are replaced once they are back, or released."""
+    if snapshot.is_out_of_reach(node, policy):
+        return False
     kept = snapshot.steered(node) or (node.rank is not None and drained_by_others(node.rank))
     return node.state in (*USABLE, *LEAVING) and not kept and node.launch.type_name not in policy.observed
 

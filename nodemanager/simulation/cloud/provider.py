@@ -6,7 +6,7 @@ A :class:`SimulatedProvider` is one account. Each :class:`SimulatedCloud` is one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -84,6 +84,10 @@ class SimulatedProvider:
 
     def port(self, cluster: str, cluster_uuid: str) -> SimulatedCloud:
         return SimulatedCloud(self, cluster, cluster_uuid)
+
+    def port_for(self, types: Collection[TypeName], cluster: str, cluster_uuid: str) -> SimulatedCloud:
+        """A cluster's port to one of several clouds: it lists only nodes of these types."""
+        return SimulatedCloud(self, cluster, cluster_uuid, types)
 
     # --- for tests: these calls bypass every fault ---
 
@@ -331,10 +335,17 @@ class SimulatedProvider:
 class SimulatedCloud:
     """A cluster's port to the simulated provider (:class:`nodemanager.core.ports.CloudPort`)."""
 
-    def __init__(self, provider: SimulatedProvider, cluster: str, cluster_uuid: str) -> None:
+    def __init__(
+        self,
+        provider: SimulatedProvider,
+        cluster: str,
+        cluster_uuid: str,
+        types: Collection[TypeName] | None = None,
+    ) -> None:
         self._provider = provider
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
+        self._types = types
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         identity = Identity(
@@ -343,7 +354,10 @@ class SimulatedCloud:
         return self._provider.create(launch, node_type, identity)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        return self._provider.list_nodes()
+        nodes, types = self._provider.list_nodes(), self._types
+        if types is None:
+            return nodes
+        return tuple(it for it in nodes if it.identity is None or it.identity.type_name in types)
 
     def destroy(self, provider_id: ProviderId) -> None:
         self._provider.destroy(provider_id)

@@ -26,10 +26,10 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
+from nodemanager.planner.closed_clouds import source_name, unsafe_clouds
 from nodemanager.planner.cost import billing
 from nodemanager.planner.cost.fleet import ownerless_strays
 from nodemanager.planner.observe.node_health import drained_nodes
-from nodemanager.planner.observe.safe_mode import why_safe_mode
 from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.node import Node
@@ -90,6 +90,7 @@ def status(published: Publication) -> Document:
         by_type[node.launch.type_name][str(node.state)] += 1
     costing = sum(1 for node in nodes if node.may_be_billed)
     still = plan.stands_still
+    doubted = max((account.doubted_lists for account in snapshot.accounts.values()), default=0)
     return {
         "cluster": policy.cluster,
         "cluster_uuid": policy.cluster_uuid,
@@ -100,8 +101,8 @@ def status(published: Publication) -> Document:
         "stands_still": reason_document(still, clock) if still is not None else None,
         "paused": _mark_document(snapshot.operator.steering.paused),
         "safe_mode": {
-            "doubted_lists": snapshot.sources.doubted_lists,
-            "on": snapshot.sources.doubted_lists > 0 or why_safe_mode(snapshot, policy) is not None,
+            "doubted_lists": doubted,
+            "on": doubted > 0 or bool(unsafe_clouds(snapshot, policy)),
         },
         "jobs": {
             **Counter(str(job.state) for job in snapshot.jobs.values()),
@@ -123,8 +124,8 @@ def status(published: Publication) -> Document:
             "to_retire": len(snapshot.operator.steering.retirements),
             "to_replace": len(plan.due),
             "orphans": len(ownerless_strays(snapshot)),
-            "intruders": len(snapshot.account.intruders),
-            "strangers": snapshot.account.strangers,
+            "intruders": len(snapshot.intruders),
+            "strangers": snapshot.strangers,
         },
         "limits": {
             "nodes_max": policy.limits.nodes_max,
@@ -176,8 +177,10 @@ def _price_by_type(published: Publication) -> dict[str, float]:
 
 def sources(published: Publication) -> Mapping[str, Document]:
     """The age of each source, and whether it is stale."""
-    snapshot, limit_s = published.snapshot, published.policy.timing.stale_after_s
-    named = {"queue": snapshot.sources.queue, "flux": snapshot.sources.flux, "cloud": snapshot.sources.cloud}
+    snapshot, policy = published.snapshot, published.policy
+    limit_s = policy.timing.stale_after_s
+    named = {"queue": snapshot.sources.queue, "flux": snapshot.sources.flux}
+    named |= {source_name(name, policy): snapshot.account_of(name).source for name in policy.cloud_names}
     return {name: _source(source, snapshot.now_s, limit_s) for name, source in named.items()}
 
 

@@ -238,8 +238,12 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         len(users_put_off(snapshot)),
     )
     yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(fleet.ownerless_strays(snapshot)))
-    yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.account.intruders))
-    yield _gauge("strangers", "Other machines in the account.", snapshot.account.strangers)
+    yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))
+    yield _gauge(
+        "strangers",
+        "Other machines in the account.",
+        snapshot.strangers,
+    )
     standing: dict[tuple[str, ...], float] = {
         (scope.type_name, str(scope.market or ""), scope.zone or "", refusal_reason(block).code): 1.0
         for scope, block in snapshot.learned.blocks.items()

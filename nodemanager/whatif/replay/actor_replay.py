@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 from nodemanager.actors.base import Fate
@@ -18,7 +19,7 @@ from nodemanager.config.site import Site
 from nodemanager.core.facts import FluxUnreachable
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import CloudNode, LaunchId
-from nodemanager.core.slots import Rank, Slot
+from nodemanager.core.slots import Rank, Slot, types_by_cloud
 from nodemanager.service.service import SitePorts, policy_of, wire
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
@@ -86,6 +87,10 @@ class ActorReplay:
             cloud=lambda: self.provider.port(self.site.cluster, self.site.cluster_uuid),
             watch=watch,
             close=lambda: None,
+            clouds={
+                name: partial(self.provider.port_for, types, self.site.cluster, self.site.cluster_uuid)
+                for name, types in types_by_cloud(self.site.node_types).items()
+            },
         )
         manager: Mailbox[ManagerMessage] = wire(
             outside, policy_of(self.site), acts=True, publish=self._on_published, fate=Fate(), spawn=pump.spawn

@@ -106,7 +106,8 @@ class PlannerDriver:
         self._take(ClaimHeld(0.0, ()))
         self._take(QueueSeen(0.0, complete=True, queues_stopped=frozenset()))
         self._read_ranks()
-        self._take(CloudListed(0.0, ()))
+        for name in self._policy.cloud_names:
+            self._take(CloudListed(0.0, (), name))
         self._plan_by(self._policy.timing.settle_s, urgent=True)
 
     def on_change(self) -> None:
@@ -189,7 +190,9 @@ class PlannerDriver:
         self._last_list_s = engine.now_s
         self._advance_snapshot()
         machines = [*engine.ended_machines, *engine.machines.values()]
-        self._take(CloudListed(engine.now_s, tuple(map(self._cloud_node, machines))))
+        for name in self._policy.cloud_names:
+            here = [it for it in machines if self._policy.only_cloud(it.node_type.cloud) == name]
+            self._take(CloudListed(engine.now_s, tuple(map(self._cloud_node, here)), name))
         shown = {machine.provider_id for machine in machines}
         for forgotten in self._listed.keys() - shown:
             del self._listed[forgotten], self._machines[forgotten]

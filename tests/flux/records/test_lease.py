@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.nodes import Launch, LaunchId
-from nodemanager.core.slots import Billing, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Billing, CloudName, Rank, SlotName, Tariff, TypeName
 from nodemanager.flux.records import lease
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
@@ -82,3 +82,9 @@ def test_a_record_of_before_zones_and_tariffs_were_kept_is_read() -> None:
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error or ours
         lease.decode(text, LAUNCH.slot)
+
+
+def test_a_lease_names_its_cloud_only_if_there_is_another() -> None:
+    launch = replace(LAUNCH, cloud=CloudName("east"))
+    assert lease.decode(lease.encode(launch), launch.slot) == launch
+    assert "cloud" not in json.loads(lease.encode(replace(LAUNCH, cloud=DEFAULT_CLOUD)))

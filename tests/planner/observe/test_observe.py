@@ -436,8 +436,8 @@ def test_a_longer_block_is_not_shortened_by_a_shorter_one() -> None:
 
 def test_a_list_that_fails_is_asked_for_again_after_a_while() -> None:
     world = a_world().see(CloudCallFailed("list", None, FailureKind.THROTTLED, "slower", 25.0))
-    assert world.snapshot.sources.cloud.retry_s == NOW_S + 25
-    assert world.snapshot.sources.cloud.seen_s == NOW_S - 1
+    assert world.snapshot.account_of().source.retry_s == NOW_S + 25
+    assert world.snapshot.account_of().source.seen_s == NOW_S - 1
 
 
 def test_a_call_past_its_deadline_is_no_longer_waited_for() -> None:
@@ -500,7 +500,7 @@ def test_who_observes_follows_the_record_of_the_one_that_acts() -> None:
     world = a_world().see(RecordSeen((a_launch("cloud1"),)))
     world.see_cloud(a_cloud_node(a_launch("cloud1"))).see_ranks(a_rank("cloud1", online=True))
     assert (world["cloud1"].state, world["cloud1"].create.recorded) == (NodeState.IDLE, True)
-    assert not world.snapshot.account.strays
+    assert not world.snapshot.account_of().strays
 
     world.see(RecordSeen(()))
     assert not world.snapshot.nodes, "whoever ended the lease has seen the node gone"

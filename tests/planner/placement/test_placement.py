@@ -334,7 +334,8 @@ def test_a_free_node_more_never_raises_the_price_for_the_same_jobs(world: World)
     """A slot without a node of ours is up and idle: it is used before a node is bought."""
     world.but(blocks={})
     taken = {node.launch.slot for node in world.snapshot.nodes.values()}
-    free = [slot for slot in ("gpu1", "gpu2", "cloud3") if slot not in taken and not world.snapshot.account.strays]
+    strays = world.snapshot.account_of().strays
+    free = [slot for slot in ("gpu1", "gpu2", "cloud3") if slot not in taken and not strays]
     if not free:
         return
     before = placement_of(world)

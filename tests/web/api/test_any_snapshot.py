@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from nodemanager.planner.state.snapshot import Snapshot, Source, Sources
+from nodemanager.planner.state.snapshot import Snapshot, Sources
 from nodemanager.web.api.endpoints import ENDPOINTS
 from tests.builders import a_policy
 from tests.planner.strategies import TYPES, snapshots
@@ -27,7 +27,7 @@ BODIES = st.one_of(st.binary(max_size=80), st.sampled_from([b"", b'{"by": 1}', b
 CHANGES: list[dict[str, Any]] = [
     {},
     {"sources": Sources(claimed=False)},
-    {"sources": Sources(claimed=True, cloud=Source())},
+    {"sources": Sources(claimed=True), "accounts": {}},
     {"now_s": 0.0},
 ]
 

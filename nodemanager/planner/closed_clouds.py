@@ -1,0 +1,60 @@
+"""In which clouds nothing is done now: their data is old, doubtful, or the site no longer names them.
+
+A closed cloud stops nothing of the others: nothing is bought there, and its nodes are left alone. Jobs still run on
+those that are up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import CloudName
+from nodemanager.planner.observe.safe_mode import why_safe_mode
+from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot, Source
+
+
+def why_stale(name: str, source: Source, snapshot: Snapshot, policy: Policy) -> Reason | None:
+    """Why a source is not decided on; None if it is fresh."""
+    if source.seen_s is None:
+        return because(Code.NOT_SEEN_YET, source=name, failure=source.failure)
+    limit_s = policy.timing.stale_after_s
+    age_s = snapshot.now_s - source.seen_s
+    if age_s > limit_s:
+        return because(Code.STALE, source=name, age_s=age_s, stale_after_s=limit_s, failure=source.failure)
+    return None
+
+
+def source_name(cloud: CloudName, policy: Policy) -> str:
+    """How a cloud is called among the sources: ``cloud``, or ``cloud NAME`` if there are several."""
+    return "cloud" if len(policy.cloud_names) == 1 else f"cloud {cloud}"
+
+
+def stale_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reason]:
+    """The clouds of which the list is missing or old, each with the reason."""
+    found = {
+        name: why_stale(source_name(name, policy), snapshot.account_of(name).source, snapshot, policy)
+        for name in policy.cloud_names
+    }
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def unsafe_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reason]:
+    """The clouds in safe mode, each with the reason."""
+    found = {name: why_safe_mode(snapshot, policy, name) for name in policy.cloud_names}
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def closed_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reason]:
+    """The clouds in which nothing is done now, with the reason that their types and nodes show."""
+    words = dict.fromkeys(unsafe_clouds(snapshot, policy), "a large part of its nodes is gone or unready at once")
+    for name in stale_clouds(snapshot, policy):
+        seen = snapshot.account_of(name).source.seen_s is not None
+        words[name] = "it has not answered for too long" if seen else "it has not answered yet"
+    for recorded in node_index_of(snapshot).count_by_cloud:
+        if policy.cloud_of_name(recorded) not in policy.cloud_names:
+            words[recorded] = "nodes are there, and the site has no such cloud any more"
+    return {name: because(Code.CLOUD_CLOSED, cloud=name, why=why) for name, why in words.items()}
