@@ -127,6 +127,10 @@ class AzureDriver(AzureNodeDriver):
         """Return the resource id of a network interface."""
         return f"{self._group}/providers/Microsoft.Network/networkInterfaces/{name}"
 
+    def group_id(self, name: str) -> str:
+        """Return the resource id of a proximity placement group."""
+        return f"{self._group}/providers/Microsoft.Compute/proximityPlacementGroups/{name}"
+
     def subnet_id(self, network: str) -> str:
         """Return the id of ``NETWORK/SUBNET`` in the resource group. An argument that is an id stays unchanged."""
         if network.startswith("/"):
@@ -141,6 +145,10 @@ class AzureDriver(AzureNodeDriver):
     def interfaces(self) -> list[dict[str, Any]]:
         """Return every network interface of the resource group. They hold the machines' addresses."""
         return list(self._pages(self.interface_id("").removesuffix("/"), NETWORK_API))
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return every proximity placement group of the resource group."""
+        return list(self._pages(self.group_id("").removesuffix("/"), COMPUTE_API))
 
     def offered(self, path: str, api: str, **query: str) -> list[dict[str, Any]]:
         """Return every object of a list of the subscription, from all pages. ``path``: below the subscription."""
@@ -160,6 +168,14 @@ class AzureDriver(AzureNodeDriver):
     def put_interface(self, name: str, body: Mapping[str, Any]) -> None:
         """Create or update a network interface."""
         self._call(self.interface_id(name), NETWORK_API, method="PUT", data=dict(body))
+
+    def put_group(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create a proximity placement group, or update it."""
+        self._call(self.group_id(name), COMPUTE_API, method="PUT", data=dict(body))
+
+    def delete_group(self, name: str) -> None:
+        """Delete a proximity placement group. Azure refuses it if a machine is in the group."""
+        self._call(self.group_id(name), COMPUTE_API, method="DELETE")
 
     def delete_machine(self, name: str) -> None:
         """Start deleting a machine."""
