@@ -15,6 +15,7 @@ from nodemanager.chaos.command import UPKEEP_EVERY, run_seed, scenario_for_seed,
 from nodemanager.chaos.run.script import UPKEEP_KINDS, draw_script
 from nodemanager.chaos.run.site import START_AT, chaos_policy, limits_at
 from nodemanager.core.upkeep.windows import is_open, next_change_at
+from nodemanager.planner import brain, plan
 from nodemanager.planner.steps import idle, leaving
 from nodemanager.planner.upkeep import consolidation, turns
 from nodemanager.simulation.flux.job_manager import JobManager
@@ -83,11 +84,21 @@ def replacing_more_than_may_be(patch: Patch) -> None:
     patch.setattr(turns._Turns, "_why_no_turn", lambda *_: None)
 
 
+def ignoring_schedules(patch: Patch) -> None:
+    patch.setattr(brain, "scheduled_policy", lambda policy, _wall_at: policy)
+
+
+def taking_more_nodes_for_prepaid(patch: Patch) -> None:
+    patch.setattr(plan, "prepaid_left", lambda *_: {"large": 9})
+
+
 MUTATIONS: dict[Callable[[Patch], None], int] = {
     not_waiting_for_data: 7,
     taking_all_ranks_of_a_job_that_gave_one_back: 23,
     emptying_more_than_may_be: 259,
     replacing_more_than_may_be: 11,
+    ignoring_schedules: 35,
+    taking_more_nodes_for_prepaid: 27,
 }
 
 
