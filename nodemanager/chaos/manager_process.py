@@ -9,7 +9,7 @@ from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage
 from nodemanager.chaos.run.history_file import ProcessHistory
-from nodemanager.chaos.run.invariants import WatchedCloud, WatchedFlux, Witness
+from nodemanager.chaos.run.invariants import WatchedBatches, WatchedFlux, WatchedStack, Witness
 from nodemanager.chaos.run.plan_checks import PlanChecks
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
@@ -50,7 +50,9 @@ class ManagerProcess:
         self.down_s = 0.0
         world = run.world
         self.witness = Witness(world, run.policy.timing.absences, self._maybe_die)
-        self.plan_checks = PlanChecks(run.invariants, self.witness, run.jobs, run.spend_is_knowable, run.peace)
+        self.plan_checks = PlanChecks(
+            run.invariants, self.witness, run.jobs, run.script, run.spend_is_knowable, run.peace
+        )
         self.history_writer = ProcessHistory(run.history) if run.history is not None else None
         self._draws = world.draws_for(f"{token} on the wire")
         self._watch = SimulatedFluxWatch(run.flux)
@@ -70,10 +72,11 @@ class ManagerProcess:
             delegator = wire_delegation(
                 ports, CLUSTER_UUID, clock, self._on_delegation, Fate(), spawn=self._pump.spawn
             )
+        watched = WatchedStack if run.policy.stacked else WatchedBatches
         outside = SitePorts(
             clock=clock,
             flux=lambda: WatchedFlux(run.flux, token, run.invariants, self.witness),
-            cloud=lambda: WatchedCloud(run.provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness),
+            cloud=lambda: watched(run.provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness),
             watch=self._watch,
             close=lambda: None,
             join=(lambda: join) if join is not None else None,
