@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from nodemanager.config.site import Provider, Site
 from nodemanager.core.ports import Clock, CloudPort, CloudWatch
+from nodemanager.core.slots import CloudName
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
@@ -56,6 +57,13 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
             assert_never(site.cloud.provider)
 
 
+def cloud_factories(
+    site: Site, user_data: Callable[[Site], UserDataSource], clock: Clock
+) -> dict[CloudName, CloudFactory]:
+    """Return the factory of each of the site's clouds. ``user_data`` makes the scripts for the nodes of one."""
+    return {name: cloud_factory(part, user_data(part), clock) for name, part in site.by_cloud.items()}
+
+
 def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:
     """Return the watch on the site's cloud; None if its provider has none."""
     if site.cloud.provider is not Provider.MINICLUSTER:
@@ -67,6 +75,10 @@ def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:
 
 def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return warnings about the site that only its provider's adapter can give, one sentence each."""
+    return tuple(text for part in site.by_cloud.values() for text in _warnings_of(part, environment))
+
+
+def _warnings_of(site: Site, environment: Mapping[str, str]) -> tuple[str, ...]:
     match site.cloud.provider:
         case Provider.EC2:
             from nodemanager.cloud.ec2 import credentials  # noqa: PLC0415
@@ -94,7 +106,7 @@ def _local_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Cloud
     from nodemanager.cloud.local.port import LocalCloud  # noqa: PLC0415
 
     return lambda: LocalCloud(
-        site.state_dir / "cloud",
+        site.cloud_dir,
         site.cluster,
         site.cluster_uuid,
         user_data,

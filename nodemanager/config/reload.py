@@ -20,7 +20,9 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "timing": None,
     "web": frozenset({"tokens_file"}),  # the file is read again at each reload
     # Each create names its image, and no existing node depends on it.
-    "cloud": frozenset({"creates_per_s", "creates_burst", "image", "price_list"}),
+    "cloud": frozenset(
+        {"creates_per_s", "creates_burst", "image", "price_list", "nodes_max", "price_per_hour_max", "priority"}
+    ),
     "nodes": frozenset(
         {
             "price_per_hour",
@@ -59,6 +61,14 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
         return
     if name == "schedules":
         return  # all of it is for the planner
+    if name == "cloud_name" or (name == "parts" and isinstance(old, Mapping) and old.keys() != new.keys()):
+        yield "the list of [Cloud NAME]"
+        return
+    if name == "parts" and isinstance(old, Mapping) and isinstance(new, Mapping):
+        for cloud in old:
+            changed = (*_part_restart_keys(old[cloud], new[cloud]),)
+            yield from (key.replace("[Cloud]", f"[Cloud {cloud}]") for key in changed)
+        return
     if name == "nodes" and isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _node_restart_keys(old, new)
     elif name == "ensembles":
@@ -73,6 +83,13 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
                 yield f"[{name.title()}] {_key_in_file(type(old), key)}"
     else:
         yield f"[Site] {name}"
+
+
+def _part_restart_keys(old: Site, new: Site) -> Iterator[str]:
+    """What a cloud has of its own. The rest of its site is compared once for all."""
+    yield from _restart_keys("cloud", old.cloud, new.cloud)
+    if old.credentials != new.credentials:
+        yield "[Cloud] credentials"
 
 
 def _node_restart_keys(old: Mapping[str, BaseModel], new: Mapping[str, BaseModel]) -> Iterator[str]:

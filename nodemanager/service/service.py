@@ -29,7 +29,7 @@ from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Begin, CloudActors, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
-from nodemanager.cloud.providers import cloud_factory, cloud_watch
+from nodemanager.cloud.providers import cloud_factories, cloud_watch
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import (
     Burst,
@@ -55,7 +55,7 @@ from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
-from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
+from nodemanager.planner.state.policy import Calls, CloudRules, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 from nodemanager.web.state.token import TokenError
@@ -180,6 +180,10 @@ def policy_of(site: Site) -> Policy:
         bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
         stacked=site.cloud.provider is Provider.MINICLUSTER,
+        clouds={
+            name: CloudRules(_settings(Calls, part.cloud), part.cloud.nodes_max, part.cloud.price_per_hour_max)
+            for name, part in site.by_cloud.items()
+        },
     )
 
 
@@ -296,12 +300,13 @@ def make_ports(
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:
-        cloud, news = cloud_factory(site, _user_data(site), clock), cloud_watch(site, clock)
+        clouds, news = cloud_factories(site, _user_data, clock), cloud_watch(site, clock)
     except CloudError as error:
         raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
-    return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end, news)
+    first = next(iter(clouds.values()))
+    return SitePorts(clock, flux.port, first, watch, flux.close, join, delegation, flux.job_end, news, clouds)
 
 
 def _types_with_data(site: Site) -> list[TypeName]:

@@ -574,6 +574,9 @@ class CloudSettings(SectionSettings):
     creates_burst: _Positive = 20
     boot_delay_s: _Duration = Field(default=0.0, validation_alias="boot_delay")
     call_timeout_s: _Period = Field(default=60.0, validation_alias="call_timeout")
+    nodes_max: _Positive | None = None
+    price_per_hour_max: _Price | None = None
+    priority: Annotated[int, _whole(-9, 9)] = 0
 
 
 class LimitsSettings(SectionSettings):
@@ -762,6 +765,7 @@ class JoinSettings(SectionSettings):
 class NodeSettings(SectionSettings):
     """One ``[Node NAME]``. ``size`` defaults to NAME; ``image``, ``zones``, ``network``, ... to ``[Cloud]``."""
 
+    cloud: _OptionalWord = ""
     size: _OptionalWord = ""
     sizes: Annotated[
         tuple[str, ...], ValueFormat('a list of sizes and patterns such as "c7i.4xlarge, c7a.*"', _comma_list)
