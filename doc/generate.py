@@ -142,6 +142,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "owner": "For `minicluster`: who changes its size. `us`: only the manager; nodes that others add are "
         "adopted and leave when they are idle. `shared`: others too; the manager never removes the nodes that "
         "they add.",
+        "service": "For `minicluster`: the gRPC service that changes the size, if several MiniClusters share pods "
+        "(`ensemble serve --miniclusters`). Default: the manager changes it itself.",
+        "service_material": "For `minicluster`: the folder with the service's `tls.crt` and this member's `token`.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate of create calls.",

@@ -223,7 +223,7 @@ def _check_online(site: Site) -> int:
         return user_data(site)
 
     def make_port() -> CloudPort:
-        return cloud_factory(site, script, clock)()
+        return cloud_factory(site, script, clock, service.size_service(site))()
 
     def creates() -> Iterator[Finding]:
         return check_creates(site, script, clock)
@@ -384,7 +384,8 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     clock = service.SystemClock()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM cleans up like Ctrl-C
     try:
-        port = cloud_factory(site, lambda _launch, _node_type: user_data(site), clock)()
+        sizes = service.size_service(site)
+        port = cloud_factory(site, lambda _launch, _node_type: user_data(site), clock, sizes)()
         CloudTest(site, port, clock, time.sleep, _print_now, chosen.keep).run()
     except (CloudError, CloudTestFailed) as error:
         print(f"failed: {error}", file=sys.stderr)

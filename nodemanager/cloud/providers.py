@@ -13,16 +13,21 @@ from typing import TYPE_CHECKING, Any, assert_never
 
 from nodemanager.config.site import Provider, Site
 from nodemanager.core.ports import Clock, CloudPort, CloudWatch
-from nodemanager.core.slots import CloudName
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.minicluster.port import SizeService
 
 CloudFactory = Callable[[], CloudPort]
 
 
-def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudFactory:
-    """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread."""
+def cloud_factory(
+    site: Site, user_data: UserDataSource, clock: Clock, size_service: SizeService | None = None
+) -> CloudFactory:
+    """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread.
+
+    ``size_service``: what ``[Cloud] service`` names.
+    """
     match site.cloud.provider:
         case Provider.LOCAL:
             return _local_factory(site, user_data, clock)
@@ -47,7 +52,7 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
         case Provider.MINICLUSTER:
             from nodemanager.cloud.minicluster.from_site import minicluster_factory  # noqa: PLC0415
 
-            return minicluster_factory(site, clock)
+            return minicluster_factory(site, clock, size_service)
         case Provider.FLUX:
             return _outer_flux_factory(site, user_data, clock)
         case Provider.SIMULATED:
@@ -55,13 +60,6 @@ def cloud_factory(site: Site, user_data: UserDataSource, clock: Clock) -> CloudF
             raise ValueError("a simulated cloud has no nodes for a real Flux instance")
         case _:
             assert_never(site.cloud.provider)
-
-
-def cloud_factories(
-    site: Site, user_data: Callable[[Site], UserDataSource], clock: Clock
-) -> dict[CloudName, CloudFactory]:
-    """Return the factory of each of the site's clouds. ``user_data`` makes the scripts for the nodes of one."""
-    return {name: cloud_factory(part, user_data(part), clock) for name, part in site.by_cloud.items()}
 
 
 def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:

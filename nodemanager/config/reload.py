@@ -8,6 +8,7 @@ from dataclasses import fields
 from pydantic import BaseModel
 
 from nodemanager.config.site import Site
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
 
 # A reload applies only these. At the start, all other settings were built into adapters, threads or the instance.
 RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
@@ -41,19 +42,28 @@ NOT_RELOADABLE = {
     "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data
     "policy": frozenset({"misfit", "burst", "delegate_to", "wait_for_data", "early_release"}),
 }
-DERIVED = frozenset({"path", "node_types", "networks"})  # computed from other settings, which are compared
+# Computed from other settings, which are compared; and what each cloud has of its own.
+DERIVED = frozenset({"path", "node_types", "networks", "cloud", "cloud_name", "credentials", "parts"})
 
 
 def needs_restart(old: Site, new: Site) -> tuple[str, ...]:
     """List the changed settings that need a restart, as ``[Section] key``."""
     if old.acts != new.acts:
         return ("whether the manager acts at all ([Site] mode, [Node NAME] mode)",)
-    return tuple(
+    if list(old.by_cloud) != list(new.by_cloud):
+        return ("the list of [Cloud NAME]",)
+    of_clouds = (
+        changed
+        for name, cloud in old.by_cloud.items()
+        for changed in _cloud_restart_keys(name, cloud, new.by_cloud[name])
+    )
+    of_site = (
         changed
         for field in fields(Site)
         if field.name not in DERIVED
         for changed in _restart_keys(field.name, getattr(old, field.name), getattr(new, field.name))
     )
+    return (*of_clouds, *of_site)
 
 
 def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
@@ -61,14 +71,6 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
         return
     if name == "schedules":
         return  # all of it is for the planner
-    if name == "cloud_name" or (name == "parts" and isinstance(old, Mapping) and old.keys() != new.keys()):
-        yield "the list of [Cloud NAME]"
-        return
-    if name == "parts" and isinstance(old, Mapping) and isinstance(new, Mapping):
-        for cloud in old:
-            changed = (*_part_restart_keys(old[cloud], new[cloud]),)
-            yield from (key.replace("[Cloud]", f"[Cloud {cloud}]") for key in changed)
-        return
     if name == "nodes" and isinstance(old, Mapping) and isinstance(new, Mapping):
         yield from _node_restart_keys(old, new)
     elif name == "ensembles":
@@ -85,11 +87,12 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
         yield f"[Site] {name}"
 
 
-def _part_restart_keys(old: Site, new: Site) -> Iterator[str]:
-    """What a cloud has of its own. The rest of its site is compared once for all."""
-    yield from _restart_keys("cloud", old.cloud, new.cloud)
+def _cloud_restart_keys(name: CloudName, old: Site, new: Site) -> Iterator[str]:
+    """What a cloud has of its own."""
+    section = "Cloud" if name == DEFAULT_CLOUD else f"Cloud {name}"
+    yield from (key.replace("[Cloud]", f"[{section}]") for key in _restart_keys("cloud", old.cloud, new.cloud))
     if old.credentials != new.credentials:
-        yield "[Cloud] credentials"
+        yield f"[{section} Credentials]"
 
 
 def _node_restart_keys(old: Mapping[str, BaseModel], new: Mapping[str, BaseModel]) -> Iterator[str]:

@@ -604,9 +604,10 @@ class _SiteLoader:
         return flux.model_copy(update=completed)
 
     def _complete_cloud(self, cloud: CloudSettings) -> CloudSettings:
-        if cloud.kubeconfig is None:
-            return cloud
-        return cloud.model_copy(update={"kubeconfig": _absolute(self._folder / cloud.kubeconfig)})
+        completed = {"service_material": _absolute(self._folder / cloud.service_material)}
+        if cloud.kubeconfig is not None:
+            completed["kubeconfig"] = _absolute(self._folder / cloud.kubeconfig)
+        return cloud.model_copy(update=completed)
 
     def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:
         listen = web.listen

@@ -102,8 +102,9 @@ class Shape:
         return self._hash
 
 
-# What lies on a node: the shape of the jobs, the step of their time limits in seconds, and the pieces of them.
-NodeLoad = tuple[tuple[Shape, float, int], ...]
+# What lies on a node: the shape of the jobs, the step of their time limits in seconds, how many pieces each of them
+# lacks on all nodes together, and the pieces of them on this node.
+NodeLoad = tuple[tuple[Shape, float, int, int], ...]
 
 
 class JobState(StrEnum):

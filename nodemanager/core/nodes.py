@@ -79,6 +79,7 @@ class CloudNode:
     size: str = ""  # the provider's name of its size; "" if the provider does not say
     note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
     fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
+    owed: str = ""  # why it is to be given back as soon as no job runs there; "" if it may be kept
 
 
 class LeftoverKind(StrEnum):

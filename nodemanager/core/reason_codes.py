@@ -196,6 +196,7 @@ class Code(StrEnum):
     PRICE_PER_HOUR_MAX = "price_per_hour_max", "node_type price_per_hour left price_per_hour_max"
     ONLY_OBSERVED = "only_observed", "node_type"
     CLOUD_CLOSED = "cloud_closed", "cloud why"
+    CLOUD_FULL = "cloud_full", "cloud why"
     AT_QUOTA = "at_quota", "scope node_count detail until_s"
     BREAKER_OPEN = "breaker_open", "node_type image failures why retry_s"
     BREAKER_TRYING = "breaker_trying", "node_type image failures why"
@@ -310,6 +311,7 @@ class Code(StrEnum):
     DRAINED_FOR_ANOTHER = "drained_for_another"
     BUSY_YET_DRAINED_BY_US = "busy_yet_drained_by_us"
     FIXED_BY_PROVIDER = "fixed_by_provider", "detail"
+    OWED_TO_OTHERS = "owed_to_others", "detail"
     KEPT_BY_HIGHER_NODE = "kept_by_higher_node", "node jobs"
     # a node is replaced
     TOO_OLD = "too_old", "age_s max_age_s"

@@ -170,6 +170,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
     Code.CLOUD_CLOSED: "nothing is done in the cloud {cloud}: {why}",
+    Code.CLOUD_FULL: "the cloud {cloud} gets no more nodes: {why}",
     Code.NO_NODE_TYPE: "the site has no node type",
     Code.NO_FREE_SLOT: "{short} short of {node_type}: too few of the {slots} slots that fit are free",
     Code.ALL_SLOTS_TAKEN: "all {slots} slots of {node_type} are taken",
@@ -284,6 +285,7 @@ SENTENCES: Mapping[str, str] = {
     Code.DRAINED_FOR_ANOTHER: "its rank still has the drain of an earlier node: undrained",
     Code.BUSY_YET_DRAINED_BY_US: "busy, and drained by us for a reason that no longer applies: undrained",
     Code.FIXED_BY_PROVIDER: "idle, but the provider keeps it: {detail}",
+    Code.OWED_TO_OTHERS: "takes no more jobs, and leaves when none runs there: {detail}",
     Code.KEPT_BY_HIGHER_NODE: "not needed, but only the highest node can leave, and {node} stays",
     # a node is replaced
     Code.TOO_OLD: "{age_s} old, older than max_age ({max_age_s})",

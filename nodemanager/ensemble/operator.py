@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
@@ -32,12 +32,15 @@ class SizeChange:
     """A member's wish for ``change`` more nodes, or fewer.
 
     ``nodes``: how many nodes it wants with that change, so that a repeated request changes nothing. Members of
-    ensemble-python do not say (None).
+    ensemble-python do not say (None). ``version`` and ``annotations`` are of a node manager that changes the size
+    of a MiniCluster: what it has read, and what it records there.
     """
 
     name: str
     change: int
     nodes: int | None = None
+    version: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     def applied_to(self, nodes: int) -> int:
         """Return the nodes to keep for a member for which ``nodes`` are kept so far."""
@@ -45,11 +48,28 @@ class SizeChange:
 
 
 class ChangeDenied(Exception):
-    """A limit or another member's share stops a change, and nothing was changed. The text says which."""
+    """A limit or another member's share stops a change, and nothing was changed. The text says which.
+
+    ``nodes``: how many nodes the member may have now; None if the service does not say.
+    """
+
+    def __init__(self, why: str, nodes: int | None = None) -> None:
+        super().__init__(why)
+        self.nodes = nodes
 
 
 class ChangeFailed(Exception):
-    """The change could not be tried. The text says why."""
+    """The change could not be tried, or nobody knows whether it was made. The text says why.
+
+    ``kind``: a ``FailureKind``, or ``OUTDATED``; "" if there is nothing to tell apart.
+    """
+
+    def __init__(self, why: str, kind: str = "") -> None:
+        super().__init__(why)
+        self.kind = kind
+
+
+OUTDATED = "outdated"  # the member has read an older version of what it wants to change
 
 
 class MembersPort(Protocol):
@@ -96,7 +116,19 @@ def read_change(name: str, action: str, payload: str) -> SizeChange:
     kept = None if nodes is None else _whole(nodes, "nodes")
     if kept is not None and kept < 0:
         raise ValueError("nodes must be 0 or more")
-    return SizeChange(name, number if action == _GROW else -abs(number), kept)
+    return SizeChange(
+        name, number if action == _GROW else -abs(number), kept, *_read_basis(content, needs_nodes=kept is None)
+    )
+
+
+def _read_basis(content: Mapping[str, Any], *, needs_nodes: bool) -> tuple[str, Mapping[str, str]]:
+    """Read what a node manager adds to its request."""
+    version, annotations = content.get("resourceVersion", ""), content.get("annotations", {})
+    if not isinstance(version, str) or (version and needs_nodes):
+        raise ValueError("resourceVersion must be a text, and needs nodes")
+    if not isinstance(annotations, dict) or not all(isinstance(it, str) for it in annotations.values()):
+        raise ValueError("annotations must be an object of texts")
+    return version, annotations
 
 
 def _whole(value: object, what: str) -> int:
@@ -114,6 +146,32 @@ def make_request(change: int, nodes: int) -> tuple[str, str]:
     action = _GROW if change > 0 else _SHRINK
     document = {"version": "v1alpha2", "group": "flux-framework.org", action: abs(change), "nodes": nodes}
     return action, json.dumps(document)
+
+
+def make_resize(change: SizeChange) -> tuple[str, str]:
+    """Return the action and the payload by which a node manager changes the size of its MiniCluster."""
+    action = _GROW if change.change >= 0 else _SHRINK
+    document = {
+        action: abs(change.change),
+        "nodes": change.nodes,
+        "resourceVersion": change.version,
+        "annotations": dict(change.annotations),
+    }
+    return action, json.dumps(document)
+
+
+def read_resize(status: int, payload: str) -> None:
+    """Read the answer to it. Raises ``ChangeDenied`` and ``ChangeFailed``."""
+    if status == ReplyStatus.SUCCESS:
+        return
+    try:
+        content = json.loads(payload)
+        why, nodes, kind = str(content.get("why", "")), content.get("nodes"), str(content.get("kind", ""))
+    except (ValueError, RecursionError, AttributeError):
+        why, nodes, kind = payload[:200], None, ""
+    if status == ReplyStatus.DENIED:
+        raise ChangeDenied(why, nodes if isinstance(nodes, int) else None)
+    raise ChangeFailed(why or f"the ensemble service answers with status {status}", kind)
 
 
 def read_reply(status: int, payload: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from itertools import islice
@@ -47,21 +47,28 @@ class Purchase:
 
 
 class JobReasons(Mapping[JobId, Reason]):
-    """Why each waiting job waits. A reason is computed on access, because there may be very many jobs."""
+    """Why each waiting job waits. A reason is computed on access, because there may be very many jobs.
+
+    ``place`` places the jobs; it is called when the first reason is asked for, unless the plan needed it before.
+    """
 
     def __init__(
         self,
         jobs: Mapping[JobId, Job],
-        placement: Placement,
+        place: Callable[[], Placement],
         settling: Reason | None,
         delays: Mapping[SlotName, Reason] = MappingProxyType({}),
     ) -> None:
         """``delays``: of nodes to come, from :func:`boot_delays`."""
         self._jobs = jobs
-        self._placement = placement
+        self._place = place
         self._settling = settling
         self._waits_for: dict[TypeName, tuple[str, ...]] = {}
         self._delays = delays
+
+    @property
+    def _placement(self) -> Placement:
+        return self._place()
 
     def __getitem__(self, id_: JobId) -> Reason:
         demand = self._placement.demand

@@ -14,7 +14,7 @@ The same snapshot always gives the same plan, in the same order.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
@@ -39,7 +39,7 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import CloudName, NodeType, TypeName
+from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
 from nodemanager.planner.closed_clouds import closed_clouds, stale_clouds, unsafe_clouds, why_stale
@@ -71,7 +71,7 @@ from nodemanager.planner.strays import new_launch, stray_orders, strays_change_s
 from nodemanager.planner.supply import free_room
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
-from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_upkeep
+from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_giving_back, plan_upkeep
 
 Action = (
     BootNode
@@ -120,7 +120,9 @@ class Basis:
     @lazy_property
     def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
         """What upkeep does now, and what it buys."""
-        if self.overspent is not None or self.policy.stacked:  # no single node of a stack can be replaced
+        if self.policy.stacked:  # no single node of a stack can be replaced
+            return plan_giving_back(self.snapshot, self.policy), ()
+        if self.overspent is not None:
             return UpkeepPlan(), ()
         bought: list[Purchase] = []
 
@@ -143,6 +145,33 @@ class Basis:
     def overspent(self) -> Reason | None:
         """Why all nodes leave: the budget is spent."""
         return self.placement.overspent if self.policy.budgets else None
+
+
+@dataclass(frozen=True)
+class _Claims:
+    """What the waiting jobs want of the nodes. ``ended``: leases that end now."""
+
+    basis: Basis
+    ended: Collection[LaunchId]
+
+    @property
+    def needed(self) -> Mapping[SlotName, tuple[JobId, ...]]:
+        return self.basis.needs.needed
+
+    @lazy_property
+    def makes_room(self) -> tuple[JobId, frozenset[LaunchId]] | None:
+        basis = self.basis
+        if not basis.queue.batches:
+            return None
+        return make_room(basis.snapshot, basis.policy, basis.placement, self.needed, self.ended)
+
+    @lazy_property
+    def want_more(self) -> bool:
+        basis = self.basis
+        if not basis.queue.batches:
+            return False
+        placement = basis.placement
+        return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 @dataclass(frozen=True)
@@ -361,7 +390,7 @@ def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
 
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
-    snapshot, policy, needed, upkeep = basis.snapshot, basis.policy, basis.needs.needed, basis.upkeep[0]
+    snapshot, policy, upkeep = basis.snapshot, basis.policy, basis.upkeep[0]
     unsent = _review_unsent(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
@@ -371,15 +400,13 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     context = StepContext(
         snapshot=snapshot,
         policy=policy,
-        needed=needed,
-        makes_room=make_room(snapshot, policy, basis.placement, needed, ended) if basis.queue.batches else None,
+        jobs=_Claims(basis, ended),
         unsent=unsent,
         count_live=sum(node_index.count_by_type.values()) - leaving - len(ended),
         count_usable=count_usable(snapshot, policy),
-        count_ready=count_ready(snapshot, policy, needed, ended),
+        count_ready=count_ready(snapshot, policy, basis.needs.needed, ended) if policy.has_spares else {},
         overspent=basis.overspent,
         allowance=Allowance(snapshot, policy, sent_only=True),
-        jobs_want_more=bool(basis.queue.batches) and _jobs_want_more(basis),
         create_credit={it: fleet.create_credit(snapshot, policy, it) for it in policy.cloud_names},
         cloud_calls_left=_cloud_calls_left(snapshot, policy),
         upkeep=upkeep,
@@ -395,12 +422,6 @@ def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int
     sent = calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY)
     counts = Counter(policy.cloud_of(node.launch) for node in sent)
     return {it: policy.calls_of(it).calls_in_flight_max - counts[it] for it in policy.cloud_names}
-
-
-def _jobs_want_more(basis: Basis) -> bool:
-    """Whether jobs wait for nodes that do not exist yet."""
-    placement = basis.placement
-    return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
@@ -426,7 +447,7 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
     if not (basis.queue.batches or basis.queue.withheld or snapshot.queues.unreadable):
         return {}
     delays = boot_delays(node_index_of(snapshot).to_check.values())
-    return JobReasons(snapshot.jobs, basis.placement, settling, delays)
+    return JobReasons(snapshot.jobs, lambda: basis.placement, settling, delays)
 
 
 def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:

@@ -29,7 +29,7 @@ from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Begin, CloudActors, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
-from nodemanager.cloud.providers import cloud_factories, cloud_watch
+from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import (
     Burst,
@@ -62,6 +62,7 @@ from nodemanager.web.state.token import TokenError
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.minicluster.port import SizeService
     from nodemanager.flux.instance import RealFlux
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
@@ -300,13 +301,29 @@ def make_ports(
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:
-        clouds, news = cloud_factories(site, _user_data, clock), cloud_watch(site, clock)
+        clouds = {
+            name: cloud_factory(part, _user_data(part), clock, size_service(part))
+            for name, part in site.by_cloud.items()
+        }
+        news = cloud_watch(site, clock)
     except CloudError as error:
         raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
     first = next(iter(clouds.values()))
     return SitePorts(clock, flux.port, first, watch, flux.close, join, delegation, flux.job_end, news, clouds)
+
+
+def size_service(site: Site) -> SizeService | None:
+    """Return the service that changes the size of the site's MiniCluster; None if the manager does so itself.
+
+    Raises :class:`CloudError`.
+    """
+    if not site.cloud.service:
+        return None
+    from nodemanager.web.grpc.sizes import connect_sizes  # noqa: PLC0415 - gRPC takes 20 MB
+
+    return connect_sizes(site)
 
 
 def _types_with_data(site: Site) -> list[TypeName]:

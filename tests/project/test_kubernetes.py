@@ -100,23 +100,39 @@ def test_helm_finds_no_fault_in_the_chart() -> None:
     subprocess.run(["helm", "lint", "--strict", FOLDER / "chart"], check=True, capture_output=True)
 
 
+CHOSEN = ("name=big", "maxSize=100", "cpu=16", "memoryGiB=64", "mode=act", "owner=shared")
+
+
+def rendered(namespace: str, chosen: tuple[str, ...] = ()) -> dict[str, Object]:
+    """What helm makes of the chart, by kind."""
+    command = ["helm", "template", "mini", str(FOLDER / "chart"), "--namespace", namespace]
+    command += ["--set", ",".join(chosen)] if chosen else []
+    ran = subprocess.run(command, check=True, capture_output=True, text=True)
+    return {it["kind"]: it for it in yaml.safe_load_all(ran.stdout)}
+
+
 @NEEDS_HELM
 def test_the_chart_renders_the_manifests() -> None:
-    command = ["helm", "template", "mini", str(FOLDER / "chart"), "--namespace", "flux"]
-    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert {it["kind"]: it for it in yaml.safe_load_all(rendered)} == manifests()
+    assert rendered("flux") == manifests()
 
 
 @NEEDS_HELM
 def test_other_values_give_a_good_site(tmp_path: Path) -> None:
-    chosen = ["name=big", "maxSize=100", "cpu=16", "memoryGiB=64", "mode=act", "owner=shared"]
-    command = ["helm", "template", "x", str(FOLDER / "chart"), "--namespace", "hpc", "--set", ",".join(chosen)]
-    rendered = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = {it["kind"]: it for it in yaml.safe_load_all(rendered)}
+    found = rendered("hpc", CHOSEN)
     (tmp_path / "site.ini").write_text(found["ConfigMap"]["data"]["site.ini"], encoding="utf-8")
     site = load_site(tmp_path / "site.ini")
     assert (len(site.slots), site.cloud.namespace, site.acts) == (99, "hpc", True)
     assert found["Service"]["spec"]["selector"]["job-name"] == "big"
+
+
+@NEEDS_HELM
+@pytest.mark.parametrize("chosen", [(), CHOSEN])
+def test_what_the_chart_renders_has_the_published_schema(chosen: tuple[str, ...]) -> None:
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    known = [it for kind, it in rendered("hpc", chosen).items() if kind != "MiniCluster"]
+    for found in known:
+        validator.validate(found, "1.33", strict=True)
+    assert len(known) == len(manifests()) - 1
 
 
 def test_each_object_has_the_published_schema(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,25 +135,36 @@ class PlanChecks:
         """For each type, at most as many nodes may be booting or bought as the waiting jobs could use.
 
         Each job counts with one node for each of its nodes or slots. Each node that upkeep may replace at once has
-        one more.
+        one more. In a stack, all slots below the highest one that a job may ask for are bought with it.
         """
         now_s = published.snapshot.now_s
-        shapes = (self.jobs.shapes[job] for job in self._pending_s if job in self.jobs.shapes)
-        if published.policy.stacked and any(shape.constraint is not ANYWHERE for shape in shapes):
-            return  # for a job that asks for a host, all slots below it are bought too
+        shapes = [
+            self.jobs.shapes[job]
+            for job, seen_s in self._pending_s.items()
+            if now_s - seen_s <= NEWS_DELAY_S and job in self.jobs.shapes
+        ]
         for type_name in {boot.launch.type_name for boot in boots}:
             node_type = published.policy.types[type_name]
             bought = sum(boot.launch.type_name == type_name for boot in boots)
             coming = bought + sum(1 for node in self._booting_nodes(published) if _type_of(node) == type_name)
-            wanted = sum(
-                _nodes_at_most(self.jobs.shapes[job], node_type)
-                for job, seen_s in self._pending_s.items()
-                if now_s - seen_s <= NEWS_DELAY_S and job in self.jobs.shapes
-            )
+            matches = [(shape, self._matches(shape, node_type)) for shape in shapes]
+            wanted = sum(_nodes_at_most(shape, node_type) for shape, matching in matches if matching)
+            if published.policy.stacked:
+                asking = (matching[-1] for shape, matching in matches if matching and shape.constraint != ANYWHERE)
+                wanted += max(asking, default=0)
             self.invariants.require(
                 coming <= wanted + DISRUPTION_MAX,
                 f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most",
             )
+
+    def _matches(self, shape: Shape, node_type: NodeType) -> list[int]:
+        """The slots of a type that satisfy a job's constraint, as indexes in the order of their ranks."""
+        ranked = sorted((self.invariants.flux.rank_of[slot], slot) for slot in node_type.slots)
+        return [
+            at
+            for at, (rank, slot) in enumerate(ranked)
+            if holds(shape.constraint, properties=node_type.properties, host=slot, rank=rank)
+        ]
 
     def _booting_nodes(self, published: Publication) -> Iterable[CloudNode]:
         """Yield the nodes that are truly booting and are expected to join in time."""
@@ -204,5 +215,4 @@ def _type_of(node: CloudNode) -> str:
 def _nodes_at_most(shape: Shape, node_type: NodeType) -> int:
     """The most nodes of a type that a job could use: one for each of its nodes or slots."""
     fits = node_type.cores >= shape.cores_per_slot and node_type.gpus >= shape.gpus_per_slot
-    allowed = holds(shape.constraint, properties=node_type.properties, host="", rank=-1)
-    return (shape.nodes or shape.slots) if fits and allowed else 0
+    return (shape.nodes or shape.slots) if fits else 0

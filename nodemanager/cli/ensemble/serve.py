@@ -10,15 +10,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from nodemanager.cloud.minicluster.access import AccessError, from_kubeconfig, in_cluster
+from nodemanager.cloud.minicluster.client import Client
+from nodemanager.cloud.minicluster.members import MiniClusterMembers
+from nodemanager.ensemble.operator import MembersPort
 from nodemanager.ensemble.ports import NodesPort
 from nodemanager.flux.bindings import connection
 from nodemanager.flux.ensembles.operator import InstanceMembers
 from nodemanager.flux.reactor import Reactor
 from nodemanager.service import logs
+from nodemanager.service.service import SystemClock
 from nodemanager.web.grpc.client import ServiceNodes
-from nodemanager.web.grpc.material import default_folder, member_material, read_address, service_material
+from nodemanager.web.grpc.material import (
+    MaterialUnusable,
+    default_folder,
+    member_material,
+    read_address,
+    service_material,
+)
 from nodemanager.web.grpc.messages import load_grpc
 from nodemanager.web.grpc.server import MembersServer
+
+CALL_TIMEOUT_S = 10.0  # of a call to the API server
 
 
 def serve(chosen: Namespace) -> int:
@@ -26,16 +39,33 @@ def serve(chosen: Namespace) -> int:
     address = read_address(chosen.listen, plaintext=chosen.plaintext)
     load_grpc()  # before any file is made
     material = None if chosen.plaintext else service_material(_folder(chosen))
-    uri = chosen.uri or ""
-    with connection(uri):
-        pass  # a wrong URI or version should fail now, not at the first request
+    members = _miniclusters(chosen) if chosen.miniclusters else _instance(chosen.uri or "")
     logs.configure()
-    server = MembersServer(address, InstanceMembers(uri), material)
+    server = MembersServer(address, members, material, own_tokens=bool(chosen.miniclusters))
     with stop_signals() as (stop_asked, _):
         server.start()
         select.select([stop_asked], [], [])
         server.stop()
     return 0
+
+
+def _instance(uri: str) -> MembersPort:
+    with connection(uri):
+        pass  # a wrong URI or version should fail now, not at the first request
+    return InstanceMembers(uri)
+
+
+def _miniclusters(chosen: Namespace) -> MembersPort:
+    """Return the members that are MiniClusters. Raises ``MaterialUnusable`` without access to an API server."""
+    clock = SystemClock()
+    try:
+        access = from_kubeconfig(Path(chosen.kubeconfig), clock.wall_at) if chosen.kubeconfig else in_cluster()
+    except AccessError as error:
+        raise MaterialUnusable(str(error)) from error
+    names = [name.strip() for name in chosen.miniclusters.split(",")]
+    namespace = chosen.namespace or access.namespace or "default"
+    client = Client(access, clock, timeout_s=CALL_TIMEOUT_S)
+    return MiniClusterMembers(client, namespace, names, chosen.pods_max, clock.wall_at)
 
 
 @contextmanager

@@ -238,6 +238,20 @@ def _serve(parser: Parser) -> None:
         default=GRPC_LISTEN,
         help=f"where to listen (default: {GRPC_LISTEN})",
     )
+    parser.add_argument(
+        "--miniclusters",
+        metavar="NAME,NAME",
+        default="",
+        help="change the sizes of these MiniClusters, instead of asking an instance's node manager",
+    )
+    parser.add_argument("--namespace", default="", help="with --miniclusters: theirs (default: that of the access)")
+    parser.add_argument("--kubeconfig", metavar="FILE", help="with --miniclusters (default: the pod's account)")
+    parser.add_argument(
+        "--pods-max",
+        type=int,
+        metavar="N",
+        help="with --miniclusters: how many pods they share (default: no limit)",
+    )
     _material(parser)
 
 

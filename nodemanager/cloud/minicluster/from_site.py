@@ -7,15 +7,18 @@ from collections.abc import Callable
 from nodemanager.cloud.minicluster.access import Access, AccessError, from_kubeconfig, in_cluster
 from nodemanager.cloud.minicluster.client import Client
 from nodemanager.cloud.minicluster.objects import Owner, Scope
-from nodemanager.cloud.minicluster.port import MiniClusterCloud
+from nodemanager.cloud.minicluster.port import MiniClusterCloud, SizeService
 from nodemanager.cloud.minicluster.watch import MiniClusterWatch
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch
 
 
-def minicluster_factory(site: Site, clock: Clock) -> Callable[[], CloudPort]:
-    """Return a factory of ports. Raises :class:`CloudError` if there is no access to an API server."""
+def minicluster_factory(site: Site, clock: Clock, service: SizeService | None = None) -> Callable[[], CloudPort]:
+    """Return a factory of ports. ``service`` changes the size for them.
+
+    Raises :class:`CloudError` if there is no access to an API server.
+    """
     access, namespace = _access(site, clock)
     scope = Scope(site.cluster, site.cluster_uuid, site.node_types[0].name, Owner(site.cloud.owner))
     timeout_s = site.cloud.call_timeout_s
@@ -26,6 +29,7 @@ def minicluster_factory(site: Site, clock: Clock) -> Callable[[], CloudPort]:
         scope,
         clock,
         call_timeout_s=timeout_s,
+        service=service,
     )
 
 

@@ -1,4 +1,4 @@
-"""A MiniCluster and its pods as the API server shows them, and the change that a resize makes. Pure.
+"""A MiniCluster and its pods as the API server shows them. Pure.
 
 The operator keeps pods with the indexes 0 to ``spec.size - 1``. Index 0 is the lead broker and no node of ours. A
 MiniCluster has no tags for single pods, so the launch of each index is an annotation of the MiniCluster. It is
@@ -8,15 +8,13 @@ written by the same PATCH as the size.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Identity, LaunchId, ProviderId
-from nodemanager.core.orders import CloudEffect, CreateNode
-from nodemanager.core.ports import CloudError
+from nodemanager.core.nodes import CloudNode, CloudState, Identity, LaunchId, ProviderId
 from nodemanager.core.slots import SlotName, TypeName
 
 GROUP = "flux-framework.org"
@@ -24,6 +22,8 @@ VERSION = "v1alpha2"
 KIND = "MiniCluster"
 ANNOTATION = "flux-node-manager"  # the prefix of our annotations
 CLUSTER_KEY = f"{ANNOTATION}/cluster"  # its value: the cluster's name and UUID
+WANTED_KEY = f"{ANNOTATION}/wanted"  # a size that the ensemble service has refused, and when
+SHARE_KEY = f"{ANNOTATION}/share"  # the size to which the ensemble service wants it reduced
 _INDEX_KEY = re.compile(rf"{ANNOTATION}/index-([0-9]+)")
 _INDEX_LABELS = ("batch.kubernetes.io/job-completion-index", "job-index")
 _FAILING = (
@@ -70,6 +70,8 @@ class MiniCluster:
     launched: Mapping[int, Launched] = field(default_factory=dict)
     why_unusable: str = ""  # why its size cannot be changed; "" if it can
     highest_of_others: int = 0  # the highest index below ``size`` that has no annotation
+    wanted: str = ""  # the value of ``WANTED_KEY``; "" without it
+    share: str = ""  # the value of ``SHARE_KEY``; "" without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ def read_minicluster(found: Mapping[str, Any]) -> MiniCluster:
         launched=launched,
         why_unusable=_why_unusable(metadata, spec, status),
         highest_of_others=max((it for it in range(1, size) if it not in launched), default=0),
+        wanted=str(annotations.get(WANTED_KEY, "")),
+        share=str(annotations.get(SHARE_KEY, "")),
     )
 
 
@@ -229,7 +233,7 @@ def cloud_nodes(found: MiniCluster, pods: Mapping[int, Pod], scope: Scope) -> tu
 
 
 def _cloud_node(index: int, found: MiniCluster, pod: Pod | None, scope: Scope) -> CloudNode | None:
-    identity = _identity(index, found, scope)
+    identity = identity_of(index, found, scope)
     launched = found.launched.get(index)
     state = _state(index, found, pod)
     if state is CloudState.TERMINATED and launched is None:
@@ -247,7 +251,14 @@ def _cloud_node(index: int, found: MiniCluster, pod: Pod | None, scope: Scope) -
         impaired=pod.failing if pod is not None and state is CloudState.RUNNING else "",
         note=(pod.failing or pod.unschedulable) if pod is not None and state is CloudState.PENDING else "",
         fixed=_why_fixed(index, found, scope),
+        owed=_why_owed(index, found),
     )
+
+
+def _why_owed(index: int, found: MiniCluster) -> str:
+    if not found.share.isdecimal() or not int(found.share) <= index < found.size:
+        return ""
+    return f"the fair share of {found.name} is {found.share} pods"
 
 
 def _why_fixed(index: int, found: MiniCluster, scope: Scope) -> str:
@@ -268,7 +279,7 @@ def _state(index: int, found: MiniCluster, pod: Pod | None) -> CloudState:
     return CloudState.TERMINATED if carried_out and pod is None else CloudState.STOPPING
 
 
-def _identity(index: int, found: MiniCluster, scope: Scope) -> Identity | None:
+def identity_of(index: int, found: MiniCluster, scope: Scope) -> Identity | None:
     """Whose node an index is. An index without annotation is ours if nobody else may change the size."""
     slot = slot_name(found.name, index)
     launched = found.launched.get(index)
@@ -298,114 +309,3 @@ def found_launch(name: str, index: int) -> LaunchId:
 def provider_id(name: str, index: int, launch: LaunchId) -> ProviderId:
     """The id of a node. It has the launch in it, because an index returns after it left."""
     return ProviderId(f"{name}-{index}/{launch}")
-
-
-# --- a resize ---------------------------------------------------------------------------------------------
-
-Answer = CloudNode | CloudError | None
-
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """What several orders come to: the PATCH, None if nothing has to change, and the orders that are refused.
-
-    ``refused`` is by the position of the order.
-    """
-
-    patch: Mapping[str, Any] | None
-    refused: Mapping[int, CloudError]
-    size: int
-
-
-def resize(
-    found: MiniCluster, orders: Sequence[CloudEffect], scope: Scope, slots: Mapping[int, Launched]
-) -> Resize:
-    """Combine orders into one change of the size.
-
-    ``slots``: by the position of each create, what its annotation shall record. Only the highest index can leave,
-    and only the one above it can come, so an order that would need another one is refused.
-    """
-    refused: dict[int, CloudError] = {}
-    wanted: dict[int, int] = {}  # by index, the position of its create
-    leaving: dict[int, int] = {}
-    for position, order in enumerate(orders):
-        if isinstance(order, CreateNode):
-            _sort_create(position, order, found, scope, wanted, refused)
-        elif (index := _index_of_node(order.provider_id, found, scope)) is not None and index < found.size:
-            leaving[index] = position
-    size = found.size
-    while size - 1 in leaving and size > found.size_min:
-        size -= 1
-    refused |= _why_stay({index: at for index, at in leaving.items() if index < size}, found, size)
-    if size == found.size:
-        for index in sorted(wanted):
-            if index == size:
-                size += 1
-            elif index > size:
-                below = slot_name(found.name, size)
-                refused[wanted[index]] = CloudError(
-                    FailureKind.TRANSIENT, f"index {index} needs {below}, which was not ordered with it"
-                )
-    else:
-        text = "the size is being reduced: nothing is added with the same call"
-        refused |= {at: CloudError(FailureKind.TRANSIENT, text) for at in wanted.values()}
-    annotations = {
-        f"{ANNOTATION}/index-{index}": f"{slots[at].launch} {slots[at].type_name} {slots[at].created_at:.3f}"
-        for index, at in wanted.items()
-        if at not in refused
-    }
-    if size == found.size and not annotations:
-        return Resize(None, refused, size)
-    metadata: dict[str, Any] = {"resourceVersion": found.resource_version}
-    metadata["annotations"] = {CLUSTER_KEY: f"{scope.cluster} {scope.cluster_uuid}", **annotations}
-    return Resize({"metadata": metadata, "spec": {"size": size}}, refused, size)
-
-
-def _sort_create(
-    position: int,
-    order: CreateNode,
-    found: MiniCluster,
-    scope: Scope,
-    wanted: dict[int, int],
-    refused: dict[int, CloudError],
-) -> None:
-    """Sort one create: it is to be done, or refused, or was done by an earlier call."""
-    launch = order.launch
-    index = index_of(launch.slot, found.name)
-    known = found.launched.get(index) if index is not None else None
-    if known is not None and known.launch == launch.id:
-        return
-    if index is None:
-        detail = f"slot {launch.slot}: the slots of MiniCluster {found.name} are {found.name}-1 and so on"
-        refused[position] = CloudError(FailureKind.CONFIG, detail)
-    elif found.cluster_uuid not in ("", scope.cluster_uuid):
-        detail = f"MiniCluster {found.name} belongs to cluster {found.cluster} ({found.cluster_uuid})"
-        refused[position] = CloudError(FailureKind.CONFIG, detail)
-    elif found.size_max is not None and index >= found.size_max:
-        detail = f"spec.maxSize is {found.size_max}, so index {index} is too high"
-        refused[position] = CloudError(FailureKind.QUOTA, detail)
-    elif index < found.size and (known is not None or scope.owner is Owner.SHARED):
-        refused[position] = CloudError(FailureKind.TRANSIENT, f"index {index} exists already, and is not ours")
-    else:
-        wanted[index] = position
-
-
-def _why_stay(staying: Mapping[int, int], found: MiniCluster, size: int) -> dict[int, CloudError]:
-    """The refusals of indexes that cannot leave, by the position of the order."""
-    refused = {}
-    for index, at in staying.items():
-        if index < found.size_min:
-            detail = f"index {index} stays: spec.minSize is {found.size_min}"
-        else:
-            detail = f"index {index} stays: index {size - 1} above it does not leave"
-        refused[at] = CloudError(FailureKind.TRANSIENT, detail)
-    return refused
-
-
-def _index_of_node(id_: ProviderId, found: MiniCluster, scope: Scope) -> int | None:
-    """The index of a node of ours that still has this id; None if it has left, or is not ours."""
-    index = index_of(id_.partition("/")[0], found.name)
-    identity = _identity(index, found, scope) if index is not None else None
-    if index is None or identity is None or identity.cluster_uuid != scope.cluster_uuid:
-        return None
-    return index if provider_id(found.name, index, identity.launch) == id_ else None

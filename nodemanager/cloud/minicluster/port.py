@@ -9,6 +9,7 @@ pods, which ``list_nodes`` reads, show what came of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 from urllib.parse import quote
 
 from nodemanager.cloud.minicluster.client import Client, Conflict
@@ -16,7 +17,6 @@ from nodemanager.cloud.minicluster.objects import (
     GROUP,
     KIND,
     VERSION,
-    Answer,
     Launched,
     MiniCluster,
     Scope,
@@ -24,8 +24,8 @@ from nodemanager.cloud.minicluster.objects import (
     cloud_nodes,
     read_minicluster,
     read_pods,
-    resize,
 )
+from nodemanager.cloud.minicluster.resize import Allowance, Answer, Resize, resize
 from nodemanager.core.nodes import CloudNode, FailureKind, Launch, Leftover, ProviderId
 from nodemanager.core.orders import CloudEffect, CreateNode, DestroyNode
 from nodemanager.core.ports import Clock, CloudError
@@ -34,6 +34,22 @@ from nodemanager.core.reasons import because
 from nodemanager.core.slots import NodeType
 
 TRIES = 5  # of a PATCH that others' changes refuse
+
+
+class SizeDenied(Exception):
+    """The service that shares pods allows a smaller size only."""
+
+    def __init__(self, allowed: Allowance) -> None:
+        super().__init__(allowed.why)
+        self.allowed = allowed
+
+
+class SizeService(Protocol):
+    """A service that changes the size for us, because pods are shared among several MiniClusters."""
+
+    def change(self, found: MiniCluster, change: Resize) -> None:
+        """Change it. Raises :class:`SizeDenied`, :class:`Conflict`, and :class:`CloudError`."""
+        ...
 
 
 class Paths:
@@ -59,8 +75,10 @@ class MiniClusterCloud:
         clock: Clock,
         *,
         call_timeout_s: float = 60.0,
+        service: SizeService | None = None,
     ) -> None:
         self._client = client
+        self._service = service
         self._namespace = namespace
         self._name = name
         self._paths = Paths(namespace, name)
@@ -99,6 +117,7 @@ class MiniClusterCloud:
     def resize(self, orders: Sequence[CloudEffect]) -> Sequence[Answer]:
         """Carry out all orders by one PATCH. Raises :class:`CloudError` if the call fails as a whole."""
         started_s = self._clock.monotonic_s()
+        allowed: Allowance | None = None
         for _ in range(TRIES):
             found = self._read()
             if found.why_unusable:
@@ -108,7 +127,7 @@ class MiniClusterCloud:
                 for at, order in enumerate(orders)
                 if isinstance(order, CreateNode)
             }
-            change = resize(found, orders, self._scope, launched)
+            change = resize(found, orders, self._scope, launched, allowed)
             if change.patch is not None:
                 self._refuse_autoscaler()
                 if self._clock.monotonic_s() - started_s >= self._call_timeout_s:
@@ -116,13 +135,24 @@ class MiniClusterCloud:
                         FailureKind.TRANSIENT, "reading the MiniCluster took too long: it is unchanged"
                     )
                 try:
-                    found = read_minicluster(self._client.patch(self._paths.minicluster, change.patch))
+                    found = self._change(found, change)
                 except Conflict:
                     continue
-                except UnreadableObject as error:
-                    raise CloudError(FailureKind.AMBIGUOUS, f"MiniCluster {self._name}: {error}") from error
+                except SizeDenied as denied:
+                    allowed = denied.allowed
+                    continue
             return [change.refused.get(at) or self._answer(order, found) for at, order in enumerate(orders)]
         raise CloudError(FailureKind.TRANSIENT, f"MiniCluster {self._name} changed {TRIES} times during the call")
+
+    def _change(self, found: MiniCluster, change: Resize) -> MiniCluster:
+        """Make the change, and return what is there then."""
+        if self._service is not None:
+            self._service.change(found, change)
+            return self._read()
+        try:
+            return read_minicluster(self._client.patch(self._paths.minicluster, change.patch or {}))
+        except UnreadableObject as error:
+            raise CloudError(FailureKind.AMBIGUOUS, f"MiniCluster {self._name}: {error}") from error
 
     def _answer(self, order: CloudEffect, found: MiniCluster) -> Answer:
         if isinstance(order, DestroyNode):

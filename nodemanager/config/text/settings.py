@@ -361,6 +361,11 @@ def _grpc_listen(text: str) -> str:
     return _listen(text)
 
 
+def _tcp_address(text: str) -> str:
+    _require(text != "off")
+    return _grpc_listen(text)
+
+
 def _listen(text: str) -> str:
     """Read ``unix``, ``unix:PATH``, ``off``, or a TCP address to listen on: ``127.0.0.1:8080``, ``[::1]:8080``."""
     if text in ("unix", "off"):
@@ -569,6 +574,8 @@ class CloudSettings(SectionSettings):
     # None means the service account of the manager's pod.
     kubeconfig: Annotated[Path | None, ValueFormat("a path", _path)] = None
     owner: Annotated[SizeOwner, _one_of(SizeOwner)] = SizeOwner.US
+    service: Annotated[str, ValueFormat('"HOST:PORT"', _tcp_address)] = ""
+    service_material: _Path = Path("service")
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20

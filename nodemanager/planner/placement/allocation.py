@@ -213,17 +213,18 @@ class Allocation:
     def _give_planned(self, works: Sequence[Work], items: Sequence[Item], first: int, pieces: list[int]) -> None:
         """Give booting nodes the pieces they were bought for. ``pieces``, those that are left, is updated.
 
-        Any other packing of the same pieces might need one node more.
+        Any other packing of the same pieces might need one node more. Of jobs of one kind, those that lack more
+        pieces come first: they need more different nodes.
         """
         of_kind: dict[tuple[Shape, float], list[int]] = {}
-        for number, work in enumerate(works):
-            of_kind.setdefault((work.shape, work.span_s), []).append(number)
+        for number in sorted(range(len(works)), key=lambda number: -works[number].pieces_each):
+            of_kind.setdefault((works[number].shape, works[number].span_s), []).append(number)
         for source, offer in enumerate(self.offers):
             if not offer.load or not self.left[source]:
                 continue
             lot = self._lot(source, 0.0, self.left, sunk=True)
             while self.left[source]:
-                contents = self._planned_contents(offer, source, lot, items, first, of_kind, pieces)
+                contents = self._planned_contents(offer, source, lot, works, items, of_kind, pieces)
                 if not contents:
                     break
                 each = (pieces[number] // count for number, count in contents)
@@ -237,31 +238,34 @@ class Allocation:
         offer: Offer,
         source: int,
         lot: Lot,
+        works: Sequence[Work],
         items: Sequence[Item],
-        first: int,
         of_kind: Mapping[tuple[Shape, float], Sequence[int]],
         pieces: Sequence[int],
     ) -> tuple[tuple[int, int], ...]:
         """What one node of an offer gets of that for which it was bought: (item, pieces)."""
         cores, gpus, memory_bytes = lot.cores, lot.gpus, lot.memory_bytes
-        contents: list[tuple[int, int]] = []
-        for shape, span_s, planned in offer.load:
-            for number in of_kind.get((shape, span_s), ()):
+        contents: dict[int, int] = {}
+        for shape, span_s, pieces_each, planned in offer.load:
+            numbers = of_kind.get((shape, span_s), ())
+            # First the jobs that lack as many pieces as when the node was bought.
+            for number in sorted(numbers, key=lambda it: works[it].pieces_each != pieces_each):
                 item = items[number]
-                if not planned or not self._may_use(source, self.works[first + number]):
+                if not planned or not self._may_use(source, works[number]):
                     continue
                 if item.exclusive:
                     alone = not contents and pieces[number] and pieces_on_empty(item, lot)
-                    return ((number, 1),) if alone else tuple(contents)
+                    return ((number, 1),) if alone else tuple(sorted(contents.items()))
                 fitting = pieces_that_fit(item, cores, gpus, memory_bytes)
-                count = min(planned, pieces[number], item.per_node_max, fitting)
+                had = contents.get(number, 0)
+                count = min(planned, pieces[number] - had, item.per_node_max - had, fitting)
                 if count > 0:
-                    contents.append((number, count))
+                    contents[number] = had + count
                     planned -= count  # noqa: PLW2901 - the rest goes to the next work of this kind
                     cores -= count * item.cores
                     gpus -= count * item.gpus
                     memory_bytes -= count * item.memory_bytes
-        return tuple(sorted(contents))
+        return tuple(sorted(contents.items()))
 
     def _pack_onto(
         self,

@@ -58,11 +58,12 @@ class Assignment:
         begins = [0] * len(self._works)
         works = self._works
         for group, places in zip(self._groups, self._places, strict=True):
-            planned: dict[tuple[Shape, float], int] = {}  # one entry for each kind, also if two works are of it
+            # One entry for each kind, also if two works are of it.
+            planned: dict[tuple[Shape, float, int], int] = {}
             for work, count in group.pieces:
-                kind = (works[work].shape, works[work].span_s)
+                kind = (works[work].shape, works[work].span_s, works[work].pieces_each)
                 planned[kind] = planned.get(kind, 0) + count
-            load = tuple((shape, span_s, count) for (shape, span_s), count in planned.items())
+            load = tuple((*kind, count) for kind, count in planned.items())
             for index, place in enumerate(places):
                 pieces = tuple(
                     (work, begins[work] + index * count, begins[work] + (index + 1) * count)

@@ -1,7 +1,8 @@
 """Choose the zone for jobs that want all their nodes in one zone.
 
 Every plan chooses one zone for all jobs of a shape. It must have room for a whole job. Among such zones, the one
-wins with the most existing and booting room, then the one where the rest costs least, then the site's first. A zone
+wins where nodes boot that were bought for these jobs, so that the next plan does not buy them elsewhere. Then
+counts existing and booting room, then existing room alone, then what the rest costs, then the site's order. A zone
 that has run out of a type is passed over; nodes that were created there serve other jobs.
 """
 
@@ -57,10 +58,13 @@ def _choose_zone(shape: Shape, bins: Sequence[Bin], offers: Sequence[Offer], sup
 
 def _try_zone(
     shape: Shape, zone: str, bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply
-) -> tuple[ZoneChoice, tuple[int, int, Decimal]]:
+) -> tuple[ZoneChoice, tuple[int, int, int, int, Decimal]]:
     """What a zone can provide, and its sort key: the least is the best."""
     want = pieces_of(shape)
-    there = min(want, _pieces_there(shape, zone, bins, offers, supply))
+    coming = [it for it in offers if it.is_ordered and zone in it.zones]
+    bought = sum(it.count * pieces for it in coming for planned, _, _, pieces in it.load if planned == shape)
+    up = min(want, _pieces_up(shape, zone, bins, supply))
+    there = min(want, up + _pieces_coming(shape, coming, supply))
     missing, price = want - there, Decimal(0)
     memory = memory_per_piece(shape, supply)
     for node_type in by_preference(supply.policy, shape):
@@ -70,16 +74,23 @@ def _try_zone(
             nodes = min(supply.count_free_for(node_type, shape.constraint), -(-missing // each))
             missing -= min(missing, nodes * each)
             price += nodes * supply.cheapest(node_type).price_per_hour
-    return ZoneChoice(zone, want - missing, missing), (missing, -there, price)
+    return ZoneChoice(zone, want - missing, missing), (missing, -min(want, bought), -there, -up, price)
 
 
-def _pieces_there(shape: Shape, zone: str, bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply) -> int:
-    """How many pieces fit on existing and booting nodes of the zone."""
-    up = sum(
+def _pieces_up(shape: Shape, zone: str, bins: Sequence[Bin], supply: Supply) -> int:
+    """How many pieces fit on existing nodes of the zone."""
+    return sum(
         bin_.pieces_that_fit(shape)
         for bin_ in bins
         if bin_.zone == zone and supply.matches.suits(shape.constraint, bin_.rank)
     )
+
+
+def _pieces_coming(shape: Shape, coming: Iterable[Offer], supply: Supply) -> int:
+    """How many pieces fit on the booting nodes of a zone."""
     memory = memory_per_piece(shape, supply)
-    come = (it for it in offers if it.is_ordered and zone in it.zones and it.suits(shape.constraint))
-    return up + sum(offer.count * pieces_per_node(offer.node_type, shape, memory) for offer in come)
+    return sum(
+        offer.count * pieces_per_node(offer.node_type, shape, memory)
+        for offer in coming
+        if offer.suits(shape.constraint)
+    )

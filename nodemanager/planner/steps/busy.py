@@ -48,7 +48,7 @@ def step_busy(node: Node, context: StepContext) -> Step:
 def _step_busy_top(node: Node, context: StepContext) -> Step | None:
     """Drain a busy node if idle nodes below it are due and can leave only after it; None if it keeps none."""
     stack = context.stack
-    if stack is None or context.jobs_want_more or context.count_usable <= context.policy.limits.nodes_min:
+    if stack is None or context.jobs.want_more or context.count_usable <= context.policy.limits.nodes_min:
         return None
     top = stack.top
     if top is None or top.id != node.id or context.why_kept(node) is not None:
@@ -57,7 +57,7 @@ def _step_busy_top(node: Node, context: StepContext) -> Step | None:
     for times in retirement_times(context):
         for at_s, id_ in times:
             idle = at_rest[id_]
-            if idle.launch.slot in context.needed or (idle.cloud is not None and idle.cloud.fixed):
+            if idle.launch.slot in context.jobs.needed or (idle.cloud is not None and idle.cloud.fixed):
                 continue
             if at_s > context.now_s:
                 return Step(BUSY, again_at_s=at_s) if not is_drained(node) else None

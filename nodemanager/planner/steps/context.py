@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId
@@ -55,21 +55,38 @@ class LeaseReview(NamedTuple):
     ends: bool = True
 
 
+class JobClaims(Protocol):
+    """What the waiting jobs want of the nodes. The jobs are placed when the first node's step depends on it."""
+
+    @property
+    def needed(self) -> Mapping[SlotName, tuple[JobId, ...]]:
+        """Where waiting jobs are placed."""
+        ...
+
+    @property
+    def makes_room(self) -> tuple[JobId, frozenset[LaunchId]] | None:
+        """A job stopped by a limit, and the nodes that go for it."""
+        ...
+
+    @property
+    def want_more(self) -> bool:
+        """Whether jobs wait for nodes that do not exist yet."""
+        ...
+
+
 @dataclass(slots=True)
 class StepContext:
     """What a node's step depends on besides the node. The counts change as nodes take their steps."""
 
     snapshot: Snapshot
     policy: Policy
-    needed: Mapping[SlotName, tuple[JobId, ...]]  # where waiting jobs are placed
-    makes_room: tuple[JobId, frozenset[LaunchId]] | None  # a job stopped by a limit, and the nodes that go for it
+    jobs: JobClaims
     unsent: Mapping[LaunchId, LeaseReview]  # leases for which no create is sent now
     count_live: int  # billed nodes, without those that are leaving
     count_usable: int  # nodes that take jobs, without those about to be retired
     count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
     overspent: Reason | None  # the budget is spent
     allowance: Allowance  # by quotas and breakers
-    jobs_want_more: bool  # jobs wait for nodes that do not exist yet
     create_credit: dict[CloudName, float]  # in each cloud's bucket
     cloud_calls_left: dict[CloudName, int]  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced

@@ -42,7 +42,7 @@ def step_idle(node: Node, context: StepContext) -> Step:
             because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.limits.nodes_max),
             context,
         )
-    job, retiring = context.makes_room if context.makes_room is not None else (None, ())
+    job, retiring = context.jobs.makes_room if context.jobs.makes_room is not None else (None, ())
     if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
         return _retire_surplus(node, because(Code.MAKES_ROOM, job=str(job)), context)
     name = node.launch.type_name
@@ -64,7 +64,7 @@ def _step_upkeep(node: Node, context: StepContext) -> Step | None:
         return _retire_surplus(node, because(Code.NODE_GIVEN_BACK, job=str(node.rank.given_back)), context)
     if (why := context.upkeep.leaving.get(node.id)) is not None and confirmed:
         return retire(node, why, context)
-    wanted = context.needed.get(node.launch.slot)
+    wanted = context.jobs.needed.get(node.launch.slot)
     if wanted is not None:
         return Step(because(Code.WANTED, jobs=job_names(wanted)))
     if (why := context.emptying.nodes.get(node.id)) is not None and confirmed:

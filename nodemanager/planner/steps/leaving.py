@@ -34,7 +34,7 @@ REDRAIN_AFTER_S = 1.0
 
 def step_draining(node: Node, context: StepContext) -> Step:
     """Look at a drained node once more, then stop it, keep it or wait."""
-    wanted = context.needed.get(node.launch.slot)
+    wanted = context.jobs.needed.get(node.launch.slot)
     fit = not gets_no_work(node, context.policy, context.now_s) and node.id not in context.upkeep.leaving
     if wanted is not None and fit and not (context.policy.destroy_on_replay and node.health.replayed):
         return reprieve(node, context, because(Code.WANTED_AGAIN, jobs=job_names(wanted)))
@@ -117,7 +117,7 @@ def _is_terminable(node: Node, context: StepContext) -> bool:
     return (
         node.call is None
         and second_look(node, node.rank) is None
-        and (unfit or node.launch.slot not in context.needed)
+        and (unfit or node.launch.slot not in context.jobs.needed)
     )
 
 

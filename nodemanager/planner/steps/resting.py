@@ -100,8 +100,8 @@ class RestingReasons:
             yield from self._at_rest.values()
         elif context.count_usable > policy.limits.nodes_min:
             found: dict[LaunchId, None] = {}
-            if context.makes_room is not None:
-                found |= dict.fromkeys(id_ for id_ in context.makes_room[1] if id_ in self._at_rest)
+            if self._at_rest and context.jobs.makes_room is not None:
+                found |= dict.fromkeys(id_ for id_ in context.jobs.makes_room[1] if id_ in self._at_rest)
             for times in retirement_times(self._context):
                 found |= dict.fromkeys(id_ for _, id_ in takewhile(lambda it: it[0] <= context.now_s, times))
             yield from map(self._at_rest.__getitem__, found)
@@ -119,7 +119,7 @@ class RestingReasons:
                 if at_s + EARLY_S >= latest_s:
                     break
                 node = self._at_rest[id_]
-                if id_ not in decided and node.launch.slot not in context.needed:
+                if id_ not in decided and node.launch.slot not in context.jobs.needed:
                     latest_s = min(latest_s, self._step(node).again_at_s)
         return latest_s
 
@@ -146,4 +146,4 @@ class RestingReasons:
 
     def _wanted(self) -> set[LaunchId]:
         of_slot = node_index_of(self._context.snapshot).launch_of_slot
-        return {id_ for slot in self._context.needed if (id_ := of_slot.get(slot)) in self._at_rest and id_}
+        return {id_ for slot in self._context.jobs.needed if (id_ := of_slot.get(slot)) in self._at_rest and id_}

@@ -46,7 +46,15 @@ def is_on_its_way_out(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
     drained = node.rank is not None and node.rank.drain_reason == drain_text(node.id)
     if not drained and node.state not in UNDER_WAY:
         return False
-    return not snapshot.steered(node) and why_due(node.launch, snapshot, policy) is not None
+    due = why_owed(node) is not None or why_due(node.launch, snapshot, policy) is not None
+    return due and not snapshot.steered(node)
+
+
+def why_owed(node: Node) -> Reason | None:
+    """Why the provider wants the node back as soon as no job runs there; None if it does not."""
+    if node.cloud is None or not node.cloud.owed:
+        return None
+    return because(Code.OWED_TO_OTHERS, detail=node.cloud.owed)
 
 
 def due_nodes(snapshot: Snapshot, policy: Policy) -> Mapping[LaunchId, Reason]:

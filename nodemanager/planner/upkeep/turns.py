@@ -25,7 +25,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.upkeep.due import due_nodes, is_on_its_way_out, next_due_at
+from nodemanager.planner.upkeep.due import due_nodes, is_on_its_way_out, next_due_at, why_owed
 from nodemanager.planner.upkeep.room import SpareRoom
 
 NAMES_MAX = 10
@@ -85,6 +85,16 @@ def plan_upkeep(
     if not due:
         return UpkeepPlan(again_at_s=again_s)
     return _Turns(snapshot, policy, due, needed(), can_buy).take(again_s)
+
+
+def plan_giving_back(snapshot: Snapshot, policy: Policy) -> UpkeepPlan:
+    """Let the nodes of a stack leave that the provider wants back. They are not replaced, and wait for no turn."""
+    owed = {
+        node.id: why
+        for node in snapshot.nodes.values()
+        if (why := why_owed(node)) is not None and _may_go(node, snapshot, policy)
+    }
+    return UpkeepPlan(leaving=owed)
 
 
 def _may_go(node: Node, snapshot: Snapshot, policy: Policy) -> bool:

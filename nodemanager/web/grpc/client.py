@@ -59,7 +59,7 @@ class ServiceNodes:
         self._address = address
         self._deadline_s = deadline_s
         self._messages = load_messages()
-        self._channel = _open_channel(address, material)
+        self._channel = open_channel(address, material)
         serializer = {"response_deserializer": self._messages.response.FromString}
         self._ask_status, self._ask_action = (
             self._channel.unary_unary(
@@ -154,7 +154,8 @@ class ServiceNodes:
         self._send_next()
 
 
-def _open_channel(address: TcpAddress, material: MemberMaterial | None) -> Any:
+def open_channel(address: TcpAddress, material: MemberMaterial | None) -> Any:
+    """Connect to a service. ``material`` None is without TLS and token."""
     grpc = load_grpc()
     host = f"[{address.host}]" if ":" in address.host else address.host
     target = f"{host}:{address.port}"

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hmac
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,11 @@ def service_material(folder: Path) -> ServiceMaterial:
         raise MaterialUnusable(str(error)) from error
     except OSError as error:
         raise MaterialUnusable(f"{error.filename or folder}: {error.strerror}") from error
+
+
+def token_of_member(token: str, name: str) -> str:
+    """Return the token of one member: only the holder of the service's token can make it (HMAC-SHA256)."""
+    return hmac.new(token.encode(), name.encode(), "sha256").hexdigest()
 
 
 def member_material(folder: Path) -> MemberMaterial:

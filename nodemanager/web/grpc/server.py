@@ -12,14 +12,14 @@ from typing import Any
 import structlog
 
 from nodemanager.ensemble.operator import ChangeDenied, ChangeFailed, MembersPort, ReplyStatus, read_change
-from nodemanager.web.grpc.material import ServiceMaterial
+from nodemanager.web.grpc.material import ServiceMaterial, token_of_member
 from nodemanager.web.grpc.messages import SERVICE, load_grpc, load_messages
 from nodemanager.web.listen import CannotListen, TcpAddress
 
 KEEP_EVERY_S = 60.0
 WORKERS = 4
 REQUESTS_MAX = 64  # at one time; the others are told to try again
-REQUEST_BYTES_MAX = 65536
+REQUEST_BYTES_MAX = 2**20  # a node manager that adds 1,000 pods sends 130 kB
 IDLE_S = 600.0  # a connection without requests is closed
 STOP_S = 1.0
 
@@ -27,15 +27,24 @@ STOP_S = 1.0
 class MembersServer:
     """Serves members. ``material`` None is without TLS and token.
 
+    ``own_tokens``: each member has a token of its own (``token_of_member``), and can ask in its own name only.
     Making one raises ``GrpcMissing``.
     """
 
-    def __init__(self, address: TcpAddress, members: MembersPort, material: ServiceMaterial | None) -> None:
+    def __init__(
+        self,
+        address: TcpAddress,
+        members: MembersPort,
+        material: ServiceMaterial | None,
+        *,
+        own_tokens: bool = False,
+    ) -> None:
         self._grpc = load_grpc()
         self._messages = load_messages()
         self._address = address
         self._members = members
         self._material = material
+        self._own_tokens = own_tokens
         self._log: Any = structlog.get_logger()
         self._stopped = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="ensemble-members", daemon=True)
@@ -92,7 +101,8 @@ class MembersServer:
 
     def _handler(self, request: Any, answer: Callable[[Any], tuple[ReplyStatus, Mapping[str, Any]]]) -> Any:
         def serve(asked: Any, context: Any) -> Any:
-            if not self._knows_token(dict(context.invocation_metadata()).get("authorization", "")):
+            header = dict(context.invocation_metadata()).get("authorization", "")
+            if not self._knows_token(header, asked.name):
                 context.abort(self._grpc.StatusCode.UNAUTHENTICATED, "the token is required")
             status, payload = answer(asked)
             return self._messages.response(status=int(status), payload=json.dumps(payload))
@@ -103,10 +113,12 @@ class MembersServer:
             response_serializer=self._messages.response.SerializeToString,
         )
 
-    def _knows_token(self, header: str) -> bool:
+    def _knows_token(self, header: str, name: str) -> bool:
         if self._material is None:
             return True
-        return secrets.compare_digest(header.encode(), f"Bearer {self._material.token}".encode())
+        token = self._material.token
+        expected = token_of_member(token, name) if self._own_tokens else token
+        return secrets.compare_digest(header.encode(), f"Bearer {expected}".encode())
 
     def _status(self, request: Any) -> tuple[ReplyStatus, Mapping[str, Any]]:
         try:
@@ -124,7 +136,10 @@ class MembersServer:
         try:
             change = read_change(request.name, request.action, request.payload)
             return ReplyStatus.SUCCESS, {"nodes": self._members.resize(change)}
-        except (ValueError, ChangeFailed) as fault:
+        except ValueError as fault:
             return ReplyStatus.ERROR, {"why": str(fault)}
+        except ChangeFailed as fault:
+            return ReplyStatus.ERROR, {"why": str(fault), **({"kind": fault.kind} if fault.kind else {})}
         except ChangeDenied as fault:
-            return ReplyStatus.DENIED, {"why": str(fault)}
+            known = {"nodes": fault.nodes} if fault.nodes is not None else {}
+            return ReplyStatus.DENIED, {"why": str(fault), **known}

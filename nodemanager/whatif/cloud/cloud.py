@@ -45,7 +45,8 @@ class ReplayMachine:
     busy_s: float = 0.0
     busy_from_s: float | None = None
     core_s: float = 0.0
-    lost_core_s: float = 0.0  # of these, core-seconds of runs that were lost
+    job_s: float = 0.0  # of all runs, each counted by its share of the node
+    lost_job_s: float = 0.0  # of these, the runs that were lost
     prepaid: bool = False  # its time costs nothing
 
     @property
@@ -60,7 +61,7 @@ class TimeBreakdown:
     paid_s: float
     boot_s: float  # from creation to join
     busy_s: float  # with at least one job
-    lost_s: float  # the share of the busy time, by cores, of runs that were lost
+    lost_s: float  # the part of the busy time that lost runs paid for, by their shares of the node
     idle_s: float  # online without a job
     stop_s: float  # from the broker's leave to the node's end
     unused_s: float  # the rest of the last billing window, or of the minimum charge
@@ -78,7 +79,7 @@ def time_breakdown(machine: ReplayMachine, until_s: float) -> TimeBreakdown:
         paid_s=billing.paid_s(machine.node_type.billing, lived_s),
         boot_s=joined_s - machine.created_s,
         busy_s=busy_s,
-        lost_s=busy_s * machine.lost_core_s / machine.core_s if machine.core_s else 0.0,
+        lost_s=busy_s * machine.lost_job_s / machine.job_s if machine.job_s else 0.0,
         idle_s=max(0.0, left_s - joined_s - busy_s),
         stop_s=ended_s - max(left_s, joined_s),
         unused_s=billing.paid_s(machine.node_type.billing, lived_s) - lived_s,

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from nodemanager.core.jobs import JobId, QueuePolicy, Shape
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import NodeType, SlotName
-from nodemanager.planner.cost.billing import PREPAID
+from nodemanager.planner.cost.billing import PREPAID, node_share
 from nodemanager.whatif.cloud.cloud import CloudConditions, CloudDraws, ReplayMachine
 from nodemanager.whatif.replay.sched_simple import QueuedJob, RankCapacity, Scheduler
 from nodemanager.whatif.replay.totals import RunTotals
@@ -247,7 +247,9 @@ class ReplayEngine:
             self.news.ranks.add(grant.rank)
             if machine is not None:
                 machine.core_s += grant.cores * ran_s
-                machine.lost_core_s += grant.cores * ran_s if lost else 0.0
+                part, whole = node_share(grant.cores, grant.gpus, machine.node_type.cores, machine.node_type.gpus)
+                machine.job_s += ran_s * part / whole
+                machine.lost_job_s += ran_s * part / whole if lost else 0.0
                 if self.scheduler.ranks[grant.rank].is_empty and machine.busy_from_s is not None:
                     machine.busy_s += self.now_s - machine.busy_from_s
                     machine.busy_from_s = None

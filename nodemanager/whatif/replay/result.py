@@ -18,7 +18,7 @@ class TypeOutcome:
     market: str
     nodes: int
     cost: float
-    cost_lost: float  # of runs that were lost, by their cores
+    cost_lost: float  # of runs that were lost, by their shares of the nodes
     cost_idle: float
     cost_boot: float  # of nodes that boot or stop
     cost_unused: float  # of billing windows after the nodes' end

@@ -157,7 +157,7 @@ TYPE_HEADS = ("type", "market", "nodes", "node-hours", "paid", "cost")
 RESTART_HEADS = ("policy", "job restarts", "core-hours lost", "their cost", "share of the cost")
 RESTART_NOTE = (
     "If a job's node is lost or reclaimed, the job restarts. The time of the lost run counts as wait. On a shared "
-    "node, a lost run costs its share of the cores."
+    "node, a lost run costs its share of the cores or of the GPUs, whichever is larger."
 )
 TYPES_NOTE = (
     "Node-hours are counted from creation to end. Paid hours also include the rest of each billing window or "

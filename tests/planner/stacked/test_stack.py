@@ -136,6 +136,38 @@ class TestLeaving:
         assert code(result, 1) is Code.KEPT_BY_HIGHER_NODE
 
 
+class TestOwed:
+    """A service that shares pods among several MiniClusters wants the highest nodes back."""
+
+    def test_owed_nodes_are_drained_whatever_waits_and_whatever_runs_there(self) -> None:
+        idle, busy = owed(a_pod(2)), owed(a_pod(3, BUSY))
+        jobs = (a_running_job(3), *(a_waiting_job(number) for number in range(10, 15)))
+        result = made(a_snapshot(POLICY, nodes=[a_pod(1, BUSY), idle, busy], jobs=jobs))
+        leaving = [order for order in orders(result) if not order.startswith("boot")]
+        assert leaving == [f"cordon pod3-1 {drain_text('pod3-1')}", "drain pod2-1"]  # type: ignore[arg-type]
+        assert code(result, 3) is Code.OWED_TO_OTHERS
+        assert result.nodes["pod2-1"].figures == {"detail": "the fair share is 2 pods"}  # type: ignore[index]
+
+    def test_a_drained_node_that_is_owed_leaves_although_jobs_wait(self) -> None:
+        nodes = [a_pod(1, BUSY), owed(a_pod(2, DRAINING)), owed(a_pod(3, DRAINING))]
+        result = made(a_snapshot(POLICY, nodes=nodes, jobs=(a_waiting_job(),)))
+        assert [it for it in orders(result) if "destroy" in it] == ["destroy i-pod3-1", "destroy i-pod2-1"]
+
+    def test_a_busy_node_that_is_owed_keeps_those_below_it(self) -> None:
+        nodes = [a_pod(1, BUSY), owed(a_pod(2, DRAINING)), owed(a_pod(3, BUSY))]
+        assert not [it for it in orders(made(a_snapshot(POLICY, nodes=nodes))) if "destroy" in it]
+
+    def test_a_node_that_is_owed_no_more_takes_jobs_again(self) -> None:
+        nodes = [a_pod(1, BUSY), a_pod(2, DRAINING)]
+        result = made(a_snapshot(POLICY, nodes=nodes, jobs=(a_waiting_job(),)))
+        assert "undrain pod2-1" in orders(result)
+
+
+def owed(node: Node) -> Node:
+    assert node.cloud is not None
+    return changed(node, cloud=replace(node.cloud, owed="the fair share is 2 pods"))
+
+
 def with_fixed(node: Node) -> CloudNode:
     assert node.cloud is not None
     return replace(node.cloud, fixed="spec.minSize is 3")

@@ -235,6 +235,35 @@ def test_what_reclaims_cost_a_job_is_its_wait_and_a_part_of_the_cost(tmp_path: P
     assert outcome.slowdown_mean == pytest.approx(ended_s / 7200.0)
 
 
+GPU_NODE = """
+[Node gpu]
+cores = 4
+gpus = 2
+memory = 1GiB
+price_per_hour = 3.60
+market = spot
+billing = per-second
+slots = gpu[1-4]
+"""
+
+
+def test_a_lost_run_on_a_shared_node_costs_its_share_of_the_cores_or_of_the_gpus(tmp_path: Path) -> None:
+    """Each job holds one of the two GPUs: half of the node, although the lost one has twice the cores."""
+    short = TraceJob("short", 0.0, 600.0, 0.0, Shape(slots=1, cores_per_slot=1, gpus_per_slot=1))
+    long = TraceJob("long", 0.0, 20_000.0, 0.0, Shape(slots=1, cores_per_slot=2, gpus_per_slot=1))
+    outcome, journal = _run(
+        tmp_path, a_workload([short, long]), simulation="spot_reclaims_per_hour = 0.5\n" + GPU_NODE
+    )
+    lines = [json.loads(line) for line in journal.splitlines()]
+    starts = [line["at"] for line in lines if line["what"] == "start" and line["job"] == "long"]
+    taken_back = [line["at"] for line in lines if line["what"] == "gone" and line["why"] == "reclaimed"]
+    lost_s = [min(at_s for at_s in taken_back if at_s > start_s) - start_s for start_s in starts[:-1]]
+    assert sum(line["what"] == "created" for line in lines) == len(starts) > 1  # both ran on the first node
+    assert lost_s[0] > 600.0
+    on_shared_s = lost_s[0] * lost_s[0] / (lost_s[0] + 600.0)
+    assert outcome.cost_lost == pytest.approx(3.60 * (on_shared_s + sum(lost_s[1:])) / 3600)
+
+
 def test_restarted_jobs_are_shown_with_what_was_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lossy = a_site(tmp_path, simulation="spot_reclaims_per_hour = 1", market="spot")
     shown = []

@@ -1,0 +1,179 @@
+"""The members of the gRPC service in Kubernetes: it alone changes the sizes of their MiniClusters.
+
+Nothing is kept in memory. Wishes and shares are annotations of the MiniClusters, and each change carries the
+resource version of the object that it is based on.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import structlog
+
+from nodemanager.cloud.minicluster.client import Client, Conflict
+from nodemanager.cloud.minicluster.objects import (
+    ANNOTATION,
+    WANTED_KEY,
+    MiniCluster,
+    UnreadableObject,
+    read_minicluster,
+)
+from nodemanager.cloud.minicluster.port import Paths
+from nodemanager.cloud.minicluster.shares import allowance, largest, share_changes, wish_change, wish_text
+from nodemanager.core.nodes import FailureKind
+from nodemanager.core.ports import CloudError
+from nodemanager.ensemble.operator import OUTDATED, ChangeDenied, ChangeFailed, SizeChange
+
+_OF_MANAGERS = re.compile(rf"{ANNOTATION}/(cluster|index-[0-9]+)")
+
+Found = Mapping[str, MiniCluster]
+
+
+class MiniClusterMembers:
+    """:class:`nodemanager.ensemble.operator.MembersPort` for MiniClusters of one namespace.
+
+    ``pods_max``: how many pods they may have together, shared fairly; None is no limit but each one's ``maxSize``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        namespace: str,
+        names: Sequence[str],
+        pods_max: int | None,
+        wall_at: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._paths = {name: Paths(namespace, name).minicluster for name in names}
+        self._pods_max = pods_max
+        self._wall_at = wall_at
+        self._lock = threading.Lock()  # one decision at a time, by one connection
+
+    def resize(self, change: SizeChange) -> int:
+        """Change the size of a MiniCluster, and return its nodes: its pods without the lead broker's.
+
+        Only a node manager may reduce it, because only it has drained the pods that leave.
+        """
+        with self._lock, _as_failures():
+            found = self._read(change.name)
+            mini = found[change.name]
+            if mini.why_unusable:
+                raise ChangeFailed(f"MiniCluster {change.name}: {mini.why_unusable}", FailureKind.CONFIG)
+            if change.version and change.version != mini.resource_version:
+                raise ChangeFailed(f"MiniCluster {change.name} has changed since it was read", OUTDATED)
+            size = self._size_of(change, mini)
+            if size < mini.size:
+                _check_shrink(change, mini, size)
+            elif size > mini.size:
+                self._check_grow(change, found, size)
+            self._set_size(mini, size, change)
+            return size - 1
+
+    def status(self, name: str) -> Mapping[str, Any]:
+        with self._lock, _as_failures():
+            found = self._read(name)
+        mini = found[name]
+        allowed = allowance(name, found, self._pods_max, self._wall_at())
+        size = {"size": mini.size, "min": mini.size_min, "max": largest(mini), "allowed": allowed.size}
+        return {"nodes": {}, "queue": {}, "size": size, "metrics": {}}
+
+    def keep(self) -> None:
+        """Adapt the shares that the members are shown: wishes lapse."""
+        try:
+            with self._lock, _as_failures():
+                self._show_shares(self._read_all())
+        except ChangeFailed as fault:
+            structlog.get_logger().warning("ensemble_members_not_kept", why=str(fault))
+
+    # --- deciding ---
+
+    @staticmethod
+    def _size_of(change: SizeChange, mini: MiniCluster) -> int:
+        if change.version or change.change < 0:
+            return 1 + change.applied_to(mini.size - 1)
+        # Others say how many nodes they want at least.
+        return max(mini.size, 1 + change.applied_to(mini.size - 1))
+
+    def _check_grow(self, change: SizeChange, found: Found, size: int) -> None:
+        """Raise ``ChangeDenied`` if the size is too large now, and keep the wish."""
+        now_at, mini = self._wall_at(), found[change.name]
+        wish = wish_text(min(size, largest(mini)), now_at)
+        wishing = {**found, change.name: replace(mini, wanted=wish)}
+        allowed = allowance(change.name, wishing, self._pods_max, now_at)
+        if size <= allowed.size:
+            return
+        if self._pods_max is not None and allowed.size < largest(mini):
+            self._show_shares(wishing, {change.name: {WANTED_KEY: wish}})
+        raise ChangeDenied(allowed.why, max(allowed.size, mini.size) - 1)
+
+    def _show_shares(self, found: Found, more: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> None:
+        """Write the shares that changed, and ``more`` annotations."""
+        shares = share_changes(found, self._pods_max, self._wall_at())
+        for name in {**more, **shares}:
+            self._annotate(found[name], {**more.get(name, {}), **shares.get(name, {})})
+
+    # --- the API server ---
+
+    def _read(self, name: str) -> Found:
+        """Read a member, and with a common limit all. Raises ``ChangeFailed``."""
+        if name not in self._paths:
+            raise ChangeFailed(f'"{name[:200]}" is no member: {", ".join(self._paths)}', FailureKind.CONFIG)
+        return self._read_all() if self._pods_max is not None else {name: self._read_one(name)}
+
+    def _read_all(self) -> Found:
+        return {name: self._read_one(name) for name in self._paths}
+
+    def _read_one(self, name: str) -> MiniCluster:
+        return read_minicluster(self._client.get(self._paths[name]))
+
+    def _set_size(self, mini: MiniCluster, size: int, change: SizeChange) -> None:
+        annotations = {
+            **{key: value for key, value in change.annotations.items() if _OF_MANAGERS.fullmatch(key)},
+            **wish_change(mini, size, self._wall_at()),
+        }
+        if size == mini.size and not annotations:
+            return
+        self._client.patch(
+            self._paths[mini.name],
+            {
+                "metadata": {"resourceVersion": mini.resource_version, "annotations": annotations},
+                "spec": {"size": size},
+            },
+        )
+
+    def _annotate(self, mini: MiniCluster, annotations: Mapping[str, Any]) -> None:
+        """Change annotations. If somebody else has changed the object meanwhile, the next request repeats it."""
+        changed = {"metadata": {"resourceVersion": mini.resource_version, "annotations": dict(annotations)}}
+        try:
+            self._client.patch(self._paths[mini.name], changed)
+        except Conflict:
+            return
+
+
+def _check_shrink(change: SizeChange, mini: MiniCluster, size: int) -> None:
+    if not change.version:
+        raise ChangeDenied(
+            "jobs may run on the pods that would leave: the node manager of the MiniCluster reduces its size when "
+            "they are drained",
+            mini.size - 1,
+        )
+    if size < mini.size_min:
+        raise ChangeDenied(f"spec.minSize is {mini.size_min}", mini.size - 1)
+
+
+@contextmanager
+def _as_failures() -> Iterator[None]:
+    try:
+        yield
+    except Conflict as error:
+        raise ChangeFailed(str(error), OUTDATED) from error
+    except UnreadableObject as error:
+        raise ChangeFailed(f"a MiniCluster cannot be read: {error}", FailureKind.CONFIG) from error
+    except CloudError as error:
+        raise ChangeFailed(error.detail, error.kind) from error
