@@ -37,12 +37,19 @@ class CloudSection:
 
 def is_cloud_section(name: str) -> bool:
     """Whether a section belongs to one cloud, be it its own or that of its credentials."""
-    return name == SECTION or name.startswith(NAMED)
+    return name == SECTION or (name.startswith(NAMED) and not is_misspelt(name))
+
+
+def is_misspelt(name: str) -> bool:
+    """Whether a section was probably meant to be ``[Cloud Credentials]``. No cloud may have such a name."""
+    rest = name.removeprefix(NAMED) if name.startswith(NAMED) else ""
+    return rest.lower().startswith("cred") and name != credentials.SECTION
 
 
 def cloud_sections(document: Document) -> list[CloudSection]:
     """The clouds of a site, ``[Cloud]`` first. A site without any is a site that lacks ``[Cloud]``."""
-    names = [it for it in document.sections if it.startswith(NAMED) and not it.endswith(_CREDENTIALS)]
+    own = (it for it in document.sections if is_cloud_section(it) and not it.endswith(_CREDENTIALS))
+    names = [it for it in own if it != SECTION]
     named = [CloudSection(CloudName(it.removeprefix(NAMED)), it) for it in names]
     plain = {SECTION, credentials.SECTION} & document.sections.keys() or not named
     return [CloudSection(DEFAULT_CLOUD, SECTION), *named] if plain else named

@@ -716,14 +716,15 @@ def _unknown_sections(document: Document) -> Iterator[Fault]:
         if _is_secret(name):
             continue
         kind = next((kind for kind in _NAMED if name.startswith(kind)), None)
-        if kind is not None:
+        if kind is not None and not several.is_misspelt(name):
             pattern, allowed = _NAMED[kind]
             if not pattern.fullmatch(name.removeprefix(kind)):
                 yield document.fault(name, "", f"[{kind}NAME] needs a name: {allowed}")
         elif name not in _SECTIONS:
             _, _, rest = name.partition(" ")
             named = [kind + (rest or "NAME") for kind in _NAMED]
-            nearest = nearest_name(name, (*_SECTIONS, *named))
+            misspelt = several.is_misspelt(name)
+            nearest = credentials.SECTION if misspelt else nearest_name(name, (*_SECTIONS, *named))
             known = ", ".join((*_SECTIONS, *(f"{kind}NAME" for kind in _NAMED)))
             problem = "no such section" + ("" if nearest else f"; the sections are {known}")
             yield document.fault(name, "", problem, nearest)

@@ -581,9 +581,10 @@ class CloudSettings(SectionSettings):
     creates_burst: _Positive = 20
     boot_delay_s: _Duration = Field(default=0.0, validation_alias="boot_delay")
     call_timeout_s: _Period = Field(default=60.0, validation_alias="call_timeout")
-    nodes_max: _Positive | None = None
-    price_per_hour_max: _Price | None = None
-    priority: Annotated[int, _whole(-9, 9)] = 0
+    # None means only the limits of the whole site.
+    nodes_max: Annotated[int | None, _whole(1)] = None
+    price_per_hour_max: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
+    priority: Annotated[int, _whole(0, 9)] = 0
 
 
 class LimitsSettings(SectionSettings):
@@ -772,7 +773,6 @@ class JoinSettings(SectionSettings):
 class NodeSettings(SectionSettings):
     """One ``[Node NAME]``. ``size`` defaults to NAME; ``image``, ``zones``, ``network``, ... to ``[Cloud]``."""
 
-    cloud: _OptionalWord = ""
     size: _OptionalWord = ""
     sizes: Annotated[
         tuple[str, ...], ValueFormat('a list of sizes and patterns such as "c7i.4xlarge, c7a.*"', _comma_list)
@@ -799,6 +799,7 @@ class NodeSettings(SectionSettings):
     disruption_max: Annotated[tuple[int | None, float] | None, _DISRUPTION_MAX] = None
     disruption_windows: Annotated[tuple[Window, ...] | None, _WINDOWS] = None  # None means those of [Disruption]
     mode: Annotated[Mode | None, _one_of(Mode)] = None  # None means the site's mode
+    cloud: _OptionalWord = ""
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _JoinedWords = ""  # several are joined by ","
