@@ -1,6 +1,8 @@
 # flux-node-manager in a container next to a Flux instance. The image contains flux-core, whose Python bindings must have
 # exactly the instance's version. With another version the manager exits at its start and names both versions.
 #   docker build --build-arg FLUX_VERSION=0.88.0 --tag flux-node-manager .
+# Without flux-core, for an instance that the manager reaches by ssh ([Flux] uri = ssh://HOST/PATH), of any version:
+#   docker build --build-arg FLUX_IMAGE=debian:bookworm-slim --build-arg FLUX_VERSION= --tag flux-node-manager:ssh .
 ARG FLUX_VERSION=0.88.0
 ARG FLUX_IMAGE=fluxrm/flux-core:bookworm-v${FLUX_VERSION}
 
@@ -20,13 +22,17 @@ COPY config config
 COPY doc/man doc/man
 COPY nodemanager nodemanager
 COPY requirements requirements
-# Every dependency has the version and the hash in the lock file (bin/lock). pip itself stays in an environment of its
-# own. The tests in libcloud's wheel are left out, and the bytecode of modules that the service does not import.
+# Every dependency has the version and the hash in a lock file (bin/lock), and so has what builds the wheel. pip itself
+# stays in an environment of its own. The tests in libcloud's wheel are left out, and the bytecode of modules that the
+# service does not import.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python3 -m venv /opt/pip \
+ && /opt/pip/bin/pip install --require-hashes --requirement requirements/build.txt \
+ && /opt/pip/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /opt/wheel . \
  && python3 -m venv --without-pip /opt/flux-node-manager \
- && into="--python /opt/flux-node-manager/bin/python install --no-cache-dir --disable-pip-version-check" \
+ && into="--python /opt/flux-node-manager/bin/python install" \
  && /opt/pip/bin/pip $into --no-compile --require-hashes --requirement requirements/service.txt \
- && /opt/pip/bin/pip $into --no-deps . \
+ && /opt/pip/bin/pip $into --no-deps --no-index /opt/wheel/*.whl \
  && rm -rf /opt/flux-node-manager/lib/python3*/site-packages/libcloud/test
 RUN cd / && for part in cloud.azure cloud.ec2 cloud.gce cloud.openstack; do \
         /opt/flux-node-manager/bin/python -c "import nodemanager.$part.from_site, nodemanager.service.service" || exit 1; \
@@ -42,21 +48,26 @@ LABEL org.opencontainers.image.title="flux-node-manager" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 USER 0
-# curl runs the health check; ssh is for instances whose uri begins with ssh://.
+# curl runs the health check; ssh is for instances whose uri begins with ssh://. flux-core's image has python3 already.
 # hadolint ignore=DL3008
 RUN apt-get update \
- && apt-get install --yes --no-install-recommends ca-certificates curl openssh-client \
+ && apt-get install --yes --no-install-recommends ca-certificates curl openssh-client python3 \
  && apt-get clean \
  && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/flux-node-manager /opt/flux-node-manager
 ENV PATH=/opt/flux-node-manager/bin:$PATH PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
-# Check that the bindings can be imported and have the requested version.
-RUN python3 -c "from nodemanager.flux.handles import direct, far_side as f; direct.load(); assert f.version() == '${FLUX_VERSION}', f.version()"
+# Check that the bindings can be imported and have the requested version, if there are any.
+RUN [ -z "${FLUX_VERSION}" ] || python3 -c "from nodemanager.flux.handles import direct, far_side as f; direct.load(); assert f.version() == '${FLUX_VERSION}', f.version()"
 # The user that owns the instance, because no other user may drain a rank. To change it, use --build-arg; or use --user
 # and mount a folder that this user owns.
 ARG UID=1000
 ARG GID=1000
-RUN install --directory --owner=${UID} --group=${GID} --mode=0700 /var/lib/flux-node-manager
+# ssh runs only for a user with an entry in the list of users.
+RUN set -e; \
+    getent group "${GID}" >/dev/null || groupadd --gid "${GID}" flux-node-manager; \
+    getent passwd "${UID}" >/dev/null || useradd --uid "${UID}" --gid "${GID}" --no-create-home --no-log-init \
+        --home-dir /var/lib/flux-node-manager --shell /usr/sbin/nologin flux-node-manager; \
+    install --directory --owner=${UID} --group=${GID} --mode=0700 /var/lib/flux-node-manager
 USER ${UID}:${GID}
 WORKDIR /var/lib/flux-node-manager
 VOLUME /var/lib/flux-node-manager

@@ -361,6 +361,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "properties": "Properties that the slots declare to Flux, which jobs and queues can require.",
         "slots": "The placeholder ranks of this type. `init` assigns ranks in the order of the file, starting at "
         "1.",
+        "placement": "`cluster`, on `ec2`, `gce`, `azure` and `openstack`: nodes of this type are created near "
+        "each other, in a placement group for each zone ([slots.md](slots.md#nodes-near-each-other)).",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
         "They cost money.",
         "prepaid": "So many nodes of this type cost nothing more, at once: reserved instances, savings plans, your "

@@ -310,7 +310,6 @@ def new_site(chosen: argparse.Namespace) -> int:
     """Write a first site file from what an account offers."""
     from nodemanager.cli.new_site.command import NewSiteError, write_new_site
     from nodemanager.cli.new_site.questions import Questions, Unanswered
-    from nodemanager.core.ports import CloudError
 
     if chosen.config is not None or chosen.existing is not None:
         chosen.usage_error("--provider writes a new site file, so --config and --existing do not go with it")
@@ -318,7 +317,7 @@ def new_site(chosen: argparse.Namespace) -> int:
         write_new_site(chosen, Questions.on_terminal(), os.environ, _print_now)
     except Unanswered as error:
         chosen.usage_error(str(error))
-    except (CloudError, NewSiteError) as error:
+    except NewSiteError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED
     return EXIT_OK

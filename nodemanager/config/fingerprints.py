@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nodemanager.config.text.settings import CloudSettings, FluxSettings, JoinSettings, NodeSettings
-from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.core.slots import NodePlacement, NodeType, TypeName
 from nodemanager.core.upkeep.rules import fingerprint_of
 
 # The settings of which a node's user-data is made. Keys that only the service reads are left out, and so is what
@@ -36,7 +36,9 @@ def with_fingerprints(
                     "image": node_type.image,
                     "size": node_type.size if not node_type.sizes else "",  # any of them serves
                     "network": [
-                        str(getattr(nodes[node_type.name], key) or getattr(cloud, key)) for key in _NETWORK_KEYS
+                        *(str(getattr(nodes[node_type.name], key) or getattr(cloud, key)) for key in _NETWORK_KEYS),
+                        # Only if it is set: the digests of other sites stay as they were.
+                        *([node_type.placement] if node_type.placement is not NodePlacement.ANYWHERE else []),
                     ],
                     "user-data": user_data,
                 }

@@ -21,7 +21,7 @@ from nodemanager.config import clouds as several
 from nodemanager.config.clouds import CloudSection
 from nodemanager.config.fingerprints import with_fingerprints
 from nodemanager.config.price_list import PriceTable
-from nodemanager.config.providers import azure, ec2, gce, minicluster, openstack
+from nodemanager.config.providers import azure, common, ec2, gce, minicluster, openstack
 from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of, sizes_on_both_markets
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
@@ -70,6 +70,7 @@ from nodemanager.core.slots import (
     CloudName,
     Market,
     Misfit,
+    NodePlacement,
     NodeType,
     Size,
     SlotName,
@@ -134,6 +135,7 @@ _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
 
 # A node has a part of a machine, whose size says nothing about that part.
 _SHARES_MACHINES = (Provider.LOCAL, Provider.MINICLUSTER)
+_HAS_GROUPS = (Provider.EC2, Provider.OPENSTACK, Provider.GCE, Provider.AZURE, Provider.SIMULATED)  # of nodes
 
 _S = TypeVar("_S", bound=SectionSettings)
 
@@ -199,6 +201,11 @@ class Site:
     def secrets(self) -> Mapping[str, str]:
         """The credentials in plain text, for the provider only. Never show, log or store them."""
         return {key: secret.get_secret_value() for key, secret in self.credentials.items()}
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether nodes of any type are created in placement groups."""
+        return any(node_type.placement is not NodePlacement.ANYWHERE for node_type in self.node_types)
 
     @property
     def observed_types(self) -> frozenset[TypeName]:
@@ -699,6 +706,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: 
         market=sizes[0].market if sizes else node.market or Market.ON_DEMAND,
         image=node.image or cloud.image,
         zones=ec2.zones_of(node) or ec2.zones_of(cloud),
+        placement=node.placement,
         spares=node.spares,
         sizes=sizes,
         max_age_s=node.max_age_s,
@@ -792,6 +800,8 @@ def _provider_faults(
     document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
 ) -> Iterator[Fault]:
     """Check what only this provider needs."""
+    if cloud.provider not in _HAS_GROUPS:
+        yield from common.unsupported_placement(document, nodes, f"provider = {cloud.provider}")
     match cloud.provider:
         case Provider.EC2:
             yield from ec2.faults(document, cloud, nodes)

@@ -7,6 +7,8 @@ launch record), in seconds since the epoch. Durations end in ``_s`` too.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -79,24 +81,26 @@ class CloudNode:
     size: str = ""  # the provider's name of its size; "" if the provider does not say
     note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
     fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
+    group: str = ""  # its placement group; "" if it is in none, or the provider does not say
     owed: str = ""  # why it is to be given back as soon as no job runs there; "" if it may be kept
 
 
 class LeftoverKind(StrEnum):
-    """A resource that may outlive the node it was created for, and still costs money."""
+    """A resource that may outlive the node it was created for. All but groups still cost money."""
 
     VOLUME = "volume"
     INTERFACE = "interface"
     ADDRESS = "address"
+    GROUP = "placement group"
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A resource of this cluster at the provider that no longer belongs to a node."""
+    """A resource of this cluster at the provider that no longer belongs to a node. A group has no launch."""
 
     kind: LeftoverKind
     provider_id: ProviderId
-    launch: LaunchId
+    launch: LaunchId = LaunchId("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,23 @@ class Launch:
     market: Market | None = None  # None in old records
     made_from: str = ""  # the fingerprint of what it was made from; "" in old records
     prepaid: bool = False  # it is one of the prepaid nodes of its type, and costs nothing
+    group: str = ""  # the placement group to create it in; "": none
     cloud: CloudName = DEFAULT_CLOUD  # where it is created; in old records the only one
+
+
+def group_prefix(cluster_uuid: str) -> str:
+    """How the names of all placement groups of a cluster begin."""
+    return f"fnm-{hashlib.sha256(cluster_uuid.encode()).hexdigest()[:12]}-"
+
+
+def group_name(cluster_uuid: str, type_name: TypeName, zone: str) -> str:
+    """The placement group of a node type in a zone, by a name that every provider accepts.
+
+    At most 61 lower-case letters, digits and "-". The digest keeps names apart that differ in other characters.
+    """
+    words = re.sub(r"[^a-z0-9]+", "-", f"{type_name}-{zone}".lower()).strip("-")[:31].rstrip("-")
+    digest = hashlib.sha256(f"{type_name}\n{zone}".encode()).hexdigest()[:12]
+    return f"{group_prefix(cluster_uuid)}{words}-{digest}"
 
 
 class JoinPhase(StrEnum):

@@ -39,6 +39,8 @@ class Figures(TypedDict, total=False):
     job: str
     nearest: str
     not_taken: str
+    group: str
+    passed_over: tuple[str, ...]
     node: str
     node_type: str
     period: str
@@ -273,7 +275,7 @@ class Code(StrEnum):
     SLOTS_DO_NOT_ADD_UP = "slots_do_not_add_up", "wanted have types"
     SLOTS_UNKNOWN_TYPE = "slots_unknown_type", "node_type"
     # a node is bought, recorded, created
-    DEMAND = "demand", "node_type job_count", "not_taken"
+    DEMAND = "demand", "node_type job_count", "not_taken group passed_over"
     NODES_MIN = "nodes_min", "nodes_min", "node_type"
     SPARE = "spare", "node_type spares"
     LEASE_TO_RECORD = "lease_to_record"

@@ -358,7 +358,11 @@ SENTENCES: Mapping[str, str] = {
 _OPERATOR = (("until_at", ", until {until_at}"), ("why", ": {why}"))
 ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     Code.NO_FREE_SLOT: (("jobs", "; waits for jobs {jobs}"),),
-    Code.DEMAND: (("not_taken", "; not taken: {not_taken}"),),
+    Code.DEMAND: (
+        ("group", ", in placement group {group}"),
+        ("passed_over", "; passed over: {passed_over}"),
+        ("not_taken", "; not taken: {not_taken}"),
+    ),
     Code.PAUSED: _OPERATOR,
     Code.HELD_BY_OPERATOR: _OPERATOR,
     Code.RETIRED_BY_OPERATOR: _OPERATOR,

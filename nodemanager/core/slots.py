@@ -59,6 +59,13 @@ class Size:
     memory_bytes: int = 0
 
 
+class NodePlacement(StrEnum):
+    """Where the nodes of a type are created within a zone."""
+
+    ANYWHERE = "anywhere"
+    CLUSTER = "cluster"  # near each other: in a placement group of the type and the zone
+
+
 @dataclass(frozen=True, slots=True)
 class NodeType:
     """A kind of node that the site may buy, and the slots that it may fill."""
@@ -75,6 +82,7 @@ class NodeType:
     market: Market = Market.ON_DEMAND
     image: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves the choice to the provider
+    placement: NodePlacement = NodePlacement.ANYWHERE
     spares: int = 0  # nodes kept up beyond what jobs need, so that the next job starts at once
     prepaid: int = 0  # so many nodes at once cost nothing more
     prepaid_until_at: float = 0.0  # when that ends, in seconds since the epoch; 0: never

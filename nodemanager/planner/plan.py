@@ -52,6 +52,7 @@ from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held, with_words
 from nodemanager.planner.observe.safe_mode import safe_mode_ends_s
+from nodemanager.planner.observe.zones import group_of, zones_passed_over
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
@@ -454,7 +455,11 @@ def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
-    wanted = [*((purchase, _demand(purchase, weighed)) for purchase in needs.purchases), *basis.upkeep[1], *spares]
+    wanted = [
+        *((purchase, _demand(purchase, weighed, basis)) for purchase in needs.purchases),
+        *basis.upkeep[1],
+        *spares,
+    ]
     if not wanted:
         return ()
     if policy.stacked:
@@ -484,8 +489,13 @@ def _in_order(wanted: Sequence[tuple[Purchase, Reason]], basis: Basis) -> list[t
     return sorted(found, key=lambda it: it[0].place[1])
 
 
-def _demand(purchase: Purchase, weighed: Bursts) -> Reason:
-    reason = because(Code.DEMAND, node_type=purchase.node_type.name, job_count=purchase.job_count)
+def _demand(purchase: Purchase, weighed: Bursts, basis: Basis) -> Reason:
+    node_type, zone = purchase.node_type, purchase.zone
+    reason = because(Code.DEMAND, node_type=node_type.name, job_count=purchase.job_count)
+    if group := group_of(node_type, zone, basis.policy.cluster_uuid):
+        reason = reason.with_figures(group=group)
+        if passed_over := zones_passed_over(node_type, zone, basis.snapshot):
+            reason = reason.with_figures(passed_over=passed_over)
     not_taken = next(filter(None, map(weighed.describe_not_taken, purchase.serves)), "")
     return reason.with_figures(not_taken=not_taken) if not_taken else reason
 

@@ -12,6 +12,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import CloudName, ForeignDrain, NodeType, SlotName, Tariff
 from nodemanager.planner.cost import fleet
+from nodemanager.planner.observe.zones import group_of
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Stray
@@ -98,7 +99,7 @@ def _launch_of_stray(stray: Stray, snapshot: Snapshot, policy: Policy, cloud: Cl
     bought = (identity.type_name, stray.node.size, stray.node.market)
     size = policy.of_size.get(bought) or policy.by_size[identity.type_name][-1]
     adopted = new_launch(identity.launch, identity.slot, snapshot, size, created_at, policy)
-    return replace(adopted, made_from=identity.made_from)
+    return replace(adopted, made_from=identity.made_from, group=stray.node.group)
 
 
 def new_launch(
@@ -123,5 +124,6 @@ def new_launch(
         size=node_type.size,
         market=node_type.market,
         made_from=node_type.made_from,
+        group=group_of(node_type, zone, policy.cluster_uuid),
         cloud=node_type.cloud,
     )

@@ -155,13 +155,13 @@ def recording_no_spending(patch: Patch) -> None:
 def buying_for_jobs_that_are_held(patch: Patch) -> None:
     queue_seen = observe._apply_queue
 
-    def all_wait(snapshot: Snapshot, fact: Any) -> Snapshot:
+    def all_wait(snapshot: Snapshot, fact: Any, policy: Policy) -> Snapshot:
         jobs = tuple(
             replace(job, priority=16, urgency=16) if job.state is JobState.SCHED else job for job in fact.jobs
         )
-        return queue_seen(snapshot, replace(fact, jobs=jobs))
+        return queue_seen(snapshot, replace(fact, jobs=jobs), policy)
 
-    patch.setitem(cast("dict[Any, Any]", observe.HANDLERS), QueueSeen, observe.whatever_the_policy(all_wait))
+    patch.setitem(cast("dict[Any, Any]", observe.HANDLERS), QueueSeen, observe.one_by_one(all_wait))
 
 
 def killing_housekeeping_for_ever(patch: Patch) -> None:

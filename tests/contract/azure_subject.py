@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -24,8 +24,10 @@ from tests.contract.recorded_subject import BOOTS_AFTER, FaultyService, Kept, Re
 
 _GROUP = "/subscriptions/sub/resourceGroups/nodes/providers"
 _PATH = re.compile(
-    rf"{_GROUP}/(?P<kind>Microsoft\.Compute/virtualMachines|Microsoft\.Network/networkInterfaces)(/(?P<name>.+))?"
+    rf"{_GROUP}/(?P<kind>Microsoft\.Compute/virtualMachines|Microsoft\.Network/networkInterfaces"
+    r"|Microsoft\.Compute/proximityPlacementGroups)(/(?P<name>.+))?"
 )
+_GROUPS = "Microsoft.Compute/proximityPlacementGroups"
 _MACHINES, _INTERFACES = "Microsoft.Compute/virtualMachines", "Microsoft.Network/networkInterfaces"
 _TOKEN = of_libcloud("azure_arm/_77777777_7777_7777_7777_777777777777_oauth2_token")
 
@@ -44,6 +46,7 @@ class AzureService(FaultyService):
         super().__init__(url)
         self.machines: dict[str, _Machine] = {}
         self.interfaces: dict[str, dict[str, Any]] = {}
+        self.groups: dict[str, dict[str, Any]] = {}
         self.reserved: set[str] = set()  # interfaces of refused machines
 
     def answer(self, call: Call) -> Reply:
@@ -53,7 +56,12 @@ class AzureService(FaultyService):
         if self.throttling:
             return self._refused(429, "TooManyRequests", Retry_After="7")
         name = asked["name"] or ""
-        match call.method, asked["kind"]:
+        if asked["kind"] == _GROUPS:
+            return self._about_group(call, name)
+        return self._about_machine(call, asked["kind"], name)
+
+    def _about_machine(self, call: Call, asked_kind: str, name: str) -> Reply:
+        match call.method, asked_kind:
             case "GET", kind if not name:
                 return said({"value": self._machines() if kind == _MACHINES else list(self.interfaces.values())})
             case "GET", "Microsoft.Compute/virtualMachines" if name in self.machines:
@@ -75,7 +83,27 @@ class AzureService(FaultyService):
                 return Reply(202)
         return self._refused(404, "ResourceNotFound")
 
+    def _about_group(self, call: Call, name: str) -> Reply:
+        if not name:
+            return said({"value": list(self.groups.values())})
+        if call.method == "PUT":
+            assert call.body["properties"]["proximityPlacementGroupType"] == "Standard"
+            self.groups[name] = {**call.body, "name": name, "id": call.path.upper()}
+            return said(self.groups[name], 201)
+        if name not in self.groups:
+            return self._refused(404, "ResourceNotFound")
+        if name in {self._group_of(kept.body) for kept in self.machines.values()}:
+            return self._refused(409, "InUseProximityPlacementGroupCannotBeDeleted")
+        del self.groups[name]
+        return Reply(200)
+
+    @staticmethod
+    def _group_of(machine: dict[str, Any]) -> str:
+        return str(machine["properties"].get("proximityPlacementGroup", {}).get("id", "")).rpartition("/")[2]
+
     def _put_machine(self, name: str, path: str, body: dict[str, Any]) -> Reply:
+        if (group := self._group_of(body)) and group not in self.groups:
+            return self._refused(404, "NotFound", f"Resource {_GROUP}/{_GROUPS}/{group} not found.")
         made = {"provisioningState": "Creating", "timeCreated": f"2026-11-21T10:36:{len(self.machines):02}+00:00"}
         kept = _Machine({**body, "name": name, "id": path, "properties": {**body["properties"], **made}})
         if self.refusal is not None:
@@ -95,8 +123,8 @@ class AzureService(FaultyService):
                 del self.machines[name], self.interfaces[kept.interface]
         return [kept.body for kept in self.machines.values()]
 
-    def _refused(self, status: int, code: str, **headers: str) -> Reply:
-        return said({"error": {"code": code, "message": "no"}}, status, **headers)
+    def _refused(self, status: int, code: str, message: str = "no", **headers: str) -> Reply:
+        return said({"error": {"code": code, "message": message}}, status, **headers)
 
 
 class _OfAnyImage(AzureCloud):
@@ -109,6 +137,7 @@ class _OfAnyImage(AzureCloud):
 class AzureSubject(RecordedSubject[AzureService]):
     port: AzureCloud
     over_quota = (409, "QuotaExceeded")
+    has_groups = True
 
     def __init__(self) -> None:
         super().__init__(AzureService)
@@ -126,6 +155,9 @@ class AzureSubject(RecordedSubject[AzureService]):
             SystemClock(),
             sleep=lambda _: None,
         )
+
+    def groups(self) -> Collection[str]:
+        return self.service.groups
 
     def add_untagged(self) -> ProviderId:
         body = {"tags": {}, "properties": {"networkProfile": {"networkInterfaces": [{"id": "x/of-others"}]}}}

@@ -9,11 +9,11 @@ from __future__ import annotations
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from libcloud.compute.base import NodeImage, NodeSize
@@ -104,6 +104,9 @@ class CloudSubject(ABC):
     one_node_per_slot = ""  # why a slot cannot have two nodes, "" if it can
     remembers_the_dead = True  # an ended node stays listed for a while, and its launch is not created again
 
+    has_groups = False  # it has placement groups
+    tells_groups = True  # a list shows the group of each node
+
     @abstractmethod
     def another_port(self) -> CloudPort:
         """Return a port like that of another thread or process."""
@@ -118,6 +121,14 @@ class CloudSubject(ABC):
 
     def close(self) -> None:  # noqa: B027 - simulated subjects need no clean-up
         """Clean up."""
+
+    def groups(self) -> Collection[str]:
+        """Return the names of all placement groups at the provider."""
+        raise NotImplementedError
+
+    def port_of(self, cluster_uuid: str) -> CloudPort:
+        """Return a port of another cluster that has the same name."""
+        raise NotImplementedError
 
     def kill(self, provider_id: ProviderId) -> None:
         """Let a node die by itself, at once."""
@@ -250,6 +261,8 @@ def reap(directory: Path) -> None:
 
 
 class SimulatedSubject(CloudSubject):
+    has_groups = True
+
     def __init__(self, world: World, provider: SimulatedProvider) -> None:
         self.world = world
         self.provider = provider
@@ -264,6 +277,12 @@ class SimulatedSubject(CloudSubject):
             if self.world.now_s > deadline_s:
                 pytest.fail(f"waited an hour of the world's in vain for {what}")
             self.world.advance_by(1.0)
+
+    def groups(self) -> Collection[str]:
+        return self.provider.groups()
+
+    def port_of(self, cluster_uuid: str) -> CloudPort:
+        return self.provider.port(CLUSTER, cluster_uuid)
 
     def kill(self, provider_id: ProviderId) -> None:
         self.provider.kill(provider_id)
@@ -312,6 +331,8 @@ class OpenStackSubject(CloudSubject):
     """A real Nova (``bin/test --openstack`` installs one)."""
 
     remembers_the_dead = False
+    has_groups = True
+    tells_groups = False
 
     def __init__(self, _: Path) -> None:
         self.nova = shared_nova()
@@ -325,6 +346,20 @@ class OpenStackSubject(CloudSubject):
 
     def close(self) -> None:
         self.nova.empty()
+        for group in self._groups():
+            self.nova.administer("DELETE", f"/os-server-groups/{group['id']}")
+
+    def groups(self) -> Collection[str]:
+        return [str(group["name"]) for group in self._groups()]
+
+    def port_of(self, cluster_uuid: str) -> CloudPort:
+        return openstack_cloud(self.nova, CLUSTER, cluster_uuid, a_script)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.nova.administer("GET", "/os-server-groups?all_projects=1")[
+            "server_groups"
+        ]
+        return found
 
     def add_stranger(self, identity: Identity | None) -> ProviderId:
         if identity is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 from nodemanager.cloud.ec2.credentials import Keys
@@ -33,6 +33,8 @@ def a_cloud(front: MotoFront, cluster: str = CLUSTER, cluster_uuid: str = CLUSTE
 
 
 class Ec2Subject(CloudSubject):
+    has_groups = True
+
     def __init__(self) -> None:
         self.front = MotoFront()
         self.port = self.another_port()
@@ -45,6 +47,12 @@ class Ec2Subject(CloudSubject):
 
     def close(self) -> None:
         self.front.close()
+
+    def groups(self) -> Collection[str]:
+        return self.front.groups.tags
+
+    def port_of(self, cluster_uuid: str) -> Ec2Cloud:
+        return a_cloud(self.front, cluster_uuid=cluster_uuid)
 
     def kill(self, provider_id: ProviderId) -> None:
         self.front.end(provider_id, "Server.SpotInstanceTermination", "Spot instance termination")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,8 @@ from tests.contract.recorded_subject import BOOTS_AFTER, FaultyService, Kept, Re
 
 _PROJECT = "/compute/v1/projects/lab"
 _ZONE = "europe-west3-a"
+_REGION = "europe-west3"
+_POLICIES = re.compile(rf"{_PROJECT}/(aggregated|regions/{_REGION})/resourcePolicies(/(?P<name>.+))?")
 _PATH = re.compile(
     rf"{_PROJECT}/(zones/{_ZONE}/)?(?P<what>instances|operations|aggregated/instances)(/(?P<name>.+))?"
 )
@@ -35,6 +37,7 @@ class GceService(FaultyService):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.kept: dict[str, Kept] = {}
+        self.policies: dict[str, dict[str, Any]] = {}
         self.ends: list[dict[str, Any]] = []  # the results of the operations
         self.room = True
 
@@ -42,6 +45,8 @@ class GceService(FaultyService):
         asked = _PATH.fullmatch(call.path)
         if self.throttling:
             return self._refused(429, "rateLimitExceeded", Retry_After="7")
+        if policy := _POLICIES.fullmatch(call.path):
+            return self._about_policy(call, policy["name"])
         if asked is None:
             return self._refused(404, "notFound")
         match call.method, asked["what"]:
@@ -60,11 +65,42 @@ class GceService(FaultyService):
         kept.body["status"] = "STOPPING"
         return self._begun({"status": "DONE"})
 
+    def _about_policy(self, call: Call, name: str | None) -> Reply:
+        if call.method == "POST":
+            if call.body["name"] in self.policies:
+                return self._refused(409, "alreadyExists")
+            assert call.body["groupPlacementPolicy"] == {"collocation": "COLLOCATED"}
+            region = f"https://www.googleapis.com{_PROJECT}/regions/{_REGION}"
+            self.policies[call.body["name"]] = {**call.body, "region": region, "status": "CREATING"}
+            return self._begun({"status": "DONE"})
+        if name is None:
+            found: dict[str, Any] = {"regions/europe-west1": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}
+            found[f"regions/{_REGION}"] = {"resourcePolicies": list(self.policies.values())}
+            return said({"id": "list", "items": found})
+        if name not in self.policies:
+            return self._refused(404, "notFound")
+        if call.method == "GET":
+            answer = said(self.policies[name])
+            self.policies[name]["status"] = "READY"
+            return answer
+        if any(f"resourcePolicies/{name}" in path for path in self._paths_in_use()):
+            return self._refused(400, "resourceInUseByAnotherResource")
+        del self.policies[name]
+        return self._begun({"status": "DONE"})
+
+    def _paths_in_use(self) -> list[str]:
+        return [path for kept in self.kept.values() for path in kept.body.get("resourcePolicies", [])]
+
     def _inserted(self, body: dict[str, Any]) -> Reply:
         if body["name"] in self.kept:
             return self._refused(409, "alreadyExists")
         if self.refusal is not None:
             return self._refused(*self.refusal)
+        for path in body.get("resourcePolicies", []):
+            if self.policies.get(path.rpartition("/")[2], {}).get("status") != "READY":
+                return self._refused(404, "notFound", f"The resource '{path}' was not found")
+            assert path.startswith(f"projects/lab/regions/{_REGION}/")
+            assert body["scheduling"]["onHostMaintenance"] == "TERMINATE"
         if not self.room:
             exhausted = {"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": "no room"}
             return self._begun({"status": "DONE", "error": {"errors": [exhausted]}})
@@ -91,8 +127,9 @@ class GceService(FaultyService):
         found = [it.body for it in self.kept.values() if it.body["labels"].get(asked["label"]) == asked["value"]]
         return said({"id": "list", "items": {f"zones/{_ZONE}": {"instances": found}}})
 
-    def _refused(self, status: int, reason: str, **headers: str) -> Reply:
-        return said({"error": {"code": status, "message": "no", "errors": [{"reason": reason}]}}, status, **headers)
+    def _refused(self, status: int, reason: str, message: str = "no", **headers: str) -> Reply:
+        error = {"code": status, "message": message, "errors": [{"reason": reason, "message": message}]}
+        return said({"error": error}, status, **headers)
 
 
 class _AToken:
@@ -105,6 +142,7 @@ class _AToken:
 class GceSubject(RecordedSubject[GceService]):
     port: GceCloud
     over_quota = (403, "quotaExceeded")
+    has_groups = True
 
     def __init__(self) -> None:
         super().__init__(GceService)
@@ -115,6 +153,9 @@ class GceSubject(RecordedSubject[GceService]):
             lambda: GcePlacement("global/networks/default", (_ZONE,))
         )
         return GceCloud(driver, placements, cluster, cluster_uuid, a_script, SystemClock(), sleep=lambda _: None)
+
+    def groups(self) -> Collection[str]:
+        return self.service.policies
 
     def add_untagged(self) -> ProviderId:
         body = {"name": "stranger", "labels": {LABEL_CLUSTER: CLUSTER}, "metadata": {}}

@@ -62,6 +62,9 @@ class RecordedSubject(CloudSubject, Generic[S]):
     def another_port(self) -> CloudPort:
         return self.a_port_of(CLUSTER, CLUSTER_UUID)
 
+    def port_of(self, cluster_uuid: str) -> CloudPort:
+        return self.a_port_of(CLUSTER, cluster_uuid)
+
     def wait(self, reached: Callable[[], bool], what: str) -> None:
         until(reached, what)
 

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.core.nodes import CloudState, FailureKind, Identity, Launch, LaunchId, ProviderId
+from nodemanager.core.nodes import (
+    CloudState,
+    FailureKind,
+    Identity,
+    Launch,
+    LaunchId,
+    Leftover,
+    LeftoverKind,
+    ProviderId,
+    group_name,
+)
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, SlotName, TypeName
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SIZES, SUBJECTS, CloudSubject, a_type
@@ -261,3 +271,78 @@ class TestSweep:
         cloud.port.destroy(created.provider_id)
         cloud.wait(lambda: cloud.standing() == [], "the end of the node")
         assert [cloud.port.sweep() for _ in range(3)] == [(), (), ()]
+
+
+GROUP = group_name(CLUSTER_UUID, TypeName("small"), "")
+
+
+@pytest.fixture
+def grouping(cloud: CloudSubject) -> CloudSubject:
+    if not cloud.has_groups:
+        pytest.skip("this provider has no placement groups, and the config refuses them")
+    return cloud
+
+
+def in_group(launch: Launch, group: str = GROUP) -> Launch:
+    return replace(launch, group=group)
+
+
+def swept_groups(swept: tuple[Leftover, ...]) -> list[LeftoverKind]:
+    return [leftover.kind for leftover in swept]
+
+
+class TestPlacementGroups:
+    def test_nodes_are_made_in_the_group_of_their_launch_by_any_port(self, grouping: CloudSubject) -> None:
+        grouping.port.create(in_group(grouping.launch("1")), a_type())
+        grouping.another_port().create(in_group(grouping.launch("2", "node-2")), a_type())
+        grouping.port.create(grouping.launch("3", "node-2"), a_type())
+        assert list(grouping.groups()) == [GROUP]
+        listed = {node.identity.launch: node.group for node in grouping.standing() if node.identity is not None}
+        told = GROUP if grouping.tells_groups else ""
+        assert listed == {"launch-1": told, "launch-2": told, "launch-3": ""}
+
+    def test_repeating_after_a_lost_reply_makes_no_second_node_and_no_second_group(
+        self, grouping: CloudSubject
+    ) -> None:
+        launch = in_group(grouping.launch())
+        with grouping.losing_replies(), pytest.raises(CloudError):
+            grouping.port.create(launch, a_type())
+        again = grouping.another_port().create(launch, a_type())
+        assert [node.provider_id for node in grouping.standing()] == [again.provider_id]
+        assert list(grouping.groups()) == [GROUP]
+
+    def test_group_with_a_node_is_never_swept(self, grouping: CloudSubject) -> None:
+        grouping.port.create(in_group(grouping.launch()), a_type())
+        assert [grouping.port.sweep() for _ in range(3)] == [(), (), ()]
+        assert list(grouping.groups()) == [GROUP]
+
+    def test_group_that_no_capacity_left_empty_is_swept_at_the_second_look(self, grouping: CloudSubject) -> None:
+        with grouping.out_of_capacity(), pytest.raises(CloudError) as failed:
+            grouping.port.create(in_group(grouping.launch()), a_type())
+        assert failed.value.kind is FailureKind.CAPACITY
+        assert list(grouping.groups()) == [GROUP]
+        assert grouping.port.sweep() == ()
+        assert LeftoverKind.GROUP in swept_groups(grouping.port.sweep())
+        assert list(grouping.groups()) == []
+
+    def test_group_goes_after_its_last_node_and_is_made_again_for_the_next(self, grouping: CloudSubject) -> None:
+        launches = [in_group(grouping.launch(name)) for name in ("1", "2")]
+        first = grouping.port.create(launches[0], a_type())
+        grouping.port.destroy(first.provider_id)
+        grouping.wait(lambda: grouping.standing() == [], "the end of the node")
+        assert swept_groups(grouping.port.sweep()) == []
+        assert swept_groups(grouping.another_port().sweep()) == [], "each port looks twice by itself"
+        assert swept_groups(grouping.port.sweep()) == [LeftoverKind.GROUP]
+        assert list(grouping.groups()) == []
+        second = grouping.port.create(launches[1], a_type())
+        assert [node.provider_id for node in grouping.standing()] == [second.provider_id]
+        assert list(grouping.groups()) == [GROUP], "the port knows the group that the sweep deleted"
+
+    def test_groups_of_other_clusters_are_left_alone(self, grouping: CloudSubject) -> None:
+        others = "22222222-2222-4222-8222-222222222222"
+        theirs = group_name(others, TypeName("small"), "")
+        port = grouping.port_of(others)
+        port.destroy(port.create(in_group(grouping.launch(), theirs), a_type()).provider_id)
+        grouping.wait(lambda: grouping.standing() == [], "the end of the node")
+        assert [grouping.port.sweep() for _ in range(3)] == [(), (), ()]
+        assert list(grouping.groups()) == [theirs]

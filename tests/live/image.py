@@ -25,17 +25,18 @@ SITE = "/etc/flux-node-manager/site.ini"
 STATE = "/var/lib/flux-node-manager"
 IMAGE = "localhost/flux-node-manager:test"
 BUILD_WITHIN_S = 1500
+DEBIAN = "docker.io/library/debian:bookworm-slim"
 # What flux-core links to, and what its Python bindings import.
 PACKAGES = (
-    "ca-certificates,libarchive13,libhwloc15,libjansson4,liblua5.1-0,liblz4-1,libmunge2,libncursesw6,libpython3.11,"
-    "libsqlite3-0,libsystemd0,libuuid1,libzmq5,python3,python3-cffi,python3-ply,python3-yaml"
+    "libarchive13 libhwloc15 libjansson4 liblua5.1-0 liblz4-1 libmunge2 libncursesw6 libpython3.11 libsqlite3-0 "
+    "libsystemd0 libuuid1 libzmq5 python3 python3-cffi python3-ply python3-yaml"
 )
 AUTHORITIES = Path("/etc/ssl/certs/ca-certificates.crt")
 
-# run ROOT STATE SITE NAME VARIABLES... -- COMMAND...: what a container engine does before the command.
+# run ROOT STATE SITE UID NAME VARIABLES... COMMAND...: what a container engine does before the command.
 RUN = f"""
 set -eu
-root=$1 state=$2 site=$3; hostname "$4"; shift 4
+root=$1 state=$2 site=$3; user=$4; hostname "$5"; shift 5
 mount --bind "$root" "$root"
 mount -t tmpfs tmpfs "$root/tmp"
 mount --bind "$site" "$root{SITE}"
@@ -44,7 +45,7 @@ mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount --rbind /sys "$root/sys"
 mount -o remount,ro,bind "$root"
-exec setpriv --no-new-privs chroot --userspec={UID}:{UID} "$root" env -i -C {STATE} "$@"
+exec setpriv --no-new-privs chroot --userspec="$user:$user" "$root" env -i -C {STATE} "$@"
 """
 
 
@@ -69,53 +70,76 @@ class Image:
     def variables(self) -> list[str]:
         return [f"HOME={STATE}", *self.config["Env"]]
 
-    def command(self, state: Path, site: Path, name: str, command: Sequence[str]) -> list[str]:
+    def command(self, state: Path, site: Path, name: str, command: Sequence[str], uid: int = UID) -> list[str]:
         """The command that runs another one in a container of the image, which ends with it."""
         container = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "sh", "-c", RUN, "run"]
-        return [*container, str(self.root), str(state), str(site), name, *self.variables(), *command]
+        return [*container, str(self.root), str(state), str(site), str(uid), name, *self.variables(), *command]
 
 
 class Builder:
-    """Builds images in a folder, which keeps the base for the next time."""
+    """Builds images in a folder, which keeps the bases for the next time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._version = flux_version().split()[1].partition("-")[0]
         self.base = f"docker.io/fluxrm/flux-core:bookworm-v{self._version}"
 
-    def build(self, *options: str) -> Image:
-        """Build the Dockerfile on the stand-in. ``options``: of buildah bud."""
+    def build(self) -> Image:
+        """Build the Dockerfile on the stand-in for flux-core's image."""
         if not self._has(self.base):
             self._make_base()
-        versioned = ("--build-arg", f"FLUX_VERSION={self._version}", "--build-arg", "VERSION=1.2.3")
-        self._buildah("bud", "--pull-never", "--format", "docker", *versioned, *options, "-t", IMAGE, ".")
-        container = self._buildah("from", "--pull-never", IMAGE)
+        return self._build(IMAGE, self.base, "--build-arg", f"FLUX_VERSION={self._version}")
+
+    def build_without_flux(self) -> Image:
+        """Build it on Debian alone, as the Dockerfile's first lines say."""
+        if not self._has(DEBIAN):
+            self._make_debian()
+        without = ("--build-arg", f"FLUX_IMAGE={DEBIAN}", "--build-arg", "FLUX_VERSION=")
+        return self._build(f"{IMAGE}-ssh", DEBIAN, *without)
+
+    def _build(self, name: str, base: str, *options: str) -> Image:
+        self._buildah(
+            *("bud", "--pull-never", "--format", "docker", "--build-arg", "VERSION=1.2.3"),
+            *(*options, "-t", name, "."),
+        )
+        container = self._buildah("from", "--pull-never", name)
         root = Path(self._buildah("mount", container))
         (root / SITE[1:]).parent.mkdir(exist_ok=True)
         (root / SITE[1:]).touch()  # the engine makes the place for a mount
-        return Image(root, self._inspect(IMAGE)["Docker"]["config"], self._size(IMAGE) - self._size(self.base))
+        return Image(root, self._inspect(name)["Docker"]["config"], self._size(name) - self._size(base))
 
     def close(self) -> None:
         self._buildah("umount", "--all")
         self._buildah("rm", "--all")
 
-    def _make_base(self) -> None:
-        """Debian with flux-core's libraries, and the flux on PATH in its own prefix."""
+    def _make_debian(self) -> None:
         root = self._folder / "root"
-        prefix = Path(str(shutil.which("flux"))).resolve().parents[1]
-        _run("debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root))
+        _run("debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(root))
         if AUTHORITIES.exists():
             # Behind a proxy, the machine may know an authority that Debian and pip do not.
             shutil.copy(AUTHORITIES, root / AUTHORITIES.relative_to("/"))
             (root / "etc/pip.conf").write_text(f"[global]\ncert = {AUTHORITIES}\n", encoding="utf-8")
+        shutil.rmtree(root / "var/lib/apt/lists")
+        shutil.rmtree(root / "var/cache/apt")
         container = self._buildah("from", "scratch")
         self._buildah("copy", "-q", container, str(root), "/")
+        self._buildah("commit", "-q", container, DEBIAN)
+        self._buildah("rm", container)
+        shutil.rmtree(root)
+
+    def _make_base(self) -> None:
+        """Debian with flux-core's libraries, and the flux on PATH in its own prefix."""
+        if not self._has(DEBIAN):
+            self._make_debian()
+        prefix = Path(str(shutil.which("flux"))).resolve().parents[1]
+        container = self._buildah("from", "--pull-never", DEBIAN)
+        install = f"apt-get update && apt-get install --yes --no-install-recommends {PACKAGES} && apt-get clean"
+        self._buildah("run", container, "--", "sh", "-c", f"{install} && rm -rf /var/lib/apt/lists/*")
         self._buildah("copy", "-q", container, str(prefix), str(prefix))
         path = f"{prefix}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         self._buildah("config", "--env", f"PATH={path}", container)
         self._buildah("commit", "-q", container, self.base)
         self._buildah("rm", container)
-        shutil.rmtree(root)
 
     def _has(self, image: str) -> bool:
         return image in self._buildah("images", "--format", "{{.Name}}:{{.Tag}}").splitlines()

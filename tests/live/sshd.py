@@ -26,6 +26,7 @@ StrictModes no
 UsePAM no
 PasswordAuthentication no
 PermitRootLogin yes
+SetEnv "PATH={path}"
 """
 
 CLIENT = """#!/bin/sh
@@ -53,7 +54,7 @@ def an_sshd(folder: Path) -> Iterator[tuple[int, str]]:
     shutil.copy(folder / "user.pub", folder / "authorized_keys")
     key = " ".join((folder / "host.pub").read_text().split()[:2])
     (folder / "known_hosts").write_text(f"[localhost]:{port} {key}\n")
-    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder))
+    (folder / "sshd_config").write_text(SERVER.format(port=port, folder=folder, path=os.environ["PATH"]))
     made = os.geteuid() == 0 and not PRIVILEGE_SEPARATION.exists()
     if made:
         PRIVILEGE_SEPARATION.mkdir(mode=0o755)

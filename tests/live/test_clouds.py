@@ -1,4 +1,4 @@
-"""Two local clouds in one site, live: the cheap one serves; while it is away the other does, and nothing is lost."""
+"""Two local clouds in one site, live: while the cheap one is away the other serves, and nothing is lost."""
 
 from __future__ import annotations
 

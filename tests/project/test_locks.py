@@ -21,7 +21,8 @@ from packaging.version import Version
 
 from tests.paths import ROOT
 
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 ADVISORIES = json.loads((ROOT / "tests" / "project" / "advisories.json").read_text(encoding="utf-8"))
 LOCKS = {"service.txt": ["flux", "ensemble"], "test.txt": ["test", "fuzz", "flux", "ensemble", "doc"]}
 LOCKED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))? \\$", re.MULTILINE)
@@ -43,7 +44,14 @@ def test_every_dependency_is_locked_within_its_bounds(file: str) -> None:
         assert versions[canonicalize_name(need.name)] in need.specifier, f"{need}: run bin/lock"
 
 
-@pytest.mark.parametrize("file", LOCKS)
+def test_what_builds_the_wheel_is_locked_too() -> None:
+    versions = locked("build.txt")
+    needs = [Requirement(it) for it in PYPROJECT["build-system"]["requires"]]
+    assert {canonicalize_name(it.name) for it in needs} <= set(versions)
+    assert all(versions[canonicalize_name(it.name)] in it.specifier for it in needs), "run bin/lock"
+
+
+@pytest.mark.parametrize("file", [*LOCKS, "build.txt"])
 def test_every_locked_package_has_its_hashes(file: str) -> None:
     text = (ROOT / "requirements" / file).read_text(encoding="utf-8")
     packages = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]

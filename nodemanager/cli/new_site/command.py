@@ -9,17 +9,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from nodemanager.cli.new_site.account import DEFAULT_CLUSTER
 from nodemanager.cli.new_site.accounts import ACCOUNTS
 from nodemanager.cli.new_site.questions import Questions
 from nodemanager.cli.new_site.site_text import SiteChoices, site_text
-from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
+from nodemanager.cloud.common.survey import (
+    OfferedImage,
+    OfferedNetwork,
+    OfferedSize,
+    Survey,
+    cost_per_core,
+    typical_sizes,
+)
 from nodemanager.config.site import ConfigError, load_site
 from nodemanager.config.text.ini import nearest_name
+from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import format_bytes
+from nodemanager.core.ports import CloudError
 
 DEFAULT_FILE = "site.ini"
-DEFAULT_CLUSTER = "lab"
-NO_IMAGE = OfferedImage("ami-00000000", "", architecture="x86_64")  # valid in a site, and no account has it
 _SITE_MODE = 0o600
 
 
@@ -33,7 +41,7 @@ def write_new_site(
     environment: Mapping[str, str],
     say: Callable[[str], None],
 ) -> None:
-    """Write the site file and what belongs to it. Raises ``Unanswered``, ``NewSiteError`` and ``CloudError``."""
+    """Write the site file and what belongs to it. Raises ``Unanswered`` and ``NewSiteError``."""
     file = Path(chosen.output or DEFAULT_FILE).absolute()
     for path in (file, file.with_suffix(".policy.json")):
         if path.exists():
@@ -41,8 +49,12 @@ def write_new_site(
     if not file.parent.is_dir():
         raise NewSiteError(f"{file.parent} is no folder: create it, or name another file with --output")
     account = ACCOUNTS[chosen.provider](chosen, questions, environment)
-    survey = account.survey()
-    image = _choose_image(survey, chosen.image, questions)
+    try:
+        survey = account.survey()
+    except CloudError as error:
+        remedy = f". {account.keys_remedy}" if error.kind is FailureKind.CREDENTIALS else ""
+        raise NewSiteError(f"{error.detail}{remedy}") from error
+    image = _choose_image(survey, chosen.image, account.missing_image, questions)
     network = _choose_network(survey, chosen.network, questions)
     sizes = _choose_sizes(survey, image, chosen.size, questions)
     address = questions.choose("address of rank 0", "--head-address", chosen.head_address, [(own_address(), "")])
@@ -61,17 +73,17 @@ def write_new_site(
     say(f"Written: {file}, which observes and buys nothing.")
     for line in account.write_beside(file, cluster):
         say(line)
-    say("Nodes must reach rank 0 and the join service. A security group of their own, which both sides need:")
+    say(f"Nodes must reach rank 0 and the join service. {account.network_intro}")
     for command in account.network_commands(cluster, network):
         say(f"  {command}")
-    for line in _next_steps(file, choices):
+    for line in _next_steps(file, choices, image_exists=image != account.missing_image):
         say(line)
 
 
-def _choose_image(survey: Survey, given: str | None, questions: Questions) -> OfferedImage:
+def _choose_image(survey: Survey, given: str | None, if_none: OfferedImage, questions: Questions) -> OfferedImage:
     by_name = {**{image.name: image for image in survey.images}, **{image.id: image for image in survey.images}}
     if given is None and not survey.images and not questions.can_ask:
-        return NO_IMAGE
+        return if_none
     offered = [(image.id, f"{image.name} {image.created[:10]}".strip()) for image in survey.images]
     answer = questions.choose("image", "--image", given, offered)
     return by_name.get(answer, OfferedImage(answer, ""))
@@ -103,8 +115,12 @@ def _choose_sizes(
             raise NewSiteError(
                 "the account offers no size on which the image runs: choose others by --image, --size"
             )
-        shown = [(", ".join(usual), "; ".join(_describe(by_name[name]) for name in usual))]
-        names = [name.strip() for name in questions.choose("sizes", "--size", None, shown).split(",")]
+        names = usual
+        if questions.can_ask:
+            shown = [(", ".join(usual), "; ".join(_describe(by_name[name]) for name in usual))]
+            shown += [(size.name, _describe(size)) for size in sorted(fitting, key=cost_per_core)]
+            typed = questions.choose("sizes (a number, or names with commas)", "--size", None, shown)
+            names = [name.strip() for name in typed.split(",")]
     for name in names:
         if name not in by_name:
             nearest = nearest_name(name, by_name)
@@ -118,8 +134,9 @@ def _choose_sizes(
 
 
 def _describe(size: OfferedSize) -> str:
+    gpus = f", {size.gpus} GPUs" if size.gpus else ""
     price = f", {size.price_per_hour} per hour" if size.price_per_hour is not None else ""
-    return f"{size.cores} cores, {format_bytes(size.memory_bytes)}{price}"
+    return f"{size.cores} cores{gpus}, {format_bytes(size.memory_bytes)}{price}"
 
 
 def own_address() -> str:
@@ -138,16 +155,21 @@ def _write(file: Path, text: str) -> None:
         written.write(text)
 
 
-def _next_steps(file: Path, choices: SiteChoices) -> Iterator[str]:
+def _next_steps(file: Path, choices: SiteChoices, *, image_exists: bool) -> Iterator[str]:
     try:
         load_site(file)
     except ConfigError as error:
         yield "Complete the site file:"
         yield from (f"  {fault}" for fault in error.faults)
-    if choices.image is NO_IMAGE:
-        yield f"The account has no image of its own: build one, and replace {NO_IMAGE.id} in the site file."
+    if not image_exists:
+        yield (
+            f"The account has no image of its own. Build one with rank 0's version of flux-core, and replace "
+            f"{choices.image.id} in the site file."
+        )
     site = shlex.quote(str(file))
-    yield "Then:"
-    yield f"  flux-node-manager check --online --config {site}"
-    yield f"  flux-node-manager cloud-test --config {site}"
-    yield f"  flux-node-manager init --config {site} --output {choices.state_dir}/flux"
+    yield "Then, as the user who will own the instance and the site file:"
+    yield f"  flux-node-manager check --online --config {site}    # until rank 0 runs, its lines are faults"
+    yield f"  flux-node-manager cloud-test --config {site}    # creates one node, and terminates it"
+    bootstrap = f"{choices.state_dir}/flux"
+    yield f"  flux-node-manager init --config {site} --output {bootstrap}    # prints how to start rank 0"
+    yield f"  flux-node-manager --config {site}    # runs the manager, which observes"

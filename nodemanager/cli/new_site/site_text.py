@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
-from nodemanager.cloud.common.survey import OfferedImage, OfferedSize, Survey
+from nodemanager.cloud.common.survey import OfferedImage, OfferedSize, Survey, cost_per_core
 from nodemanager.core.notation import format_bytes
 
 SLOTS_PER_TYPE = 4
@@ -19,7 +19,16 @@ _EC2_BILLING = (
     "billing = per-second",
     "billing_minimum = 1m",
 )
-_BILLING: Mapping[str, Sequence[str]] = {"ec2": _EC2_BILLING, "openstack": ("billing = per-minute",)}
+_BILLING: Mapping[str, Sequence[str]] = {
+    "ec2": _EC2_BILLING,
+    "openstack": ("billing = per-minute",),
+    "gce": (
+        "# Google bills by the second, with a minimum of one minute.",
+        "billing = per-second",
+        "billing_minimum = 1m",
+    ),
+    "azure": ("# Azure bills by the second.", "billing = per-second"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,8 @@ def _cloud(survey: Survey, chosen: SiteChoices) -> Iterator[str]:
         yield f"# Another image: {image.id} {image.name} {image.created[:10]}".rstrip()
     if not survey.images:
         yield "# The account has no image of its own. The nodes need one with rank 0's version of flux-core."
+    if groups := [it for it in survey.security_groups if it != chosen.cloud.get("security_groups")]:
+        yield from _wrapped("# The project's other security groups: ", groups[:LISTED_MAX])
     yield from (f"{key} = {value}" for key, value in chosen.cloud.items())
     yield ""
     if chosen.credentials:
@@ -83,19 +94,20 @@ def _cloud(survey: Survey, chosen: SiteChoices) -> Iterator[str]:
 
 
 def _limits(chosen: SiteChoices) -> Iterator[str]:
-    dearest = max((price_of(size, chosen) or Decimal(0) for size in chosen.sizes), default=Decimal(0))
+    slots = SLOTS_PER_TYPE * len(chosen.sizes)
+    all_cost = SLOTS_PER_TYPE * sum((price_of(size, chosen) or Decimal(0) for size in chosen.sizes), Decimal(0))
     yield from (
         "[Limits]",
-        f"nodes_max = {SLOTS_PER_TYPE}",
-        f"# What {SLOTS_PER_TYPE} nodes of the dearest type cost. Lower it to what you want to pay.",
-        f"price_per_hour_max = {SLOTS_PER_TYPE * dearest or Decimal(1)}",
+        f"nodes_max = {slots}",
+        f"# What {slots} nodes cost, one in each slot below. Lower both to what you want to pay.",
+        f"price_per_hour_max = {all_cost or Decimal(1)}",
         "",
     )
 
 
 def price_of(size: OfferedSize, chosen: SiteChoices) -> Decimal | None:
     """The price that the site gives a size; None if a person must look it up."""
-    if size.price_per_hour is None and chosen.provider == "openstack":
+    if size.price_per_hour is None and chosen.provider == "openstack" and not size.gpus and not size.note:
         return WORTH_PER_CORE * size.cores
     return size.price_per_hour
 
@@ -109,9 +121,13 @@ def _nodes(chosen: SiteChoices) -> Iterator[str]:
         yield f"cores = {size.cores}"
         if size.gpus:
             yield f"gpus = {size.gpus}"
+        if size.note:
+            yield f"# {size.note}. If these are GPUs, write gpus = and their number."
         yield f"memory = {format_bytes(size.memory_bytes)}"
-        if chosen.provider == "openstack":
+        if chosen.provider == "openstack" and price is not None:
             yield f"# OpenStack has no prices. Set what a node is worth to you; this is {WORTH_PER_CORE} a core."
+        elif chosen.provider == "openstack":
+            yield "# OpenStack has no prices. Write what a node is worth to you, and remove the # of the next line."
         elif price is None:
             yield "# No price list has this size. Look it up, write it here, and remove the # of the next line."
         else:
@@ -128,7 +144,7 @@ def _nodes(chosen: SiteChoices) -> Iterator[str]:
 def type_names(sizes: Sequence[OfferedSize]) -> list[str]:
     """Names for node types: gpu for those with GPUs, and small, medium, large for the others, by cores."""
     plain = sorted((size for size in sizes if not size.gpus), key=lambda size: (size.cores, size.memory_bytes))
-    words = {1: ["node"], 2: ["small", "large"], 3: ["small", "medium", "large"]}
+    words = {1: ["cpu"], 2: ["small", "large"], 3: ["small", "medium", "large"]}
     names = words.get(len(plain)) or [f"cpu-{_letters(number)}" for number in range(len(plain))]
     by_size = dict(zip((size.name for size in plain), names, strict=True))
     with_gpus = [size.name for size in sizes if size.gpus]
@@ -148,18 +164,15 @@ def _other_sizes(survey: Survey, chosen: SiteChoices) -> Iterator[str]:
     if not others:
         return
 
-    def cost(size: OfferedSize) -> tuple[bool, Decimal, int, str]:
-        price = price_of(size, chosen)
-        return (price is None, (price or Decimal(0)) / size.cores, size.cores, size.name)
-
-    others.sort(key=cost)
+    priced = [replace(size, price_per_hour=price_of(size, chosen)) for size in others]
+    others = sorted(priced, key=cost_per_core)
     region = survey.region or "the region"
     yield f"# {min(len(others), LISTED_MAX)} of {len(others)} other sizes in {region}, the cheapest per core first:"
     yield f"# {'size':<22} {'cores':>5} {'GPUs':>4} {'memory':>9}  price per hour"
     for size in others[:LISTED_MAX]:
-        price = price_of(size, chosen)
-        shown = "no price known" if price is None else str(price)
-        yield f"# {size.name:<22} {size.cores:>5} {size.gpus:>4} {format_bytes(size.memory_bytes):>9}  {shown}"
+        shown = "no price known" if size.price_per_hour is None else str(size.price_per_hour)
+        hardware = f"{size.cores:>5} {size.gpus:>4} {format_bytes(size.memory_bytes):>9}"
+        yield f"# {size.name:<22} {hardware}  {shown}  {size.note}".rstrip()
     yield ""
 
 

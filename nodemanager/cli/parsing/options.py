@@ -13,7 +13,7 @@ PROGRAM = "flux-node-manager"
 SITE = "--config site.ini"
 NAMES_VERB = "names"  # for the shell's completion, so --help does not list it
 GRPC_LISTEN = "127.0.0.1:50051"
-PROVIDERS_SURVEYED = ("ec2", "openstack")
+PROVIDERS_SURVEYED = ("ec2", "openstack", "gce", "azure")
 NAMED = ("jobs", "nodes", "types", "ensembles")
 
 AddArguments = Callable[[Parser], None]
@@ -65,10 +65,13 @@ def _init(parser: Parser) -> None:
     site.add_argument("--cluster", metavar="NAME", help="the cluster's name (default: lab)")
     site.add_argument("--region", metavar="NAME", help="the region that the nodes run in")
     site.add_argument("--image", metavar="ID", help="the nodes' image (default: the newest of the account)")
-    site.add_argument("--network", metavar="ID", help="the nodes' VPC or network")
+    site.add_argument("--network", metavar="ID", help="the nodes' VPC, network or subnet")
     site.add_argument("--size", nargs="+", metavar="NAME", help="a node type for each of these sizes")
     site.add_argument("--head-address", metavar="ADDRESS", help="rank 0's address (default: this machine's)")
-    site.add_argument("--endpoint", metavar="URL", help="another server with the EC2 API")
+    site.add_argument("--project", metavar="ID", help="gce: the project")
+    site.add_argument("--resource-group", metavar="NAME", help="azure: a group that holds only nodes")
+    site.add_argument("--ssh-key", metavar="FILE", help="azure: a public key (default: yours in ~/.ssh)")
+    site.add_argument("--endpoint", metavar="URL", help="another server with the provider's API, for tests")
 
 
 def _nested(parser: Parser) -> None:

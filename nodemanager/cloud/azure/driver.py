@@ -109,7 +109,8 @@ class AzureDriver(AzureNodeDriver):
     ) -> None:
         """``endpoint`` replaces the resource manager and the login service in tests."""
         super().__init__(tenant_id, subscription_id, client_id, client_secret, timeout=timeout_s)  # type: ignore[no-untyped-call]
-        self._group = f"/subscriptions/{subscription_id}/resourceGroups/{resource_group}"
+        self._subscription = f"/subscriptions/{subscription_id}"
+        self._group = f"{self._subscription}/resourceGroups/{resource_group}"
         if endpoint:
             parts = urlsplit(endpoint)
             connection: Any = self.connection
@@ -126,6 +127,10 @@ class AzureDriver(AzureNodeDriver):
         """Return the resource id of a network interface."""
         return f"{self._group}/providers/Microsoft.Network/networkInterfaces/{name}"
 
+    def group_id(self, name: str) -> str:
+        """Return the resource id of a proximity placement group."""
+        return f"{self._group}/providers/Microsoft.Compute/proximityPlacementGroups/{name}"
+
     def subnet_id(self, network: str) -> str:
         """Return the id of ``NETWORK/SUBNET`` in the resource group. An argument that is an id stays unchanged."""
         if network.startswith("/"):
@@ -140,6 +145,14 @@ class AzureDriver(AzureNodeDriver):
     def interfaces(self) -> list[dict[str, Any]]:
         """Return every network interface of the resource group. They hold the machines' addresses."""
         return list(self._pages(self.interface_id("").removesuffix("/"), NETWORK_API))
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return every proximity placement group of the resource group."""
+        return list(self._pages(self.group_id("").removesuffix("/"), COMPUTE_API))
+
+    def offered(self, path: str, api: str, **query: str) -> list[dict[str, Any]]:
+        """Return every object of a list of the subscription, from all pages. ``path``: below the subscription."""
+        return list(self._pages(f"{self._subscription}{path}", api, **query))
 
     def machine(self, name: str) -> dict[str, Any]:
         """Read one machine."""
@@ -156,6 +169,14 @@ class AzureDriver(AzureNodeDriver):
         """Create or update a network interface."""
         self._call(self.interface_id(name), NETWORK_API, method="PUT", data=dict(body))
 
+    def put_group(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create a proximity placement group, or update it."""
+        self._call(self.group_id(name), COMPUTE_API, method="PUT", data=dict(body))
+
+    def delete_group(self, name: str) -> None:
+        """Delete a proximity placement group. Azure refuses it if a machine is in the group."""
+        self._call(self.group_id(name), COMPUTE_API, method="DELETE")
+
     def delete_machine(self, name: str) -> None:
         """Start deleting a machine."""
         self._call(self.machine_id(name), COMPUTE_API, method="DELETE")
@@ -168,9 +189,9 @@ class AzureDriver(AzureNodeDriver):
         connection: Any = self.connection
         return connection.request(path, params={"api-version": api}, **named).object
 
-    def _pages(self, path: str, api: str) -> Iterator[dict[str, Any]]:
+    def _pages(self, path: str, api: str, **query: str) -> Iterator[dict[str, Any]]:
         connection: Any = self.connection
-        params: dict[str, str] = {"api-version": api}
+        params: dict[str, str] = {"api-version": api, **query}
         seen: set[str] = set()
         for _ in range(PAGES_MAX):
             reply = connection.request(path, params=params).object

@@ -36,6 +36,7 @@ def azure_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callab
             user_data,
             clock,
             call_timeout_s=site.cloud.call_timeout_s,
+            needs_groups=site.needs_groups,
         )
 
     return port

@@ -23,8 +23,10 @@ from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.azure.driver import AzureDriver
+from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
 from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
+    TAG_CLUSTER,
     TAG_CLUSTER_UUID,
     TAG_LAUNCH,
     NodeRequest,
@@ -89,7 +91,9 @@ class AzureCloud(RetryingPort):
         *,
         call_timeout_s: float = 60.0,
         sleep: Sleep = time.sleep,
+        needs_groups: bool = False,
     ) -> None:
+        """``needs_groups``: whether machines of any type are created in proximity placement groups."""
         super().__init__(
             driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
         )
@@ -98,6 +102,8 @@ class AzureCloud(RetryingPort):
         self._ssh_public_key = ssh_public_key
         self._placements = placements
         self._sweeper = LeftoverSweeper()
+        self._needs_groups = needs_groups
+        self._groups = KnownGroups(self._make_group, _names_missing_group)
 
     def destroy(self, provider_id: ProviderId) -> None:
         """Delete the machine. Azure deletes its interface and its disk with it."""
@@ -107,8 +113,26 @@ class AzureCloud(RetryingPort):
             self.driver.delete_machine(provider_id)
 
     def sweep(self) -> tuple[Leftover, ...]:
-        """Delete the interfaces that two sweeps in a row found unused, and return them."""
-        return self._sweeper.sweep(self._read_with_retries(self._leftovers), self._remove)
+        """Delete the interfaces and groups that two sweeps in a row found unused, and return them."""
+        groups = groups_if_allowed(lambda: self._read_with_retries(self._list_groups), needed=self._needs_groups)
+        unused = unused_groups(groups, self.list_nodes()) if groups else frozenset()
+        return self._sweeper.sweep(self._read_with_retries(self._leftovers) | unused, self._remove)
+
+    def _list_groups(self) -> Mapping[str, str]:
+        """Return the names of the cluster's proximity placement groups."""
+        ours = (it for it in self.driver.groups() if _tags_in(it).get(TAG_CLUSTER_UUID) == self._cluster_uuid)
+        return {name: name for it in ours if (name := str(it.get("name", "")))}
+
+    def _make_group(self, group: str) -> str:
+        """Make a proximity placement group, unless it exists, and return its id."""
+        body = {
+            "location": self._location,
+            "tags": {TAG_CLUSTER: self._cluster, TAG_CLUSTER_UUID: self._cluster_uuid},
+            "properties": {"proximityPlacementGroupType": "Standard"},
+        }
+        with self._as_cloud_errors():
+            self.driver.put_group(group, body)
+        return self.driver.group_id(group)
 
     def _leftovers(self) -> frozenset[Leftover]:
         """Return this cluster's interfaces that no machine uses and whose launch has no machine.
@@ -129,8 +153,9 @@ class AzureCloud(RetryingPort):
         )
 
     def _remove(self, leftover: Leftover) -> None:
+        delete = self.driver.delete_group if leftover.kind is LeftoverKind.GROUP else self.driver.delete_interface
         with self._ignoring_gone():
-            self.driver.delete_interface(leftover.provider_id)
+            delete(leftover.provider_id)
 
     def _fetch_nodes(self) -> Sequence[Node]:
         addresses = _addresses_by_interface(self.driver.interfaces())
@@ -157,12 +182,15 @@ class AzureCloud(RetryingPort):
         self._refuse_late_create(started_s)
         interface = name + _INTERFACE_SUFFIX
         self._put_interface(interface, request)
-        try:
+
+        def put(group_id: str) -> Node:
             self._refuse_late_create(started_s)
             with self._as_cloud_errors(creating=True):
-                return self._libcloud_node(
-                    self.driver.put_machine(name, self._machine_body(name, interface, request))
-                )
+                body = self._machine_body(name, interface, request, group_id)
+                return self._libcloud_node(self.driver.put_machine(name, body))
+
+        try:
+            return self._groups.create_in(request.group, put)
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
                 # Azure mostly reserves the interface for 180 s and refuses the delete. A later sweep deletes it.
@@ -201,7 +229,8 @@ class AzureCloud(RetryingPort):
             "properties": {"ipConfigurations": [{"name": "main", "properties": address}]},
         }
 
-    def _machine_body(self, name: str, interface: str, request: NodeRequest) -> dict[str, Any]:
+    def _machine_body(self, name: str, interface: str, request: NodeRequest, group_id: str) -> dict[str, Any]:
+        """``group_id``: of its proximity placement group, "" for none."""
         node_type = request.node_type
         zone = request.zone or self._placements[node_type.name].zone
         key = {"path": f"/home/{ADMIN_USER}/.ssh/authorized_keys", "keyData": self._ssh_public_key}
@@ -229,6 +258,8 @@ class AzureCloud(RetryingPort):
         }
         if zone:
             body["zones"] = [zone]
+        if group_id:
+            body["properties"]["proximityPlacementGroup"] = {"id": group_id}
         return body
 
     def _libcloud_node(self, machine: dict[str, Any]) -> Node:
@@ -246,6 +277,7 @@ class AzureCloud(RetryingPort):
                 extra={
                     "tags": _tags_in(machine),
                     "instance_type": (properties.get("hardwareProfile") or {}).get("vmSize"),
+                    "group": str((properties.get("proximityPlacementGroup") or {}).get("id") or ""),
                 },
                 created_at=datetime.fromisoformat(created) if created else None,
             )
@@ -256,7 +288,9 @@ class AzureCloud(RetryingPort):
         return "its provisioning failed" if node.state == NodeState.ERROR else ""
 
     def _cloud_node(self, node: Node) -> CloudNode:
-        seen = super()._cloud_node(node)
+        # Azure's ids vary in case.
+        group = str(node.extra.get("group", "")).rpartition("/")[2].lower()
+        seen = replace(super()._cloud_node(node), group=group)
         # Finding the cause would take one call for each machine. Mostly it is a lack of capacity.
         return replace(seen, died_of=FailureKind.CAPACITY) if seen.state is CloudState.FAILED else seen
 
@@ -306,6 +340,10 @@ def _launch_of(interface: Mapping[str, Any], cluster_uuid: str) -> str:
 
 def _machine_of(interface: Mapping[str, Any]) -> object:
     return (interface.get("properties") or {}).get("virtualMachine")
+
+
+def _names_missing_group(error: CloudError) -> bool:
+    return "/proximityplacementgroups/" in error.detail.lower() and error.kind is FailureKind.CONFIG
 
 
 def _image_reference(image: str) -> dict[str, str]:

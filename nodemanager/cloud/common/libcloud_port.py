@@ -55,6 +55,9 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
         "InsufficientHostCapacity": FailureKind.CAPACITY,
         "InsufficientReservedInstanceCapacity": FailureKind.CAPACITY,
         "InsufficientFreeAddressesInSubnet": FailureKind.CAPACITY,
+        "InvalidPlacementGroup.InUse": FailureKind.TRANSIENT,
+        "InvalidPlacementGroup.Unknown": FailureKind.TRANSIENT,  # deleted by a sweep, or just made
+        "PlacementGroupLimitExceeded": FailureKind.QUOTA,
         "SpotMaxPriceTooLow": FailureKind.CAPACITY,
         "Unsupported": FailureKind.CAPACITY,  # this zone does not offer the type
         "InstanceLimitExceeded": FailureKind.QUOTA,
@@ -115,6 +118,7 @@ class NodeRequest:
     tags: Mapping[str, str]
     user_data: str
     zone: str = ""
+    group: str = ""  # the placement group to create the node in; "": none
 
 
 class LibcloudPort(ABC):
@@ -227,7 +231,8 @@ def node_request(
     }
     if launch.made_from:
         tags[TAG_MADE_FROM] = launch.made_from
-    return NodeRequest(f"{cluster}-{launch.slot}", node_type, launch.client_token, tags, user_data, launch.zone)
+    name = f"{cluster}-{launch.slot}"
+    return NodeRequest(name, node_type, launch.client_token, tags, user_data, launch.zone, launch.group)
 
 
 def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:

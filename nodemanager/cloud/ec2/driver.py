@@ -61,6 +61,9 @@ class Action(StrEnum):
     DELETE_NETWORK_INTERFACE = "DeleteNetworkInterface"
     DESCRIBE_ADDRESSES = "DescribeAddresses"
     RELEASE_ADDRESS = "ReleaseAddress"
+    DESCRIBE_PLACEMENT_GROUPS = "DescribePlacementGroups"
+    CREATE_PLACEMENT_GROUP = "CreatePlacementGroup"
+    DELETE_PLACEMENT_GROUP = "DeletePlacementGroup"
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,16 @@ def _make_port(site: Site, user_data: UserDataSource, clock: Clock, keys: KeySou
     timeout_s = site.cloud.call_timeout_s
     driver = Ec2Driver(endpoint_of(site.cloud.region, site.cloud.endpoint), keys, timeout_s=timeout_s)
     placements = placements_of(site)
-    return Ec2Cloud(driver, site.cluster, site.cluster_uuid, user_data, clock, placements, call_timeout_s=timeout_s)
+    return Ec2Cloud(
+        driver,
+        site.cluster,
+        site.cluster_uuid,
+        user_data,
+        clock,
+        placements,
+        call_timeout_s=timeout_s,
+        needs_groups=site.needs_groups,
+    )
 
 
 def placements_of(site: Site) -> Mapping[TypeName, Ec2Placement]:

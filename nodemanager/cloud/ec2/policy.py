@@ -22,6 +22,7 @@ def least_privileges(cluster: str, partition: str = "aws") -> dict[str, Any]:
                     "ec2:DescribeVolumes",
                     "ec2:DescribeNetworkInterfaces",
                     "ec2:DescribeAddresses",
+                    "ec2:DescribePlacementGroups",
                 ],
                 "Resource": "*",
             },
@@ -33,6 +34,13 @@ def least_privileges(cluster: str, partition: str = "aws") -> dict[str, Any]:
                 "Condition": {"StringEquals": {"aws:RequestTag/fnm:cluster": ours}},
             },
             {
+                "Sid": "CreateGroupWithOurTag",
+                "Effect": "Allow",
+                "Action": "ec2:CreatePlacementGroup",
+                "Resource": f"{arn}:*:placement-group/fnm-*",
+                "Condition": {"StringEquals": {"aws:RequestTag/fnm:cluster": ours}},
+            },
+            {
                 "Sid": "CreateFromThese",
                 "Effect": "Allow",
                 "Action": "ec2:RunInstances",
@@ -40,7 +48,13 @@ def least_privileges(cluster: str, partition: str = "aws") -> dict[str, Any]:
                     *(f"{arn}::{kind}/*" for kind in ("image", "snapshot")),
                     *(
                         f"{arn}:*:{kind}/*"
-                        for kind in ("subnet", "security-group", "key-pair", "spot-instances-request")
+                        for kind in (
+                            "subnet",
+                            "security-group",
+                            "key-pair",
+                            "spot-instances-request",
+                            "placement-group",
+                        )
                     ),
                 ],
             },
@@ -49,7 +63,7 @@ def least_privileges(cluster: str, partition: str = "aws") -> dict[str, Any]:
                 "Effect": "Allow",
                 "Action": "ec2:CreateTags",
                 "Resource": f"{arn}:*:*/*",
-                "Condition": {"StringEquals": {"ec2:CreateAction": "RunInstances"}},
+                "Condition": {"StringEquals": {"ec2:CreateAction": ["RunInstances", "CreatePlacementGroup"]}},
             },
             {
                 "Sid": "DeleteWithOurTag",
@@ -59,6 +73,7 @@ def least_privileges(cluster: str, partition: str = "aws") -> dict[str, Any]:
                     "ec2:DeleteVolume",
                     "ec2:DeleteNetworkInterface",
                     "ec2:ReleaseAddress",
+                    "ec2:DeletePlacementGroup",
                 ],
                 "Resource": "*",
                 "Condition": {"StringEquals": {"aws:ResourceTag/fnm:cluster": ours}},

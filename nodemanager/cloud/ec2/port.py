@@ -10,6 +10,7 @@ from dataclasses import replace
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
 
+from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
 from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
     TAG_CLUSTER,
@@ -29,10 +30,11 @@ from nodemanager.cloud.ec2.replies import (
     leftover_volumes,
     malformed_reply,
     nodes_in,
+    placement_groups,
     set_in,
     text_in,
 )
-from nodemanager.cloud.ec2.run_instances import Ec2Placement, run_instances
+from nodemanager.cloud.ec2.run_instances import Ec2Placement, create_placement_group, run_instances
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
@@ -44,6 +46,9 @@ THROTTLED_WAIT_MAX_S = 60.0
 # The code with which EC2 refuses a dry run that would have succeeded.
 _WOULD_SUCCEED = "DryRunOperation"
 
+_GROUP_EXISTS = "InvalidPlacementGroup.Duplicate"
+_GROUP_UNKNOWN = "InvalidPlacementGroup.Unknown"
+
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]+", re.ASCII)
 
 # The call that deletes each kind of leftover, and the parameter that names the leftover.
@@ -51,6 +56,7 @@ _REMOVALS: Mapping[LeftoverKind, tuple[Action, str]] = {
     LeftoverKind.VOLUME: (Action.DELETE_VOLUME, "VolumeId"),
     LeftoverKind.INTERFACE: (Action.DELETE_NETWORK_INTERFACE, "NetworkInterfaceId"),
     LeftoverKind.ADDRESS: (Action.RELEASE_ADDRESS, "AllocationId"),
+    LeftoverKind.GROUP: (Action.DELETE_PLACEMENT_GROUP, "GroupName"),
 }
 
 
@@ -70,7 +76,9 @@ class Ec2Cloud:
         placements: Mapping[TypeName, Ec2Placement],
         *,
         call_timeout_s: float = 60.0,
+        needs_groups: bool = False,
     ) -> None:
+        """``needs_groups``: whether nodes of any type are created in placement groups."""
         self._driver = driver
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
@@ -80,6 +88,8 @@ class Ec2Cloud:
         self._call_timeout_s = call_timeout_s
         self._disks: dict[str, tuple[Disk, ...]] = {}
         self._sweeper = LeftoverSweeper()
+        self._needs_groups = needs_groups
+        self._groups = KnownGroups(self._make_group, lambda error: error.detail.startswith(_GROUP_UNKNOWN))
         self._throttled_in_a_row = 0
         self._health = Ec2Health(driver, clock)
 
@@ -87,12 +97,27 @@ class Ec2Cloud:
         """Create the node of a launch. Raises :class:`CloudError`."""
         started_s = self._clock.monotonic_s()
         parameters = self._parameters(launch, node_type)
-        refuse_late_create(self._clock, started_s, self._call_timeout_s)
-        with self._as_cloud_errors(creating=True):
-            made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
-            if len(made) != 1:
-                raise malformed_reply(f"one instance was requested, and the reply has {len(made)}")
-            return made[0]
+
+        def run(_: str) -> CloudNode:
+            refuse_late_create(self._clock, started_s, self._call_timeout_s)
+            with self._as_cloud_errors(creating=True):
+                made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
+                if len(made) != 1:
+                    raise malformed_reply(f"one instance was requested, and the reply has {len(made)}")
+                return made[0]
+
+        return self._groups.create_in(launch.group, run)
+
+    def _make_group(self, group: str) -> str:
+        """Make a placement group, unless it exists. Raises :class:`CloudError`."""
+        tags = {TAG_CLUSTER: self._cluster, TAG_CLUSTER_UUID: self._cluster_uuid}
+        try:
+            with self._as_cloud_errors():
+                self._driver.call(Action.CREATE_PLACEMENT_GROUP, create_placement_group(group, tags))
+        except CloudError as error:
+            if not error.detail.startswith(_GROUP_EXISTS):
+                raise
+        return group
 
     def dry_run(self, launch: Launch, node_type: NodeType) -> None:
         """Ask EC2 whether it would create the node of a launch. Raises :class:`CloudError` if it would not."""
@@ -159,14 +184,22 @@ class Ec2Cloud:
             left = {leftover for page in volumes for leftover in leftover_volumes(page)}
             left |= {leftover for page in interfaces for leftover in leftover_interfaces(page)}
             left |= set(leftover_addresses(self._driver.read(Action.DESCRIBE_ADDRESSES, ours)))
-        if not left:
+        groups = groups_if_allowed(lambda: self._list_groups(ours), needed=self._needs_groups)
+        if not left and not groups:
             return frozenset()
+        nodes = self.list_nodes()
         live_launches = {
             node.identity.launch
-            for node in self.list_nodes()
+            for node in nodes
             if node.identity is not None and node.state is not CloudState.TERMINATED
         }
-        return frozenset(leftover for leftover in left if leftover.launch not in live_launches)
+        unused = frozenset(leftover for leftover in left if leftover.launch not in live_launches)
+        return unused | unused_groups(groups, nodes)
+
+    def _list_groups(self, ours: Mapping[str, str]) -> Mapping[str, str]:
+        with self._as_cloud_errors():
+            found = placement_groups(self._driver.read(Action.DESCRIBE_PLACEMENT_GROUPS, ours))
+            return {name: name for name in found}
 
     def _remove(self, leftover: Leftover) -> None:
         action, parameter = _REMOVALS[leftover.kind]

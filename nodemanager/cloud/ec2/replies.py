@@ -42,7 +42,7 @@ _ADDRESSES = tuple(_NS + name for name in ("ipAddress", "privateIpAddress", "ipv
 
 # More than half of an instance's description is in these elements, and nothing here reads them. Parsing without
 # them takes half the time. The text of a tag cannot match them, because XML writes its "<" as "&lt;".
-_UNREAD_ELEMENTS = (b"networkInterfaceSet", b"blockDeviceMapping", b"metadataOptions", b"placement", b"cpuOptions")
+_UNREAD_ELEMENTS = (b"networkInterfaceSet", b"blockDeviceMapping", b"metadataOptions", b"cpuOptions")
 
 # An instance in any other state counts as running, because it exists and costs money. A stopped instance still
 # costs its disks. Ours never stop: a shutdown terminates them.
@@ -155,6 +155,7 @@ def node_from_instance(item: Element) -> CloudNode:
         died_because="" if state in _ALIVE else _end_reason(item),
         market=Market.SPOT if spot else Market.ON_DEMAND,
         size=item.findtext(_TYPE) or "",
+        group=text_in(item, "placement/groupName"),
     )
 
 
@@ -204,6 +205,13 @@ def leftover_addresses(root: Element) -> Iterator[Leftover]:
     for item in set_in(root, "addressesSet"):
         if not text_in(item, "associationId") and not text_in(item, "instanceId"):
             yield from _tagged_leftover(LeftoverKind.ADDRESS, text_in(item, "allocationId"), item)
+
+
+def placement_groups(root: Element) -> Iterator[str]:
+    """Yield the names of the placement groups that are not being deleted."""
+    for item in set_in(root, "placementGroupSet"):
+        if text_in(item, "state") in ("available", "pending"):
+            yield text_in(item, "groupName")
 
 
 def _tagged_leftover(kind: LeftoverKind, provider_id: str, item: Element) -> Iterator[Leftover]:

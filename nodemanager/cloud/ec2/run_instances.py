@@ -59,12 +59,18 @@ def run_instances(request: NodeRequest, placement: Ec2Placement, disks: Sequence
         "MetadataOptions.HttpPutResponseHopLimit": "1",
         **_market(request),
         **_zone_and_subnet(request, placement),
+        **({"Placement.GroupName": request.group} if request.group else {}),
         **_numbered("SecurityGroupId", placement.security_groups),
         **({"KeyName": placement.key_name} if placement.key_name else {}),
         **_profile(placement.instance_profile),
         **_disks(disks),
         **_tags(request),
     }
+
+
+def create_placement_group(group: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that make a placement group whose instances are close together."""
+    return {"GroupName": group, "Strategy": "cluster", **_tag_specification(1, "placement-group", tags)}
 
 
 def client_token(token: str) -> str:
@@ -123,10 +129,15 @@ def _tags(request: NodeRequest) -> dict[str, str]:
     parameters: dict[str, str] = {}
     tags = {"Name": request.name[:TAG_VALUE_MAX_CHARS], **request.tags}
     for number, resource in enumerate(_TAGGED_RESOURCES, start=1):
-        parameters[f"TagSpecification.{number}.ResourceType"] = resource
-        for index, (key, value) in enumerate(tags.items(), start=1):
-            parameters[f"TagSpecification.{number}.Tag.{index}.Key"] = key
-            parameters[f"TagSpecification.{number}.Tag.{index}.Value"] = value
+        parameters |= _tag_specification(number, resource, tags)
+    return parameters
+
+
+def _tag_specification(number: int, resource: str, tags: Mapping[str, str]) -> dict[str, str]:
+    parameters = {f"TagSpecification.{number}.ResourceType": resource}
+    for index, (key, value) in enumerate(tags.items(), start=1):
+        parameters[f"TagSpecification.{number}.Tag.{index}.Key"] = key
+        parameters[f"TagSpecification.{number}.Tag.{index}.Value"] = value
     return parameters
 
 

@@ -15,7 +15,7 @@ from libcloud.common.base import Connection, ConnectionUserAndKey
 from libcloud.common.google import GoogleBaseError
 from libcloud.compute.drivers.gce import GCEConnection, GCENodeDriver, GCEResponse
 
-from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, malformed_reply, object_in
+from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, malformed_reply, object_in, objects_in
 from nodemanager.cloud.gce.credentials import TokenSource
 
 _UNAUTHORIZED = 401
@@ -102,7 +102,8 @@ class GceDriver(GCENodeDriver):
 
     def instances(self, label: str, value: str) -> list[dict[str, Any]]:
         """Return every instance with the label, from all zones and all pages."""
-        return list(self._pages("/aggregated/instances", {"filter": f'labels.{label} = "{value}"'}))
+        query = {"filter": f'labels.{label} = "{value}"'}
+        return list(self._pages("/aggregated/instances", "instances", query))
 
     def instance(self, zone: str, name: str) -> dict[str, Any]:
         """Read one instance."""
@@ -120,6 +121,34 @@ class GceDriver(GCENodeDriver):
         """Start deleting an instance and its auto-delete disks."""
         self._require_operation(self._call(f"/zones/{zone}/instances/{name}", method="DELETE"))
 
+    def policies(self) -> list[dict[str, Any]]:
+        """Return every resource policy of the project. Placement groups are such policies."""
+        return list(self._pages("/aggregated/resourcePolicies", "resourcePolicies", {}))
+
+    def policy(self, region: str, name: str) -> dict[str, Any]:
+        """Read one resource policy."""
+        return self._call(f"/regions/{region}/resourcePolicies/{name}")
+
+    def insert_policy(self, region: str, policy: Mapping[str, Any]) -> None:
+        """Start creating a resource policy."""
+        self._require_operation(self._call(f"/regions/{region}/resourcePolicies", method="POST", data=dict(policy)))
+
+    def delete_policy(self, region: str, name: str) -> None:
+        """Start deleting a resource policy."""
+        self._require_operation(self._call(f"/regions/{region}/resourcePolicies/{name}", method="DELETE"))
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        """Return every object of a list, from all pages. ``path``: below the project, such as ``/regions``."""
+        found: list[dict[str, Any]] = []
+        params: dict[str, Any] = {"maxResults": _PAGE_ITEMS}
+        for _ in range(PAGES_MAX):
+            reply = self._call(path, params=params)
+            found += objects_in({"items": [], **reply}, "items", f"the list {path}")
+            if not reply.get("nextPageToken"):
+                return found
+            params["pageToken"] = reply["nextPageToken"]
+        raise malformed_reply(f"the list {path} does not end", params)
+
     def _call(self, path: str, **named: Any) -> dict[str, Any]:
         connection: Any = self.connection
         answer: dict[str, Any] = connection.request(path, **named).object
@@ -130,33 +159,33 @@ class GceDriver(GCENodeDriver):
             raise malformed_reply("the reply is not an operation", reply)
         return reply
 
-    def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    def _pages(self, path: str, kind: str, query: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         params: dict[str, Any] = {**query, "maxResults": _PAGE_ITEMS}
         for _ in range(PAGES_MAX):
             reply = self._call(path, params=params)
-            yield from _instances_in(reply)
+            yield from _objects_in(reply, kind)
             next_token = reply.get("nextPageToken")
             if not next_token:
                 return
             if next_token == params.get("pageToken"):
                 break
             params["pageToken"] = next_token
-        raise malformed_reply("the list of instances does not end", params)
+        raise malformed_reply(f"the list of {kind} does not end", params)
 
 
-def _instances_in(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the instances of one page. Raises if the page is incomplete because a zone could not be listed."""
+def _objects_in(reply: dict[str, Any], kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of one page. Raises if the page is incomplete because a zone could not be listed."""
     items = reply.get("items", {}) if reply.get("id") else None
     if not isinstance(items, dict) or reply.get("unreachables"):
-        raise malformed_reply("the list of instances is incomplete", reply.get("unreachables") or sorted(reply))
+        raise malformed_reply(f"the list of {kind} is incomplete", reply.get("unreachables") or sorted(reply))
     for zone, found in items.items():
         warning = object_in(found, zone).get("warning") or {}
         if object_in(warning, zone).get("code", _EMPTY_ZONE) != _EMPTY_ZONE:
             raise malformed_reply(f"{zone} was not listed", warning)
-        instances = found.get("instances", [])
-        if not isinstance(instances, list):
-            raise malformed_reply(f"{zone}: no list of instances", found)
-        yield from (object_in(instance, zone) for instance in instances)
+        objects = found.get(kind, [])
+        if not isinstance(objects, list):
+            raise malformed_reply(f"{zone}: no list of {kind}", found)
+        yield from (object_in(each, zone) for each in objects)
 
 
 def _first_error(error: Any) -> tuple[str, str]:

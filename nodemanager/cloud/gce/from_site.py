@@ -36,6 +36,7 @@ def gce_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable
             user_data,
             clock,
             call_timeout_s=site.cloud.call_timeout_s,
+            needs_groups=site.needs_groups,
         )
 
     return port

@@ -21,12 +21,14 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
+from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
+from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, NodeRequest, UserDataSource, cloud_error
 from nodemanager.cloud.common.names import launch_digest, unique_name
 from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
 from nodemanager.cloud.common.transport import malformed_reply
 from nodemanager.cloud.gce.driver import ApiError, GceDriver
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, ProviderId
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, Leftover, ProviderId, group_prefix
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import Market, TypeName
 
@@ -34,10 +36,12 @@ LABEL_CLUSTER = "fnm-cluster"
 LABEL_LAUNCH = "fnm-launch"
 
 POLL_S = 1.0
+GROUP_WAIT_MAX_S = 15.0  # for a placement policy to be ready
 POLL_MAX_S = 30.0  # the port stops waiting for a longer insert; later lists show its instance
 
 _PROVIDER_ID = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+)", re.ASCII)
 _CONFLICT = 409
+_GROUP_READY = "READY"
 _PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 
 _STATES: Mapping[str, NodeState] = MappingProxyType(
@@ -68,6 +72,9 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
         "INVALID_USAGE": FailureKind.CONFIG,
         "UNSUPPORTED_OPERATION": FailureKind.CONFIG,
         "CONDITION_NOT_MET": FailureKind.CONFIG,
+        # A group that a sweep has just deleted, or whose nodes are just leaving.
+        "resourceNotReady": FailureKind.TRANSIENT,
+        "resourceInUseByAnotherResource": FailureKind.TRANSIENT,
     }
 )
 
@@ -94,12 +101,17 @@ class GceCloud(RetryingPort):
         *,
         call_timeout_s: float = 60.0,
         sleep: Sleep = time.sleep,
+        needs_groups: bool = False,
     ) -> None:
+        """``needs_groups``: whether instances of any type are created in placement groups."""
         super().__init__(
             driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
         )
         self.driver = driver
         self._placements = placements
+        self._needs_groups = needs_groups
+        self._groups = KnownGroups(self._make_group, _names_missing_group)
+        self._sweeper = LeftoverSweeper()
 
     def destroy(self, provider_id: ProviderId) -> None:
         """Delete an instance, given as ``ZONE/NAME``. One that no longer exists is no error."""
@@ -108,6 +120,65 @@ class GceCloud(RetryingPort):
             return  # no instance can have such an id
         with self._ignoring_gone():
             self.driver.delete(zone_and_name[1], zone_and_name[2])
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        """Delete the placement groups that two sweeps in a row found without instances, and return them."""
+        return self._sweeper.sweep(self._leftovers(), self._remove)
+
+    def _leftovers(self) -> frozenset[Leftover]:
+        groups = groups_if_allowed(lambda: self._read_with_retries(self._list_groups), needed=self._needs_groups)
+        return unused_groups(groups, self.list_nodes()) if groups else frozenset()
+
+    def _list_groups(self) -> Mapping[str, str]:
+        """Return the names of the cluster's placement groups by ``REGION/NAME``. They carry no labels."""
+        try:
+            found = [(str(it["region"]).rpartition("/")[2], str(it["name"])) for it in self.driver.policies()]
+        except KeyError as error:
+            raise malformed_reply("a resource policy lacks a required field", error) from error
+        prefix = group_prefix(self._cluster_uuid)
+        return {f"{region}/{name}": name for region, name in found if name.startswith(prefix)}
+
+    def _remove(self, leftover: Leftover) -> None:
+        region, _, name = leftover.provider_id.partition("/")
+        with self._ignoring_gone():
+            self.driver.delete_policy(region, name)
+
+    def _make_group(self, group: str) -> str:
+        """Make a compact placement policy, given as ``REGION/NAME``, unless it exists. Return its path."""
+        region, _, name = group.partition("/")
+        policy = {
+            "name": name,
+            "description": f"nodes of cluster {self._cluster} that are near each other",
+            "groupPlacementPolicy": {"collocation": "COLLOCATED"},
+        }
+        waited_s = 0.0
+        while (status := self._status_of_group(region, name)) != _GROUP_READY:
+            if waited_s >= GROUP_WAIT_MAX_S:
+                raise CloudError(
+                    FailureKind.TRANSIENT, f"the placement policy {name} is {status or 'not there'} yet"
+                )
+            if not status:
+                self._insert_group(region, policy)
+            self._sleep(POLL_S)
+            waited_s += POLL_S
+        return f"projects/{self.driver.project}/regions/{region}/resourcePolicies/{name}"
+
+    def _status_of_group(self, region: str, name: str) -> str:
+        """Return the state of a placement policy, "" if it does not exist."""
+        try:
+            return str(self._read_with_retries(lambda: self.driver.policy(region, name)).get("status"))
+        except CloudError as error:
+            if error.kind is not FailureKind.GONE:
+                raise
+            return ""
+
+    def _insert_group(self, region: str, policy: Mapping[str, Any]) -> None:
+        try:
+            with self._as_cloud_errors():
+                self.driver.insert_policy(region, policy)
+        except CloudError as error:
+            if not isinstance(error.__cause__, ApiError) or error.__cause__.http_code != _CONFLICT:
+                raise  # another thread has just made it
 
     def _fetch_nodes(self) -> Sequence[Node]:
         return [self._libcloud_node(found) for found in self.driver.instances(LABEL_CLUSTER, self._cluster)]
@@ -123,6 +194,8 @@ class GceCloud(RetryingPort):
                 return node
         zones = (request.zone,) if request.zone else self._placements[request.node_type.name].zones
         self._refuse_late_create(started_s)
+        if request.group:
+            return self._create_in_group(zones[0], request, launch, started_s)
         for zone in zones[:-1]:
             try:
                 return self._create_in_zone(zone, request, launch)
@@ -132,11 +205,18 @@ class GceCloud(RetryingPort):
                 self._refuse_late_create(started_s)
         return self._create_in_zone(zones[-1], request, launch)
 
-    def _create_in_zone(self, zone: str, request: NodeRequest, launch: LaunchId) -> Node:
+    def _create_in_group(self, zone: str, request: NodeRequest, launch: LaunchId, started_s: float) -> Node:
+        def create(policy: str) -> Node:
+            self._refuse_late_create(started_s)
+            return self._create_in_zone(zone, request, launch, policy)
+
+        return self._groups.create_in(f"{zone.rpartition('-')[0]}/{request.group}", create)
+
+    def _create_in_zone(self, zone: str, request: NodeRequest, launch: LaunchId, policy: str = "") -> Node:
         name = unique_name(f"n-{request.name}", launch).lower()
         try:
             with self._as_cloud_errors(creating=True):
-                operation = self.driver.insert(zone, self._instance_body(zone, name, request, launch))
+                operation = self.driver.insert(zone, self._instance_body(zone, name, request, launch, policy))
         except CloudError as error:
             taken = isinstance(error.__cause__, ApiError) and error.__cause__.http_code == _CONFLICT
             if not taken:
@@ -182,7 +262,10 @@ class GceCloud(RetryingPort):
                     raise _ambiguous("the insert was accepted, but its operation cannot be read", error) from error
                 pause_s = min(POLL_MAX_S, max(2 * pause_s, error.retry_after_s))
 
-    def _instance_body(self, zone: str, name: str, request: NodeRequest, launch: LaunchId) -> dict[str, Any]:
+    def _instance_body(
+        self, zone: str, name: str, request: NodeRequest, launch: LaunchId, policy: str
+    ) -> dict[str, Any]:
+        """``policy``: the path of the placement policy, "" for none."""
         node_type = request.node_type
         network = self._placements[node_type.name].network
         items = {
@@ -197,8 +280,10 @@ class GceCloud(RetryingPort):
             "disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": node_type.image}}],
             "networkInterfaces": [{"subnetwork" if "/subnetworks/" in network else "network": network}],
         }
-        if node_type.gpus:
-            # An instance with GPUs cannot migrate to another host. Google requires the request to say so.
+        if policy:
+            instance["resourcePolicies"] = [policy]
+        if node_type.gpus or policy:
+            # An instance with GPUs or near others cannot migrate to another host. The request must say so.
             instance["scheduling"] = {"onHostMaintenance": "TERMINATE"}
         if node_type.market is Market.SPOT:
             instance["scheduling"] = {
@@ -227,6 +312,7 @@ class GceCloud(RetryingPort):
                     "metadata": {_tag_of_key(item["key"]): str(item.get("value", "")) for item in items},
                     "status": found["status"],
                     "instance_type": str(found.get("machineType") or "").rpartition("/")[2],
+                    "policies": [str(it) for it in found.get("resourcePolicies") or []],
                 },
                 # libcloud would leave this empty and put the time into ``extra`` only.
                 created_at=datetime.fromisoformat(found["creationTimestamp"]),
@@ -242,8 +328,13 @@ class GceCloud(RetryingPort):
         return f"in state {node.extra['status']}: powered off or preempted" if node.state == NodeState.ERROR else ""
 
     def _cloud_node(self, node: Node) -> CloudNode:
-        seen = super()._cloud_node(node)
+        seen = replace(super()._cloud_node(node), group=self._group_in(node.extra.get("policies", ())))
         return replace(seen, state=CloudState.RUNNING) if seen.state is CloudState.TERMINATED else seen
+
+    def _group_in(self, policies: Sequence[str]) -> str:
+        """Return the cluster's placement group among the paths of resource policies, "" if there is none."""
+        names, prefix = (path.rpartition("/")[2] for path in policies), group_prefix(self._cluster_uuid)
+        return next((name for name in names if name.startswith(prefix)), "")
 
     def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
         failed = super()._to_cloud_error(error, creating=creating)
@@ -251,6 +342,10 @@ class GceCloud(RetryingPort):
             return CloudError(FailureKind.CREDENTIALS, failed.detail)
         kind = _KIND_BY_CODE.get(str(error.code)) if isinstance(error, ApiError) else None
         return cloud_error(kind, failed.detail, failed.retry_after_s) if kind else failed
+
+
+def _names_missing_group(error: CloudError) -> bool:
+    return "/resourcePolicies/" in error.detail and error.kind in (FailureKind.CONFIG, FailureKind.GONE)
 
 
 def _ambiguous(what: str, error: CloudError) -> CloudError:

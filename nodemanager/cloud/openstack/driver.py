@@ -35,6 +35,10 @@ from nodemanager.cloud.common.transport import (
 )
 
 _UNAUTHORIZED = 401
+_PAGE_ITEMS = 1_000
+_GROUP_POLICY = "soft-affinity"  # a server that finds no room near the others is created elsewhere
+_ONE_POLICY_SINCE = (2, 64)  # the microversion from which on a server group has one policy instead of a list
+_MAY_NOT_ASK = (403, 404)
 # The exceptions that libcloud raises on malformed replies.
 _PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ParseError)
 
@@ -138,6 +142,8 @@ class NovaDriver(OpenStack_2_NodeDriver):
     network_connectionCls = _Neutron
 
     def __init__(self, account: OpenStackAccount, timeout_s: float) -> None:
+        version = tuple(int(part) for part in account.microversion.split("."))
+        self._has_one_policy = version >= _ONE_POLICY_SINCE
         scoped = {} if account.application_credential else {"ex_tenant_name": account.project}
         super().__init__(  # type: ignore[no-untyped-call]
             account.user,
@@ -159,9 +165,10 @@ class NovaDriver(OpenStack_2_NodeDriver):
         servers = list(_pages(self.connection, "/servers/detail", "servers", query))
         return [self._read_tagged_server(server, set(tags)) for server in servers]
 
-    def post_server(self, server: Mapping[str, Any]) -> str:
-        """Create one server and return its id. The reply holds nothing else of use."""
-        reply = _call(self.connection, "/servers", method="POST", data={"server": dict(server)})
+    def post_server(self, server: Mapping[str, Any], group_id: str = "") -> str:
+        """Create one server, in a server group if one is given, and return its id."""
+        hints = {"os:scheduler_hints": {"group": group_id}} if group_id else {}
+        reply = _call(self.connection, "/servers", method="POST", data={"server": dict(server), **hints})
         made = object_in(object_in(reply, "a created server").get("server"), "a created server")
         if not isinstance(made.get("id"), str):
             raise malformed_reply("a created server without an id", sorted(made))
@@ -171,6 +178,34 @@ class NovaDriver(OpenStack_2_NodeDriver):
         """Read one server."""
         reply = object_in(_call(self.connection, f"/servers/{server_id}"), "a server")
         return self._read_server(object_in(reply.get("server"), "a server"))
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return every server group of the project, from all pages."""
+        found: list[dict[str, Any]] = []
+        for _ in range(PAGES_MAX):
+            page = _named_objects(
+                _call(self.connection, "/os-server-groups", params={"limit": _PAGE_ITEMS, "offset": len(found)}),
+                "server_groups",
+            )
+            found += page
+            if not page:
+                return found
+        raise malformed_reply("the list of server groups does not end", found[-1])
+
+    def post_group(self, name: str) -> str:
+        """Create a server group whose servers are on as few hosts as possible, and return its id."""
+        policy = {"policy": _GROUP_POLICY} if self._has_one_policy else {"policies": [_GROUP_POLICY]}
+        reply = _call(
+            self.connection, "/os-server-groups", method="POST", data={"server_group": {"name": name, **policy}}
+        )
+        made = object_in(object_in(reply, "a created server group").get("server_group"), "a created server group")
+        if not isinstance(made.get("id"), str):
+            raise malformed_reply("a created server group without an id", sorted(made))
+        return str(made["id"])
+
+    def delete_group(self, group_id: str) -> None:
+        """Delete a server group. Nova does so even if servers are in it."""
+        _call(self.connection, f"/os-server-groups/{group_id}", method="DELETE")
 
     def flavor_id(self, name: str) -> str:
         """Return the id of a flavor, given its name or id. Raises ``MisconfiguredError`` if there is none."""
@@ -207,6 +242,26 @@ class NovaDriver(OpenStack_2_NodeDriver):
     def networks(self) -> list[dict[str, Any]]:
         """Return the networks that the project can see."""
         return _named_objects(_call(self.network_connection, "/v2.0/networks"), "networks")
+
+    def extra_specs(self, flavor_id: str) -> dict[str, str]:
+        """Return what a flavor asks of its host beyond cores and memory; nothing if the project may not ask."""
+        try:
+            reply = object_in(_call(self.connection, f"/flavors/{flavor_id}/os-extra_specs"), "extra specs")
+        except BaseHTTPError as error:
+            if error.code in _MAY_NOT_ASK:
+                return {}
+            raise
+        specs = object_in(reply.get("extra_specs"), "extra specs")
+        return {str(key): str(value) for key, value in specs.items()}
+
+    def security_groups(self) -> list[dict[str, Any]]:
+        """Return the security groups of the project; none if Neutron has no such service."""
+        try:
+            return _named_objects(_call(self.network_connection, "/v2.0/security-groups"), "security_groups")
+        except BaseHTTPError as error:
+            if error.code in _MAY_NOT_ASK:
+                return []
+            raise
 
     def zones(self) -> list[str]:
         """Return the names of the availability zones that have hosts at work."""

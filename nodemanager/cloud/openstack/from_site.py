@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from nodemanager.cloud.common.libcloud_port import UserDataSource
@@ -14,11 +15,14 @@ from nodemanager.core.slots import TypeName
 
 def openstack_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
     """Return a factory of ports. Each port logs in on its own."""
-    return lambda: openstack_cloud(site, user_data, clock)
+    making_group = threading.Lock()
+    return lambda: openstack_cloud(site, user_data, clock, making_group)
 
 
-def openstack_cloud(site: Site, user_data: UserDataSource, clock: Clock) -> OpenStackCloud:
-    """Return one port."""
+def openstack_cloud(
+    site: Site, user_data: UserDataSource, clock: Clock, making_group: threading.Lock | None = None
+) -> OpenStackCloud:
+    """Return one port. Ports that work at the same time share ``making_group``."""
     return OpenStackCloud(
         account_of(site),
         placements_of(site),
@@ -27,6 +31,8 @@ def openstack_cloud(site: Site, user_data: UserDataSource, clock: Clock) -> Open
         user_data,
         clock,
         call_timeout_s=site.cloud.call_timeout_s,
+        needs_groups=site.needs_groups,
+        making_group=making_group,
     )
 
 

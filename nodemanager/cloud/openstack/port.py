@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import re
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
+from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed
+from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
     TAG_LAUNCH,
     NodeRequest,
@@ -31,7 +34,17 @@ from nodemanager.cloud.common.libcloud_port import (
 from nodemanager.cloud.common.names import launch_digest, unique_name
 from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
 from nodemanager.cloud.openstack.driver import NovaDriver, OpenStackAccount
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, LaunchId, ProviderId
+from nodemanager.core.nodes import (
+    CloudNode,
+    CloudState,
+    FailureKind,
+    Launch,
+    LaunchId,
+    Leftover,
+    LeftoverKind,
+    ProviderId,
+    group_prefix,
+)
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
 
@@ -63,18 +76,56 @@ class OpenStackCloud(RetryingPort):
         *,
         call_timeout_s: float = 60.0,
         sleep: Sleep = time.sleep,
+        needs_groups: bool = False,
+        making_group: threading.Lock | None = None,
     ) -> None:
+        """``needs_groups``: whether servers of any type are created in server groups.
+
+        ``making_group``: shared by the ports of a process. Nova makes two groups of one name if it is asked twice.
+        """
         self.driver = NovaDriver(account, call_timeout_s)
         super().__init__(
             self.driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
         )
         self._placements = placements
+        self._needs_groups = needs_groups
+        self._making_group = making_group or threading.Lock()
+        self._groups = KnownGroups(self._make_group, _names_missing_group)
+        self._sweeper = LeftoverSweeper()
         self._ids: dict[tuple[str, str], str] = {}  # cache: (kind, name) of a flavor, image or network -> id
 
     def destroy(self, provider_id: ProviderId) -> None:
         """Delete a server. One that no longer exists is no error. Raises :class:`CloudError`."""
         if _is_uuid(provider_id):  # no server can have another form of id
             super().destroy(provider_id)
+
+    def sweep(self) -> tuple[Leftover, ...]:
+        """Delete the server groups that two sweeps in a row found without servers, and return them."""
+        groups = groups_if_allowed(lambda: self._read_with_retries(self._empty_groups), needed=self._needs_groups)
+        left = frozenset(Leftover(LeftoverKind.GROUP, ProviderId(id_)) for id_ in groups)
+        return self._sweeper.sweep(left, self._remove)
+
+    def _empty_groups(self) -> Mapping[str, str]:
+        """Return the names of the cluster's server groups without members, by id."""
+        return {str(it["id"]): str(it.get("name")) for it in self._our_groups() if not it.get("members")}
+
+    def _our_groups(self) -> list[dict[str, Any]]:
+        prefix = group_prefix(self._cluster_uuid)
+        return [it for it in self.driver.groups() if str(it.get("name")).startswith(prefix)]
+
+    def _remove(self, leftover: Leftover) -> None:
+        with self._ignoring_gone():
+            self.driver.delete_group(leftover.provider_id)
+
+    def _make_group(self, group: str) -> str:
+        """Return the id of the server group of this name. Make it if there is none."""
+        with self._making_group:
+            found = self._read_with_retries(self._our_groups)
+            ids = sorted(str(it["id"]) for it in found if it.get("name") == group)
+            if ids:
+                return ids[0]
+            with self._as_cloud_errors():
+                return self.driver.post_group(group)
 
     def _fetch_nodes(self) -> Sequence[Node]:
         return self.driver.tagged_servers((cluster_tag(self._cluster),))
@@ -85,8 +136,12 @@ class OpenStackCloud(RetryingPort):
         if existing is not None:
             return existing
         server = self._server_body(request)
-        self._refuse_late_create(started_s)
-        server_id = self._post_server(server)
+
+        def post(group_id: str) -> str:
+            self._refuse_late_create(started_s)
+            return self._post_server(server, group_id)
+
+        server_id = self._groups.create_in(request.group, post)
         try:
             return self._read_with_retries(lambda: self.driver.server(server_id))
         except CloudError:
@@ -135,10 +190,10 @@ class OpenStackCloud(RetryingPort):
             self._ids[kind, name] = self._read_with_retries(lambda: look_up(name))
         return self._ids[kind, name]
 
-    def _post_server(self, server: Mapping[str, Any]) -> str:
+    def _post_server(self, server: Mapping[str, Any], group_id: str) -> str:
         try:
             with self._as_cloud_errors(creating=True):
-                return self.driver.post_server(server)
+                return self.driver.post_server(server, group_id)
         except CloudError as error:
             if error.kind is FailureKind.CONFIG:
                 self._ids.clear()  # a name may refer to a new id by now
@@ -175,6 +230,10 @@ class OpenStackCloud(RetryingPort):
         else:
             return failed
         return cloud_error(kind, failed.detail, failed.retry_after_s)
+
+
+def _names_missing_group(error: CloudError) -> bool:
+    return "Instance group" in error.detail and "could not be found" in error.detail
 
 
 def cluster_tag(cluster: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from nodemanager.cloud.common.libcloud_port import reading
@@ -10,24 +11,22 @@ from nodemanager.cloud.openstack.driver import NovaDriver
 from nodemanager.core.ports import Clock
 
 _MIB = 2**20
+# https://docs.openstack.org/nova/latest/configuration/extra-specs.html
+_DEVICES = "pci_passthrough:alias"
+_VIRTUAL_GPUS = re.compile(r"resources[^:]*:VGPU")
 
 
 def survey_project(driver: NovaDriver, region: str, clock: Clock) -> Survey:
-    """Read one region. Raises :class:`CloudError`.
-
-    OpenStack knows no prices. The GPUs of a flavor are in extra specs that every site names in its own way, so none
-    are read.
-    """
+    """Read one region. Raises :class:`CloudError`. OpenStack knows no prices."""
     with reading(clock):
         return Survey(
             region,
             (),
             tuple(driver.zones()),
             tuple(sorted(_images(driver), key=lambda image: image.created, reverse=True)),
-            tuple(
-                OfferedNetwork(it["id"], it.get("name") or "", security_group="default") for it in driver.networks()
-            ),
+            tuple(OfferedNetwork(it["id"], it.get("name") or "") for it in driver.networks()),
             tuple(_sizes(driver)),
+            tuple(sorted({str(it.get("name")) for it in driver.security_groups()})),
         )
 
 
@@ -37,6 +36,17 @@ def _images(driver: NovaDriver) -> Iterator[OfferedImage]:
 
 
 def _sizes(driver: NovaDriver) -> Iterator[OfferedSize]:
+    """Every flavor. Its extra specs tell virtual GPUs, and devices under names that each site chooses itself."""
     for item in driver.flavors():
-        memory_bytes = int(item.get("ram") or 0) * _MIB
-        yield OfferedSize(str(item.get("name")), int(item.get("vcpus") or 0), 0, memory_bytes, None)
+        specs = driver.extra_specs(str(item.get("id")))
+        devices = specs.get(_DEVICES, "")
+        yield OfferedSize(
+            str(item.get("name")),
+            int(item.get("vcpus") or 0),
+            sum(
+                int(number) for key, number in specs.items() if _VIRTUAL_GPUS.fullmatch(key) and number.isdecimal()
+            ),
+            int(item.get("ram") or 0) * _MIB,
+            None,
+            note=f"{_DEVICES} = {devices}" if devices else "",
+        )

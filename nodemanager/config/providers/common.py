@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nodemanager.config.text import credentials
 from nodemanager.config.text.ini import Document, Fault, nearest_name
 from nodemanager.config.text.settings import CloudSettings, NodeSettings
-from nodemanager.core.slots import Market, TypeName
+from nodemanager.core.slots import Market, NodePlacement, TypeName
 
 NODE = "Node "
 
@@ -62,6 +62,14 @@ def unsupported_spot(document: Document, nodes: Nodes, provider: str) -> Iterato
         if node.market is not Market.ON_DEMAND:
             problem = f"spot nodes are not supported on {provider}: remove the key, or write on-demand"
             yield document.fault(NODE + name, "market", problem)
+
+
+def unsupported_placement(document: Document, nodes: Nodes, provider: str) -> Iterator[Fault]:
+    """Find node types that ask for placement groups."""
+    for name, node in nodes.items():
+        if node.placement is not NodePlacement.ANYWHERE:
+            problem = f"{provider} has no placement groups: remove the key, or write {NodePlacement.ANYWHERE}"
+            yield document.fault(NODE + name, "placement", problem)
 
 
 def credential_faults(

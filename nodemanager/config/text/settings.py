@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
-from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, SlotName
+from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodePlacement, SlotName
 from nodemanager.core.upkeep.rules import Disruption, Drift
 from nodemanager.core.upkeep.windows import WINDOW_ALLOWED, Window, read_windows
 
@@ -791,6 +791,7 @@ class NodeSettings(SectionSettings):
     )  # None: any
     properties: _Properties = frozenset()
     slots: _Slots
+    placement: Annotated[NodePlacement, _one_of(NodePlacement)] = NodePlacement.ANYWHERE
     spares: _Count = 0
     prepaid: _Count = 0
     prepaid_until_at: Annotated[float, _DAY] = Field(default=0.0, validation_alias="prepaid_valid_until")

@@ -51,6 +51,8 @@ def encode(launch: Launch) -> str:
         fields["size"] = launch.size
     if launch.made_from:
         fields["made_from"] = launch.made_from
+    if launch.group:
+        fields["group"] = launch.group
     if launch.prepaid:
         fields["prepaid"] = True
     if launch.cloud != DEFAULT_CLOUD:
@@ -85,6 +87,7 @@ def decode(text: str, slot: SlotName) -> Launch:
         size=text_at(fields.get("size", ""), "record.size"),
         market=_market(fields["market"]) if "market" in fields else None,
         made_from=text_at(fields.get("made_from", ""), "record.made_from"),
+        group=text_at(fields.get("group", ""), "record.group"),
         prepaid=flag_at(fields.get("prepaid", False), "record.prepaid"),
         cloud=CloudName(text_at(fields.get("cloud", DEFAULT_CLOUD), "record.cloud")),
     )

@@ -62,7 +62,7 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import CallKind, FailureKind, JoinPhase, Launch, LaunchId, NodeState
 from nodemanager.planner.cost import budget, run_times
 from nodemanager.planner.cost.budget import accrue
-from nodemanager.planner.observe import backoff, drain_breaker, hardware, held_jobs, operator, rank_facts
+from nodemanager.planner.observe import backoff, drain_breaker, hardware, held_jobs, operator, rank_facts, zones
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, allows, move
 from nodemanager.planner.state.node import Create, Listing, Node
@@ -245,7 +245,8 @@ def _undrain_node(node: Node, now_s: float) -> Node:
 # --- the queue --------------------------------------------------------------------------------------------
 
 
-def _apply_queue(snapshot: Snapshot, fact: QueueSeen) -> Snapshot:
+def _apply_queue(snapshot: Snapshot, fact: QueueSeen, policy: Policy) -> Snapshot:
+    fact = zones.gather_wide_jobs(fact, snapshot, policy)
     known = snapshot.jobs
     jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
     unreadable = {} if fact.complete else dict(snapshot.queues.unreadable)
@@ -582,7 +583,7 @@ def _apply_peers(snapshot: Snapshot, fact: PeersSeen, policy: Policy) -> Snapsho
 
 HANDLERS: Mapping[type[Fact], Handler] = {
     # the queue and the ranks
-    QueueSeen: whatever_the_policy(_apply_queue),
+    QueueSeen: one_by_one(_apply_queue),
     QueueProbed: whatever_the_policy(_apply_probe),
     RanksChanged: whatever_the_policy(lambda snapshot, _: _require_look(snapshot)),
     RanksSeen: one_by_one(_apply_ranks),

@@ -2,16 +2,24 @@
 
 A create that fails for lack of capacity blocks its type in that zone and on that market for a while. The next zone
 is tried at once, then the next type. A failure of the whole account, such as bad credentials, blocks every type.
+
+The nodes of a type with ``placement = cluster`` are in one placement group for each zone. A job that needs several
+of them is planned as if it asked for a single zone: all its new nodes are bought in one group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.core.nodes import FailureKind
+from nodemanager.core.facts import QueueSeen
+from nodemanager.core.jobs import Job
+from nodemanager.core.nodes import FailureKind, group_name
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import NodePlacement, NodeType, Rank
+from nodemanager.planner.state.constraints import holds
+from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Scope, Snapshot
 
 # By the kind of the failure. Kinds that block nothing are not in these tables.
@@ -44,6 +52,49 @@ def open_zones(node_type: NodeType, snapshot: Snapshot) -> tuple[str, ...]:
     if not snapshot.learned.blocks:
         return zones
     return tuple(zone for zone in zones if block_on(node_type, zone, snapshot) is None) or zones[:1]
+
+
+def group_of(node_type: NodeType, zone: str, cluster_uuid: str) -> str:
+    """The placement group of a type's new node in a zone; "" if it needs none."""
+    clustered = node_type.placement is NodePlacement.CLUSTER
+    return group_name(cluster_uuid, node_type.name, zone) if clustered else ""
+
+
+def zones_passed_over(node_type: NodeType, zone: str, snapshot: Snapshot) -> tuple[str, ...]:
+    """Why a node is not created in the zones that the site names before this one, in words."""
+    zones = zones_of(node_type)
+    before = zones[: zones.index(zone)] if zone in zones else ()
+    found = ((name, block_on(node_type, name, snapshot)) for name in before)
+    return tuple(f"{name} ({block.kind}: {block.detail})" for name, block in found if block is not None)
+
+
+def gather_wide_jobs(fact: QueueSeen, snapshot: Snapshot, policy: Policy) -> QueueSeen:
+    """The fact with ``one_zone`` set for each job that needs several nodes of a type with a placement group."""
+    if not policy.clustered_types:
+        return fact
+    return replace(fact, jobs=tuple(_gathered(job, snapshot, policy) for job in fact.jobs))
+
+
+def _gathered(job: Job, snapshot: Snapshot, policy: Policy) -> Job:
+    shape = job.shape
+    if not shape.one_zone and any(_spans_nodes_of(of, job, snapshot) for of in policy.clustered_types):
+        return replace(job, shape=replace(shape, one_zone=True))
+    return job
+
+
+def _spans_nodes_of(node_type: NodeType, job: Job, snapshot: Snapshot) -> bool:
+    """Whether the job may run on nodes of the type, and needs more than one of them."""
+    shape = job.shape
+    cores, gpus = shape.slots * shape.cores_per_slot, shape.slots * shape.gpus_per_slot
+    if shape.nodes is not None:
+        spans = shape.nodes > 1 and cores <= node_type.cores and gpus <= node_type.gpus
+    else:
+        spans = cores > node_type.cores or gpus > node_type.gpus
+    ranks = snapshot.slots.rank_of_slot
+    return spans and any(
+        holds(shape.constraint, properties=node_type.properties, host=slot, rank=ranks.get(slot, Rank(-1)))
+        for slot in node_type.slots
+    )
 
 
 def scopes_of(node_type: NodeType) -> tuple[Scope, ...]:

@@ -16,6 +16,7 @@ from nodemanager.core.slots import (
     ForeignDrain,
     Market,
     Misfit,
+    NodePlacement,
     NodeType,
     SlotName,
     TypeName,
@@ -225,6 +226,11 @@ class Policy:
     def has_spares(self) -> bool:
         """Whether any type keeps spare nodes."""
         return any(node_type.spares for node_type in self.node_types)
+
+    @cached_property
+    def clustered_types(self) -> tuple[NodeType, ...]:
+        """The types whose nodes are created near each other."""
+        return tuple(it for it in self.node_types if it.placement is NodePlacement.CLUSTER)
 
     @cached_property
     def price_decimals(self) -> int:

@@ -37,6 +37,7 @@ class CloudFaults:
     p_destroy_ignored: float = 0.0  # accepted, but not carried out
     refuse_creates: FailureKind | None = None  # while set, every create fails so: CONFIG, CREDENTIALS
     refuse_all: FailureKind | None = None  # while set, every call fails so: TRANSIENT (an outage), CREDENTIALS
+    p_group_only: float = 0.0  # create: the placement group is made, and the call fails before the node is
     idempotent: bool = True  # a client token used before returns its node instead of a new one
 
     # Capacity and quota.
@@ -44,6 +45,8 @@ class CloudFaults:
     capacity_of: dict[str, int] = field(default_factory=dict)  # by the name of the node type
     capacity_of_size: dict[str, int] = field(default_factory=dict)
     p_capacity: float = 0.0
+    p_group_full: float = 0.0  # a create in a placement group: CAPACITY
+    zones_full: set[str] = field(default_factory=set)  # CAPACITY for creates in placement groups there
     quota: int | None = None  # existing nodes; above: QUOTA
     quota_of_size: dict[str, int] = field(default_factory=dict)
 

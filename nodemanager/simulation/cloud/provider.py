@@ -18,6 +18,7 @@ from nodemanager.core.nodes import (
     Launch,
     LaunchId,
     Leftover,
+    LeftoverKind,
     ProviderId,
     QuotaScope,
 )
@@ -77,6 +78,7 @@ class SimulatedProvider:
         self._by_token: dict[str, ProviderId] = {}
         self._bill_lines: list[BillLine] = []
         self._created = 0
+        self._groups: dict[str, str] = {}  # each placement group, with its cluster's UUID
         # Kept apart from the records of ended nodes, so a call stays as fast after ten years as on the first day.
         self._type_of_standing: dict[ProviderId, TypeName | None] = {}
         self._last_list: list[CloudNode] = []  # the nodes of the latest list call
@@ -103,6 +105,11 @@ class SimulatedProvider:
         with self._world.lock:
             return tuple(self._bill_line(index) for index in range(self._created))
 
+    def groups(self) -> tuple[str, ...]:
+        """Return the names of all placement groups, in order of creation."""
+        with self._world.lock:
+            return tuple(self._groups)
+
     def kill(self, provider_id: ProviderId, why: str = "died suddenly") -> None:
         """End a node at once, as a preemption or a hardware failure does. No effect if it has already ended."""
         with self._world.lock:
@@ -119,6 +126,33 @@ class SimulatedProvider:
 
     # --- what the ports call ---
 
+    def make_group(self, group: str, cluster_uuid: str) -> None:
+        """Make a placement group, unless it exists. The caller may die, or lose the reply, right after it."""
+        with self._world.lock:
+            if group in self._groups:
+                return
+            self._maybe_refuse("create group")
+            self._maybe_throttle("create group")
+            self._groups[group] = cluster_uuid
+            if self._happens(self.faults.p_group_only):
+                raise CloudError(FailureKind.TRANSIENT, f"create group {group}: the connection was lost")
+
+    def empty_groups(self, cluster_uuid: str) -> frozenset[str]:
+        """Return the cluster's placement groups without nodes."""
+        with self._world.lock:
+            self._maybe_refuse("sweep")
+            self._maybe_throttle("sweep")
+            used = {node.group for node in self.nodes()}
+            return frozenset(name for name, uuid in self._groups.items() if uuid == cluster_uuid) - used
+
+    def delete_group(self, group: str) -> None:
+        """Delete a placement group. Refused while a node is in it, as real providers do."""
+        with self._world.lock:
+            self._maybe_fail_transiently("delete group")
+            if any(node.group == group for node in self.nodes()):
+                raise CloudError(FailureKind.TRANSIENT, f"delete group {group}: in use")
+            self._groups.pop(group, None)
+
     def create(self, launch: Launch, node_type: NodeType, identity: Identity) -> CloudNode:
         with self._world.lock:
             self._maybe_refuse("create")
@@ -129,7 +163,9 @@ class SimulatedProvider:
             if self.faults.idempotent and launch.client_token in self._by_token:
                 return self._machines[self._by_token[launch.client_token]].node
             self._check_capacity(node_type)
+            self._check_group(launch)
             machine = self._add_machine(identity, launch.client_token, node_type)
+            machine.node = replace(machine.node, group=launch.group)
             self._world.after(self._draw(self.faults.boot_delay_s), lambda: self._run(machine))
             self._maybe_lose_reply("create")
             return machine.node
@@ -315,6 +351,14 @@ class SimulatedProvider:
         if full or self._happens(faults.p_capacity):
             raise CloudError(FailureKind.CAPACITY, f"no {node_type.size} to be had")
 
+    def _check_group(self, launch: Launch) -> None:
+        if not launch.group:
+            return
+        if launch.group not in self._groups:
+            raise CloudError(FailureKind.TRANSIENT, f"there is no placement group {launch.group}")
+        if launch.zone in self.faults.zones_full or self._happens(self.faults.p_group_full):
+            raise CloudError(FailureKind.CAPACITY, f"no room near the others in {launch.group}")
+
     def _count_of_size(self, size: str) -> int:
         return sum(self._machines[it].node.size == size for it in self._type_of_standing)
 
@@ -345,12 +389,15 @@ class SimulatedCloud:
         self._provider = provider
         self._cluster = cluster
         self._cluster_uuid = cluster_uuid
+        self._empty_before: frozenset[str] = frozenset()
         self._types = types
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         identity = Identity(
             self._cluster, self._cluster_uuid, launch.id, launch.slot, node_type.name, launch.made_from
         )
+        if launch.group:
+            self._provider.make_group(launch.group, self._cluster_uuid)
         return self._provider.create(launch, node_type, identity)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
@@ -363,4 +410,10 @@ class SimulatedCloud:
         self._provider.destroy(provider_id)
 
     def sweep(self) -> tuple[Leftover, ...]:
-        return ()  # a simulated node leaves nothing behind
+        """Delete the placement groups that two sweeps in a row found empty. Nodes leave nothing behind."""
+        empty = self._provider.empty_groups(self._cluster_uuid)
+        removed = sorted(empty & self._empty_before)
+        for group in removed:
+            self._provider.delete_group(group)
+        self._empty_before = empty - frozenset(removed)
+        return tuple(Leftover(LeftoverKind.GROUP, ProviderId(group)) for group in removed)

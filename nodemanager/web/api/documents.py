@@ -255,6 +255,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "size": node.launch.size or (node_type.size if node_type is not None else None),
         "market": str(market) if market is not None else None,
         "zone": node.launch.zone,
+        "group": node.launch.group,
         "provider_id": node.cloud.provider_id if node.cloud is not None else None,
         "state": str(node.state),
         "since_at": clock.to_wall(node.since_s),

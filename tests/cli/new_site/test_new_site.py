@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -12,12 +13,14 @@ import pytest
 
 from nodemanager.cli import main
 from nodemanager.cli.new_site import command
-from nodemanager.cli.new_site.accounts import Ec2Account, OpenStackAccount
 from nodemanager.cli.new_site.command import NewSiteError, write_new_site
+from nodemanager.cli.new_site.ec2 import Ec2Account
+from nodemanager.cli.new_site.openstack import OpenStackAccount
 from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cli.new_site.site_text import SiteChoices, site_text, type_names
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
 from nodemanager.config.site import ConfigError, Provider, Site, load_site
+from nodemanager.service.service import SystemClock
 from tests.paths import DOC
 
 GIB = 2**30
@@ -45,7 +48,8 @@ def surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(file: Path, **given: object) -> argparse.Namespace:
-    nothing = dict.fromkeys(("cluster", "region", "image", "network", "size", "head_address", "endpoint"))
+    names = "cluster region image network size head_address endpoint project resource_group ssh_key"
+    nothing = dict.fromkeys(names.split())
     return argparse.Namespace(**{**nothing, "provider": "ec2", "output": str(file), **given})
 
 
@@ -72,7 +76,8 @@ def test_without_a_terminal_the_first_choices_are_taken(tmp_path: Path) -> None:
         ("small", "c7i.xlarge", Decimal("0.1785")),
         ("large", "c7i.8xlarge", Decimal("1.428")),
     ]
-    assert site.limits.price_per_hour_max == 4 * Decimal("1.428")
+    assert site.limits.nodes_max == 8
+    assert site.limits.price_per_hour_max == 4 * (Decimal("1.428") + Decimal("0.1785"))
     text = (tmp_path / "site.ini").read_text(encoding="utf-8")
     assert "# g6.xlarge                  2    1     16GiB  0.8048" in text
     assert "c7g.large" not in text, "the image cannot boot there"
@@ -149,7 +154,7 @@ def test_the_input_may_end_before_the_last_question() -> None:
 
 
 def test_every_type_has_a_name_of_its_own_that_does_not_end_in_a_digit() -> None:
-    assert type_names([SMALL]) == ["node"]
+    assert type_names([SMALL]) == ["cpu"]
     assert type_names([LARGE, GPU, SMALL]) == ["large", "gpu", "small"]
     many = [OfferedSize(f"s{cores}", cores, cores % 2, GIB, None) for cores in range(60)]
     names = type_names(many)
@@ -161,6 +166,9 @@ def test_the_typical_sizes_are_the_cheapest_that_are_large_enough() -> None:
     assert typical_sizes(SURVEY.sizes) == (ARM_SIZE, LARGE)
     assert typical_sizes([GPU]) == (GPU,)
     assert typical_sizes([UNPRICED, SMALL]) == (SMALL,)
+    tiny = replace(SMALL, name="tiny", memory_bytes=GIB // 8, price_per_hour=Decimal("0.01"))
+    with_devices = replace(SMALL, name="fpga", note="a device", price_per_hour=Decimal("0.02"))
+    assert typical_sizes([tiny, with_devices, SMALL]) == (SMALL,)
 
 
 def test_without_other_sizes_the_site_lists_none() -> None:
@@ -261,4 +269,34 @@ def test_a_project_on_openstack_gets_a_site_that_passes_check(
         it["name"] for it in nova.administer("GET", "/flavors")["flavors"]
     }
     assert "openstack security group rule create flux-lab" in capsys.readouterr().out
+    assert site.cloud.security_groups == ("flux-lab",), "of the project's groups, the one that init's commands make"
+    assert "# The project's other security groups: default, web" in text
     assert main.main(["check", "--config", str(file)]) == 0
+
+
+def test_the_gpus_of_a_flavor_are_counted_or_left_to_a_person(tmp_path: Path) -> None:
+    from nodemanager.cloud.openstack.driver import NovaDriver  # noqa: PLC0415
+    from nodemanager.cloud.openstack.driver import OpenStackAccount as NovaLogin  # noqa: PLC0415
+    from nodemanager.cloud.openstack.survey import survey_project  # noqa: PLC0415
+    from tests.cloud.openstack.nova.process import PASSWORD, shared_nova  # noqa: PLC0415
+
+    nova = shared_nova()
+    specs = ({"resources:VGPU": "2"}, {"pci_passthrough:alias": "a100:1"})
+    names = ("test.vgpu", "test.alias")
+    for name, spec in zip(names, specs, strict=True):
+        hardware = {"vcpus": 8, "ram": 32768, "disk": 1}
+        nova.administer("POST", "/flavors", {"flavor": {"id": name, "name": name, **hardware}})
+        nova.administer("POST", f"/flavors/{name}/os-extra_specs", {"extra_specs": spec})
+    try:
+        account = NovaLogin(nova.url, "demo", PASSWORD, project="demo", region="RegionOne")
+        survey = survey_project(NovaDriver(account, 20.0), "RegionOne", SystemClock())
+    finally:
+        for name in names:
+            nova.administer("DELETE", f"/flavors/{name}")
+    vgpu, alias = (next(it for it in survey.sizes if it.name == name) for name in names)
+    assert (vgpu.gpus, vgpu.note) == (2, "")
+    assert (alias.gpus, alias.note) == (0, "pci_passthrough:alias = a100:1")
+    choices = SiteChoices("openstack", "lab", "10.0.0.1", OfferedImage("i", ""), (alias,), {})
+    text = site_text(survey, choices)
+    assert "# pci_passthrough:alias = a100:1. If these are GPUs, write gpus = and their number." in text
+    assert "#price_per_hour =" in text, "what a GPU is worth is not guessed"

@@ -25,6 +25,7 @@ from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_ba
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from tests.cloud.ec2.moto_faults import Fault, Parameters, Received, Refused
+from tests.cloud.ec2.moto_groups import MotoGroups
 from tests.cloud.ec2.sigv4 import is_signed
 
 REGION = "us-east-1"
@@ -60,6 +61,7 @@ class MotoFront:
         self.quota: int | None = None
         self.throttling = False
         self.faults: list[Fault] = []
+        self.groups = MotoGroups(NAMESPACE, lambda: {made.placement.group_name for made in self.standing()})
         self.calls: Counter[str] = Counter()
         self.received: list[Received] = []
         self.wall_at: Callable[[], float] = time.time
@@ -197,6 +199,8 @@ class MotoFront:
                         "MaxResults": str(min(int(parameters["MaxResults"]), self.page_max)),
                     }
                 return self._without_hidden(self._moto_says(environ, parameters))
+            case "CreatePlacementGroup" | "DescribePlacementGroups" | "DeletePlacementGroup":
+                return self.groups.answer(parameters)
             case _:
                 return self._moto_says(environ, parameters)
 
@@ -239,6 +243,7 @@ class MotoFront:
         self._moto_says(environ, parameters)
         (instance,) = self.instances().keys() - known
         made = self.instances()[instance]
+        made.placement.group_name = parameters.get("Placement.GroupName", "")
         made.launch_time = datetime.fromtimestamp(self.wall_at(), UTC)
         for interface in made.nics.values():
             interface.delete_on_termination = True
@@ -256,6 +261,8 @@ class MotoFront:
         tags = {text for name, text in parameters.items() if name.endswith(".Value")}
         if any(len(text) > 256 for text in tags):
             raise Refused("InvalidParameterValue", "Tag value exceeds the maximum length of 256 characters")
+        if "Placement.GroupName" in parameters:
+            self.groups.require(parameters["Placement.GroupName"])
         count = len(self.standing())
         if self.quota is not None and count >= self.quota:
             raise Refused("VcpuLimitExceeded", f"{count} instances stand")

@@ -372,7 +372,13 @@ def test_the_policy_allows_every_call_that_is_made_and_no_other() -> None:
 
 
 def test_what_destroys_is_allowed_on_what_the_cluster_tagged_only() -> None:
-    destroys = {"ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:DeleteNetworkInterface", "ec2:ReleaseAddress"}
+    destroys = {
+        "ec2:TerminateInstances",
+        "ec2:DeleteVolume",
+        "ec2:DeleteNetworkInterface",
+        "ec2:ReleaseAddress",
+        "ec2:DeletePlacementGroup",
+    }
     for statement in the_policy()["Statement"]:
         if destroys & set(_listed(statement["Action"])):
             assert statement["Condition"] == {

@@ -16,6 +16,7 @@ from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.site import Mode, Site, load_site
 from nodemanager.core.slots import TypeName
+from nodemanager.core.upkeep.rules import changed_parts
 from nodemanager.service.service import SystemClock
 from tests.config.test_site import ENVIRONMENT, faults_of
 from tests.paths import CONFIG
@@ -164,6 +165,29 @@ def test_spot_where_there_is_none_is_a_fault(tmp_path: Path, provider: str) -> N
     (fault,) = faults_of(tmp_path, HEAD + GOOD[provider] + NODE + "market = spot\n", WORDS)
     assert (fault.section, fault.key) == ("Node cpu", "market")
     assert "not supported" in fault.problem
+
+
+@pytest.mark.parametrize("provider", GOOD)
+def test_placement_groups_are_taken_where_there_are_some(tmp_path: Path, provider: str) -> None:
+    assert site_of(tmp_path, GOOD[provider], NODE + "placement = cluster\n").needs_groups
+    assert not site_of(tmp_path, GOOD[provider], NODE + "placement = anywhere\n").needs_groups
+
+
+@pytest.mark.parametrize("cloud", ["provider = local", "provider = flux\nouter_uri = local:///run/flux/local"])
+def test_placement_groups_where_there_are_none_are_a_fault(tmp_path: Path, cloud: str) -> None:
+    site = HEAD + f"[Cloud]\n{cloud}\n" + NODE + "placement = cluster\n"
+    (fault,) = faults_of(tmp_path, site, {})
+    assert "[Node cpu] placement" in str(fault)
+    assert "has no placement groups: remove the key, or write anywhere" in str(fault)
+
+
+def test_another_placement_is_another_make_of_nodes_and_none_changes_no_digest(tmp_path: Path) -> None:
+    plain, same, close = (
+        site_of(tmp_path, GOOD["gce"], NODE + line).node_types[0].made_from
+        for line in ("", "placement = anywhere\n", "placement = cluster\n")
+    )
+    assert plain == same
+    assert changed_parts(plain, close) == ("network",)
 
 
 def test_spot_on_gce_is_none(tmp_path: Path) -> None:

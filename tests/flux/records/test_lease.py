@@ -42,6 +42,7 @@ def test_any_slot_name_is_one_part_of_a_key_and_comes_back(slot: str) -> None:
         NAMES,
         st.floats(0, 4e9),
         tariff=st.none() | TARIFFS,
+        group=st.just("") | NAMES,
     )
 )
 def test_what_is_written_is_read(launch: Launch) -> None:

@@ -78,6 +78,8 @@ class Cloud:
             return answer(start_response, f"{self.status} Failed", {"computeFault": {"message": "as told"}})
         if path.endswith(("/v2/images", "/v2.0/networks")):
             return self._named(environ, start_response)
+        if path.endswith("/v2.0/security-groups"):
+            return answer(start_response, "200 OK", {"security_groups": GROUPS})
         return self._nova(environ, start_response, administers=administers)
 
     def _nova(self, environ: dict[str, Any], start_response: Reply, *, administers: bool) -> Iterable[bytes]:
@@ -180,6 +182,10 @@ class Handler(WSGIRequestHandler):
 
     def close_without_answer(self) -> None:
         self.connection.close()
+
+
+# As Neutron lists them, with the fields that are read.
+GROUPS = [{"id": "1", "name": "default"}, {"id": "2", "name": "flux-lab"}, {"id": "3", "name": "web"}]
 
 
 class Server(ThreadingMixIn, WSGIServer):
