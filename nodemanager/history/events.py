@@ -45,7 +45,7 @@ from nodemanager.core.reason_text import ClockReading
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import DEFAULT_CLOUD
-from nodemanager.planner.observe.zones import refusal_reason
+from nodemanager.planner.backoff.zones import refusal_reason
 from nodemanager.planner.outcome import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
 

@@ -42,17 +42,17 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.backoff.allowance import Allowance, retry_at_s
+from nodemanager.planner.backoff.zones import group_of, zones_passed_over
 from nodemanager.planner.closed_clouds import closed_clouds, stale_clouds, unsafe_clouds, why_stale
 from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.cost.prepaid import prepaid_left
+from nodemanager.planner.health.safe_mode import safe_mode_ends_s
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held, with_words
-from nodemanager.planner.observe.safe_mode import safe_mode_ends_s
-from nodemanager.planner.observe.zones import group_of, zones_passed_over
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement

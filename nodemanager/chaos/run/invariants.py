@@ -15,7 +15,7 @@ from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import CloudError, CloudPort, SizedCloudPort
 from nodemanager.core.slots import NodeType, Rank
 from nodemanager.planner.cost import billing
-from nodemanager.planner.observe.node_health import KILLS_MAX
+from nodemanager.planner.health.node_health import KILLS_MAX
 from nodemanager.planner.state.policy import Policy
 from nodemanager.simulation.cloud.provider import BillLine, SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux

@@ -8,7 +8,7 @@ from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
 from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption
-from nodemanager.planner.cost import budget
+from nodemanager.planner.cost import spending
 from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.simulation.cloud.faults import CloudFaults
 
@@ -134,5 +134,5 @@ def chaos_policy(script: Script) -> Policy:
         # Half of the seeds consolidate.
         upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX), consolidate=script.seed % 2 == 1),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),
-        budgets={(budget.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
+        budgets={(spending.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
     )

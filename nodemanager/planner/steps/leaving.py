@@ -8,8 +8,8 @@ from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import DestroyNode, EndLease, StopBroker
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
-from nodemanager.planner.cost.budget import waits_for_record
-from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.cost.spending import waits_for_record
+from nodemanager.planner.health.node_health import gets_no_work
 from nodemanager.planner.stacked.growth import lowest_gap
 from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
