@@ -252,14 +252,15 @@ def _ensemble_faults(site: Site) -> list[str]:
 
 
 def _grpc_faults(site: Site) -> list[str]:
-    if site.web.grpc_listen == "off":
+    key = "[Web] grpc_listen" if site.web.grpc_listen != "off" else "[Cloud] service" if site.cloud.service else ""
+    if not key:
         return []
     from nodemanager.web.grpc.messages import GrpcMissing, load_grpc
 
     try:
         load_grpc()
     except GrpcMissing as error:
-        return [f"{site.path}: [Web] grpc_listen: {error}"]
+        return [f"{site.path}: {key}: {error}"]
     return []
 
 
