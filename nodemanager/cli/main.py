@@ -199,7 +199,8 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if faults := (*_ensemble_faults(site), *_grpc_faults(site), *_token_faults(site), *undelegated):
         print(*faults, sep="\n", file=sys.stderr)
         return EXIT_CONFIG
-    print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
+    types = f"{len(site.node_types)} node type{'s' if len(site.node_types) != 1 else ''}"
+    print(f"{site.path}: good; {types}, {slots} slots, mode {site.mode_text}")
     return _check_online(site) if chosen.online else EXIT_OK
 
 
