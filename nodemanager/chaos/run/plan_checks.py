@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
 from nodemanager.chaos.run.site import DISRUPTION_MAX
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
-from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
+from nodemanager.core.nodes import COMING, USABLE, CloudNode, CloudState, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode
 from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.state.constraints import holds
@@ -49,6 +50,7 @@ class PlanChecks:
             self._check_not_for_held_jobs(boots, now_s)
             self._check_budget(published)
             self._check_not_bought_twice(published, boots)
+            self._check_whole_gangs(published, boots)
         if made.stands_still is None:
             self._check_orphans(now_s)
         else:
@@ -155,6 +157,26 @@ class PlanChecks:
             self.invariants.require(
                 coming <= wanted + DISRUPTION_MAX,
                 f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most",
+            )
+
+    def _check_whole_gangs(self, published: Publication, boots: Sequence[BootNode]) -> None:
+        """If nodes of a placement group are bought for a job of several nodes, all of it must fit in their zone.
+
+        A node that drains counts, because it may be undrained for the job.
+        """
+        launches = [
+            node.launch
+            for node in published.snapshot.nodes.values()
+            if node.state in (*USABLE, *COMING, NodeState.DRAINING)
+        ]
+        places = {(launch.zone, launch.slot) for launch in [*launches, *(boot.launch for boot in boots)]}
+        there = Counter(zone for zone, _ in places)
+        for boot in boots:
+            wide = (self.jobs.shapes.get(job) for job in boot.serves if boot.launch.group)
+            wanted = max((shape.nodes or 1 for shape in wide if shape is not None), default=0)
+            zone = boot.launch.zone
+            self.invariants.require(
+                there[zone] >= wanted, f"{boot.launch.id} is bought in {zone} for a job of {wanted} nodes"
             )
 
     def _matches(self, shape: Shape, node_type: NodeType) -> list[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
-from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.slots import Billing, NodePlacement, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.planner.cost import budget
 from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
@@ -16,6 +17,8 @@ CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
 DISRUPTION_MAX = 2
+ZONES = ("a", "b")
+SWEEP_S = 20.0  # with placement groups: a sweep must find each left group twice before the run ends
 BLOCK_SCALE = 1 / 8  # of the usual time for which a refused create blocks other creates
 
 
@@ -57,6 +60,15 @@ NODE_TYPES = (
         properties=frozenset({"gpu"}),
     ),
 )
+# With placement groups: the same types, in two zones. Those that wide jobs run on are created close to each other.
+CLOSE_TYPES = tuple(
+    replace(
+        node_type,
+        zones=ZONES,
+        placement=NodePlacement.ANYWHERE if node_type.gpus else NodePlacement.CLUSTER,
+    )
+    for node_type in NODE_TYPES
+)
 SLOTS = tuple(
     Slot(slot, Rank(rank), node_type.name)
     for rank, (slot, node_type) in enumerate(
@@ -89,7 +101,9 @@ POD_SHAPES = (
 
 def types_of(script: Script) -> tuple[NodeType, ...]:
     """The node types of a script's site."""
-    return PODS if script.stacked else NODE_TYPES
+    if script.stacked:
+        return PODS
+    return CLOSE_TYPES if script.groups else NODE_TYPES
 
 
 def slots_of(script: Script) -> tuple[Slot, ...]:
@@ -128,6 +142,7 @@ def chaos_policy(script: Script) -> Policy:
             relist_s=20.0,
             housekeeping_max_s=10.0,
             safe_mode_max_s=300.0,
+            sweep_s=SWEEP_S if script.groups else Timing().sweep_s,
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
         calls=Calls(call_timeout_s=15.0, calls_in_flight_max=2),

@@ -140,6 +140,8 @@ class SimulatedProvider:
     def empty_groups(self, cluster_uuid: str) -> frozenset[str]:
         """Return the cluster's placement groups without nodes."""
         with self._world.lock:
+            if not self._groups:
+                return frozenset()
             self._maybe_refuse("sweep")
             self._maybe_throttle("sweep")
             used = {node.group for node in self.nodes()}
