@@ -162,21 +162,24 @@ class PlanChecks:
     def _check_whole_gangs(self, published: Publication, boots: Sequence[BootNode]) -> None:
         """If nodes of a placement group are bought for a job of several nodes, all of it must fit in their zone.
 
-        A node that drains counts, because it may be undrained for the job.
+        Purchases that quotas put off count too, slots that are free in a moment, and nodes that drain, because they
+        may be undrained for the job.
         """
-        launches = [
-            node.launch
+        basis = published.plan.basis
+        purchases = basis.needs.purchases if basis is not None else ()
+        places = {(purchase.zone, purchase.place[0]) for purchase in purchases} | {
+            (node.launch.zone, node.launch.slot)
             for node in published.snapshot.nodes.values()
             if node.state in (*USABLE, *COMING, NodeState.DRAINING)
-        ]
-        places = {(launch.zone, launch.slot) for launch in [*launches, *(boot.launch for boot in boots)]}
+        }
         there = Counter(zone for zone, _ in places)
+        soon = sum(node.state is NodeState.GONE for node in published.snapshot.nodes.values())
         for boot in boots:
             wide = (self.jobs.shapes.get(job) for job in boot.serves if boot.launch.group)
             wanted = max((shape.nodes or 1 for shape in wide if shape is not None), default=0)
             zone = boot.launch.zone
             self.invariants.require(
-                there[zone] >= wanted, f"{boot.launch.id} is bought in {zone} for a job of {wanted} nodes"
+                there[zone] + soon >= wanted, f"{boot.launch.id} is bought in {zone} for a job of {wanted} nodes"
             )
 
     def _matches(self, shape: Shape, node_type: NodeType) -> list[int]:
