@@ -27,9 +27,9 @@ from nodemanager.core.nodes import CloudState, ProviderId
 from nodemanager.core.ports import FluxError, JoinPort
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.delegation.jobspec import ANY
-from nodemanager.planner.cost import budget
+from nodemanager.planner.cost import spending
+from nodemanager.planner.health.node_health import survives_kills
 from nodemanager.planner.observe.hardware import with_promises
-from nodemanager.planner.observe.node_health import survives_kills
 from nodemanager.planner.state.policy import Policy
 from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
@@ -348,8 +348,8 @@ class Scenario:
         """Check that the recorded spending is the true cost."""
         if not self.policy.budgets or not self.spend_is_knowable:
             return
-        month = budget.periods(self.world.wall_at())[1]
-        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, budget.WHOLE_SITE), Decimal(0))
+        month = spending.periods(self.world.wall_at())[1]
+        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, spending.WHOLE_SITE), Decimal(0))
         now_s = self.world.now_s
         # A list shows the nodes at some moment of the call, and counts from the start of the call.
         asked_s = -self.policy.calls.call_timeout_s

@@ -45,7 +45,7 @@ from nodemanager.core.reason_text import ClockReading
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import DEFAULT_CLOUD
-from nodemanager.planner.observe.zones import refusal_reason
+from nodemanager.planner.backoff.zones import refusal_reason
 from nodemanager.planner.outcome import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
 
@@ -305,7 +305,7 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
     if still is not None and (was is None or was.code != still.code):
         yield HistoryEvent(clock.wall_at, "standstill", "", "begins", still.code, clock.figures(still))
     elif still is None and was is not None:
-        yield HistoryEvent(clock.wall_at, "standstill", "", "ends", was.code)
+        yield HistoryEvent(clock.wall_at, "standstill", "", "ends", was.code, clock.figures(was))
     known = last.snapshot.intruders if last is not None else []
     for intruder in now.snapshot.intruders:
         if intruder not in known:

@@ -11,7 +11,7 @@ from math import inf
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import ClaimInstance, KeepSpend, KeepSteering, ListCloud, LookAtRanks, SweepCloud
 from nodemanager.core.slots import CloudName
-from nodemanager.planner.cost import budget
+from nodemanager.planner.cost import spending
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source
@@ -66,9 +66,9 @@ def _due_times(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Ask, float]
         yield ListCloud(name), _not_before(list_s, cloud)
     if snapshot.sources.claimed and snapshot.operator.steering != snapshot.operator.steering_on_record:
         yield KeepSteering(snapshot.operator.steering), _not_before(-inf, snapshot.operator.steering_write)
-    spend_s = budget.write_spend_at_s(snapshot, policy)
+    spend_s = spending.write_spend_at_s(snapshot, policy)
     if spend_s is not None:
-        yield KeepSpend(budget.current_spend(snapshot)), _not_before(spend_s, snapshot.spending.write)
+        yield KeepSpend(spending.current_spend(snapshot)), _not_before(spend_s, snapshot.spending.write)
 
 
 def _sweep_due_s(cloud: CloudName, snapshot: Snapshot, policy: Policy) -> float:

@@ -20,8 +20,8 @@ from nodemanager.core.facts import Fact, Tick
 from nodemanager.core.orders import KeepSpend, KeepSteering, SweepCloud
 from nodemanager.planner.asks import Ask, next_ask_s
 from nodemanager.planner.commit import commit_actions, commit_asks
+from nodemanager.planner.health.instance_check import check_instance
 from nodemanager.planner.observe.hardware import with_promises
-from nodemanager.planner.observe.instance_check import check_instance
 from nodemanager.planner.observe.observe import advance_to, observe_all
 from nodemanager.planner.plan import Action, Plan, plan, settles_at_s
 from nodemanager.planner.slot_types import with_slot_types

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import CloudName
-from nodemanager.planner.observe.safe_mode import why_safe_mode
+from nodemanager.planner.health.safe_mode import why_safe_mode
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source

@@ -38,10 +38,10 @@ from nodemanager.core.orders import (
     SweepCloud,
     UndrainNode,
 )
+from nodemanager.planner.backoff.boot_failures import count_failed_boot
 from nodemanager.planner.cost.fleet import create_credit
-from nodemanager.planner.observe.backoff import count_failed_boot
+from nodemanager.planner.observe.calls import delay_stop
 from nodemanager.planner.observe.held_jobs import commit_copy_order
-from nodemanager.planner.observe.rank_facts import delay_stop
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, move

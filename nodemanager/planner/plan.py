@@ -20,7 +20,7 @@ from decimal import Decimal
 from math import inf
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import LEAVING, USABLE, CallKind, LaunchId, NodeState
+from nodemanager.core.nodes import LEAVING, USABLE, CallKind, LaunchId, NodeState, launch_id
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -42,18 +42,18 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
+from nodemanager.planner.backoff.allowance import Allowance, retry_at_s
+from nodemanager.planner.backoff.zones import group_of, zones_passed_over
 from nodemanager.planner.closed_clouds import closed_clouds, stale_clouds, unsafe_clouds, why_stale
 from nodemanager.planner.cost import fleet
 from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.cost.prepaid import prepaid_left
+from nodemanager.planner.health.safe_mode import safe_mode_ends_s
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
 from nodemanager.planner.limits.type_limits import TypeCounts, type_counts
 from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.observe.backoff import Allowance, retry_at_s
 from nodemanager.planner.observe.operator import count_held, with_words
-from nodemanager.planner.observe.safe_mode import safe_mode_ends_s
-from nodemanager.planner.observe.zones import group_of, zones_passed_over
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
@@ -433,10 +433,15 @@ def _counts_of_types(snapshot: Snapshot, policy: Policy, ended: Collection[Launc
 
 
 def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int]:
-    """How many creates and destroys may still be sent to each cloud."""
-    sent = calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY)
-    counts = Counter(policy.cloud_of(node.launch) for node in sent)
-    return {it: policy.calls_of(it).calls_in_flight_max - counts[it] for it in policy.cloud_names}
+    """How many more nodes of each cloud may be created, or destroyed if that takes a call for each."""
+    creates = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.CREATE))
+    destroys = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.DESTROY))
+    left = {}
+    for cloud in policy.cloud_names:
+        calls = policy.calls_of(cloud)
+        most = calls.calls_in_flight_max * calls.nodes_per_create
+        left[cloud] = most - creates[cloud] - (destroys[cloud] if calls.nodes_per_destroy == 1 else 0)
+    return left
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
@@ -527,8 +532,8 @@ def _boot_order(
 ) -> BootNode:
     """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
-    launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
+    id_ = launch_id(slot, f"{int(snapshot.wall_at * 1000):x}")
+    launch = new_launch(id_, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     if prepaid.get(launch.type_name, 0) > 0:
         prepaid[launch.type_name] -= 1
         launch = replace(launch, prepaid=True)

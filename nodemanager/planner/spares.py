@@ -11,7 +11,7 @@ from nodemanager.core.nodes import COMING, USABLE, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
-from nodemanager.planner.observe.zones import open_zones
+from nodemanager.planner.backoff.zones import open_zones
 from nodemanager.planner.outcome import FleetNeeds, Purchase
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.node_index import node_index_of

@@ -11,8 +11,8 @@ from nodemanager.core.orders import CordonNode, DestroyNode, RecordLaunches
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import CloudName, ForeignDrain, NodeType, SlotName, Tariff
+from nodemanager.planner.backoff.zones import group_of
 from nodemanager.planner.cost import fleet
-from nodemanager.planner.observe.zones import group_of
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Stray

@@ -16,10 +16,10 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.core.upkeep.rules import Drift
+from nodemanager.planner.backoff.boot_failures import open_breakers
+from nodemanager.planner.backoff.drain_breaker import users_put_off
 from nodemanager.planner.cost.fleet import nodes_max_of_type
-from nodemanager.planner.observe.backoff import open_breakers
-from nodemanager.planner.observe.drain_breaker import users_put_off
-from nodemanager.planner.observe.node_health import alarms, drained_nodes, price_of
+from nodemanager.planner.health.node_health import alarms, drained_nodes, price_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement

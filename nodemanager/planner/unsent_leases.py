@@ -14,9 +14,9 @@ from nodemanager.core.nodes import COMING, USABLE, CallKind, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
+from nodemanager.planner.backoff.allowance import unavailable_types
 from nodemanager.planner.cost import billing, fleet
 from nodemanager.planner.limits.type_limits import type_counts
-from nodemanager.planner.observe.backoff import unavailable_types
 from nodemanager.planner.outcome import FleetNeeds
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.spares import count_beyond_nodes_min, count_of_types, count_ready

@@ -29,7 +29,8 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import format_money, to_sentence
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryUpdate
-from nodemanager.planner.cost.budget import WHOLE_SITE, left_by_period
+from nodemanager.planner.cost.budget import left_by_period
+from nodemanager.planner.cost.spending import WHOLE_SITE
 
 KIND_EVERY_S = 60.0
 COMMAND_TIMEOUT_S = 30.0

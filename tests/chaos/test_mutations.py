@@ -18,8 +18,9 @@ from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.planner import brain, plan, strays
+from nodemanager.planner.health import node_health
 from nodemanager.planner.limits import within_budget
-from nodemanager.planner.observe import node_health, observe, pairing, rank_facts
+from nodemanager.planner.observe import calls, cloud_facts, observe, pairing, queue_facts
 from nodemanager.planner.placement import on_offer, placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.node import Node
@@ -61,16 +62,16 @@ def believing_one_list(patch: Patch) -> None:
         return False
 
     patch.setattr(site, "Policy", hasty)
-    patch.setattr(rank_facts, "_too_many_vanished", never_too_many)
+    patch.setattr(cloud_facts, "_too_many_vanished", never_too_many)
 
 
 def taking_a_lost_reply_for_a_refusal(patch: Patch) -> None:
-    create_failed = rank_facts._apply_create_failure
+    create_failed = cloud_facts._apply_create_failure
 
     def as_refused(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
         return create_failed(snapshot, node, replace(fact, kind=FailureKind.TRANSIENT), policy)
 
-    patch.setattr(rank_facts, "_apply_create_failure", as_refused)
+    patch.setattr(cloud_facts, "_apply_create_failure", as_refused)
 
 
 def buying_two_too_many(patch: Patch) -> None:
@@ -86,7 +87,7 @@ def buying_two_too_many(patch: Patch) -> None:
 
 
 def taking_accepted_for_gone(patch: Patch) -> None:
-    destroyed = observe._note_destroy_accepted
+    destroyed = calls.note_destroy_accepted
 
     def gone_at_once(node: Node, fact: NodeDestroyed, snapshot: Snapshot, policy: Policy) -> Node:
         return replace(destroyed(node, fact, snapshot, policy), state=NodeState.GONE, retry_s=0.0)
@@ -102,7 +103,7 @@ def taking_strangers_for_ours(patch: Patch) -> None:
         untagged = tuple(node for node in listed if node.identity is None)
         return replace(made, strays=made.strays + untagged)
 
-    patch.setattr(rank_facts, "pair", greedy)
+    patch.setattr(cloud_facts, "pair", greedy)
 
 
 def taking_no_notice_of_a_new_division(patch: Patch) -> None:
@@ -110,7 +111,7 @@ def taking_no_notice_of_a_new_division(patch: Patch) -> None:
 
 
 def repeating_a_create_without_its_token(patch: Patch) -> None:
-    create_failed, launch = rank_facts._apply_create_failure, strays.new_launch
+    create_failed, launch = cloud_facts._apply_create_failure, strays.new_launch
 
     def again(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
         snapshot = create_failed(snapshot, node, fact, policy)
@@ -119,7 +120,7 @@ def repeating_a_create_without_its_token(patch: Patch) -> None:
             return snapshot
         return replace(snapshot, nodes={**snapshot.nodes, node.id: changed(after, sent_s=None)})
 
-    patch.setattr(rank_facts, "_apply_create_failure", again)
+    patch.setattr(cloud_facts, "_apply_create_failure", again)
     patch.setattr(plan, "new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
 
 
@@ -134,7 +135,7 @@ def deciding_on_old_news(patch: Patch) -> None:
 
 def forgetting_strays(patch: Patch) -> None:
     pair = pairing.pair
-    patch.setattr(rank_facts, "pair", lambda *arguments: replace(pair(*arguments), strays=()))
+    patch.setattr(cloud_facts, "pair", lambda *arguments: replace(pair(*arguments), strays=()))
 
 
 def leaving_orphans_alone(patch: Patch) -> None:
@@ -153,7 +154,7 @@ def recording_no_spending(patch: Patch) -> None:
 
 
 def buying_for_jobs_that_are_held(patch: Patch) -> None:
-    queue_seen = observe._apply_queue
+    queue_seen = queue_facts.apply_queue
 
     def all_wait(snapshot: Snapshot, fact: Any, policy: Policy) -> Snapshot:
         jobs = tuple(

@@ -34,7 +34,7 @@ from nodemanager.flux.delegate.home import RealHome
 from nodemanager.simulation.delegation.instance import SimulatedInstance
 from nodemanager.simulation.delegation.ports import SimulatedHome
 from nodemanager.simulation.time.world import World
-from tests.live.instance import eventually, why_no_flux
+from tests.live.instance import carries_wait_status, eventually, why_no_flux
 from tests.live.pair import SETUP, SoloInstance
 
 WITHIN_S = 30.0
@@ -86,6 +86,10 @@ class Subject(ABC):
 
     @abstractmethod
     def make_port(self) -> HomePort: ...
+
+    def carries_wait_status(self) -> bool:
+        """Whether an exception can carry the wait status with which it ends a job."""
+        return True
 
     def connect(self) -> None:
         """Start a new port. Only what it tells counts from now on."""
@@ -158,6 +162,9 @@ class RealSubject(Subject):
         # Else the broker would cancel running jobs when it ends in good order.
         self.instance = SoloInstance(folder, "home", CORES, SETUP, FLUX_DISABLE_JOB_CLEANUP="1")
         self._claim = self._make_claim()
+
+    def carries_wait_status(self) -> bool:
+        return carries_wait_status()
 
     def begin(self) -> None:
         self.instance.start()

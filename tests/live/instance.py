@@ -16,7 +16,12 @@ import psutil
 from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
 from nodemanager.flux.handles import direct
-from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, named_broker, parse_version
+from nodemanager.flux.parse.versions import (
+    GPUS_IN_SCHED_SIMPLE,
+    WAIT_STATUS_OF_EXCEPTION,
+    named_broker,
+    parse_version,
+)
 from tests.live.processes import kill_all, run_flux, start
 
 SLOT_CORES = 2
@@ -49,6 +54,12 @@ def schedules_gpus() -> bool:
     """Whether the scheduler of the flux on PATH knows GPUs."""
     version = parse_version(flux_version())
     return version is None or version >= GPUS_IN_SCHED_SIMPLE
+
+
+def carries_wait_status() -> bool:
+    """Whether an exception of the flux on PATH can carry the wait status with which it ends a job."""
+    version = parse_version(flux_version())
+    return version is None or version >= WAIT_STATUS_OF_EXCEPTION
 
 
 def eventually(what: str, holds: Callable[[], object], within_s: float = WITHIN_S) -> None:

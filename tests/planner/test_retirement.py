@@ -10,7 +10,7 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import Billing
 from nodemanager.history.node_lives import BOOT_FAILURES
 from nodemanager.planner.cost.billing import window_left_s
-from nodemanager.planner.observe.node_health import why_give_up
+from nodemanager.planner.health.node_health import why_give_up
 from nodemanager.planner.steps.retirement import StopObstacle, second_look, should_retire
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_type, busy, drained
 

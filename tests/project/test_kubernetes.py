@@ -140,11 +140,11 @@ def test_each_object_has_the_published_schema(tmp_path: Path, capsys: pytest.Cap
     validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     file = tmp_path / "ensemble.yaml"
     file.write_text(HELLO, encoding="utf-8")
-    assert main(["ensemble", "manifests", str(file)]) == 0
+    assert main(["ensemble", "manifests", str(file), "--material", str(tmp_path / "material")]) == 0
     printed = [*yaml.safe_load_all(capsys.readouterr().out), *manifests().values()]
     known = [it for it in printed if not it["apiVersion"].startswith("flux-framework.org")]
     for found in known:
         validator.validate(found, "1.33", strict=True)
-    assert len(known) == 11
+    assert len(known) == 18
     with pytest.raises(validator.ValidationError):
         validator.validate({**known[0], "spce": {}}, "1.33", strict=True)

@@ -16,7 +16,7 @@ from nodemanager.core.jobs import JobId, JobState, RankAllocation
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import Market, Rank, TypeName
-from nodemanager.planner.cost.budget import periods
+from nodemanager.planner.cost.spending import periods
 from nodemanager.planner.state.snapshot import Block, Scope
 from tests.builders import (
     NOW_S,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import uuid
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from nodemanager.core.notation import escape_unprintable
 from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
+from nodemanager.ensemble.file.kubernetes_service import Secrets
+from nodemanager.web.grpc.material import default_folder, service_material, token_of_member
 
 EXIT_OK = 0
 EXIT_CONFIG = 78  # EX_CONFIG (sysexits.h)
@@ -26,8 +29,16 @@ def manifests(chosen: Namespace) -> int:
         """The same UUID for the same MiniCluster, so that a second run of the verb changes nothing."""
         return str(uuid.uuid5(_NAMES, f"{chosen.namespace}/{name}"))
 
+    def secrets_of(ensemble: str) -> Secrets:
+        """The secrets of earlier calls for this ensemble, or new ones."""
+        folder = Path(chosen.material) if chosen.material else default_folder() / f"{chosen.namespace}-{ensemble}"
+        made = service_material(folder)
+        return Secrets(
+            made.token, made.certificate.decode(), made.key.decode(), partial(token_of_member, made.token)
+        )
+
     try:
-        objects = objects_of(yaml.safe_load(path.read_text(encoding="utf-8")), choices, uuid_of)
+        objects = objects_of(yaml.safe_load(path.read_text(encoding="utf-8")), choices, uuid_of, secrets_of)
     except OSError as error:
         return _refuse(f"{path}: the file cannot be read: {error.strerror}")
     except UnicodeDecodeError:

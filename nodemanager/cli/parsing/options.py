@@ -223,6 +223,7 @@ def _manifests(parser: Parser) -> None:
     parser.add_argument("--namespace", default="default", help="where the objects belong (default: default)")
     parser.add_argument("--image", default="", help="the image of the pods, with flux-node-manager on PATH")
     parser.add_argument("--cores", type=int, default=0, help="the cores of a pod, as flux resource list shows them")
+    parser.add_argument("--material", metavar="DIR", help="the folder with the service's token and certificate")
 
 
 def _ensemble_run(parser: Parser) -> None:
@@ -251,7 +252,7 @@ def _serve(parser: Parser) -> None:
     parser.add_argument("--kubeconfig", metavar="FILE", help="with --miniclusters (default: the pod's account)")
     parser.add_argument(
         "--pods-max",
-        type=int,
+        type=_positive,
         metavar="N",
         help="with --miniclusters: how many pods they share (default: no limit)",
     )

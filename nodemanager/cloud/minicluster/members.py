@@ -87,7 +87,7 @@ class MiniClusterMembers:
         """Adapt the shares that the members are shown: wishes lapse."""
         try:
             with self._lock, _as_failures():
-                self._show_shares(self._read_all())
+                self._show_shares(self._read_running())
         except ChangeFailed as fault:
             structlog.get_logger().warning("ensemble_members_not_kept", why=str(fault))
 
@@ -121,13 +121,26 @@ class MiniClusterMembers:
     # --- the API server ---
 
     def _read(self, name: str) -> Found:
-        """Read a member, and with a common limit all. Raises ``ChangeFailed``."""
+        """Read a member, and with a common limit the others that have pods. Raises ``ChangeFailed``."""
         if name not in self._paths:
             raise ChangeFailed(f'"{name[:200]}" is no member: {", ".join(self._paths)}', FailureKind.CONFIG)
-        return self._read_all() if self._pods_max is not None else {name: self._read_one(name)}
+        others = self._read_running() if self._pods_max is not None else {}
+        return {**others, name: others.get(name) or self._read_one(name)}
 
-    def _read_all(self) -> Found:
-        return {name: self._read_one(name) for name in self._paths}
+    def _read_running(self) -> Found:
+        """Read all members, but those that were deleted or have finished."""
+        found = {}
+        for name in self._paths:
+            try:
+                mini = self._read_one(name)
+            except CloudError as error:
+                if error.kind is not FailureKind.CONFIG:
+                    raise
+                structlog.get_logger().info("ensemble_member_missing", ensemble=name, why=error.detail)
+            else:
+                if not mini.finished:
+                    found[name] = mini
+        return found
 
     def _read_one(self, name: str) -> MiniCluster:
         return read_minicluster(self._client.get(self._paths[name]))

@@ -71,6 +71,7 @@ class MiniCluster:
     why_unusable: str = ""  # why its size cannot be changed; "" if it can
     highest_of_others: int = 0  # the highest index below ``size`` that has no annotation
     wanted: str = ""  # the value of ``WANTED_KEY``; "" without it
+    finished: bool = False  # its job has ended, so no pod of it runs any more
     share: str = ""  # the value of ``SHARE_KEY``; "" without it
 
 
@@ -120,16 +121,21 @@ def read_minicluster(found: Mapping[str, Any]) -> MiniCluster:
         launched=launched,
         why_unusable=_why_unusable(metadata, spec, status),
         highest_of_others=max((it for it in range(1, size) if it not in launched), default=0),
+        finished=_is_finished(status),
         wanted=str(annotations.get(WANTED_KEY, "")),
         share=str(annotations.get(SHARE_KEY, "")),
     )
 
 
+def _is_finished(status: Mapping[str, Any]) -> bool:
+    conditions = status.get("conditions") or []
+    return any(it.get("type") == "JobFinished" and it.get("status") == "True" for it in conditions)
+
+
 def _why_unusable(metadata: Mapping[str, Any], spec: Mapping[str, Any], status: Mapping[str, Any]) -> str:
     if metadata.get("deletionTimestamp"):
         return "it is being deleted"
-    conditions = status.get("conditions") or []
-    if any(it.get("type") == "JobFinished" and it.get("status") == "True" for it in conditions):
+    if _is_finished(status):
         return "its job has finished, and Kubernetes changes a finished job no more: set spec.interactive"
     bursting = _mapping(spec, "flux").get("bursting") or {} if spec.get("flux") else {}
     if bursting.get("leadBroker") or bursting.get("clusters") or bursting.get("hostlist"):

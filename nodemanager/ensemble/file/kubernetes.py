@@ -1,16 +1,28 @@
 """Turn an ``Ensemble`` resource of ensemble-operator into the Kubernetes objects that run it without that operator.
 
 Each member becomes a MiniCluster of the Flux Operator. Its lead broker runs the ensemble, and beside it a node
-manager that changes the size of this MiniCluster: ``grow`` and ``shrink`` ask that manager.
+manager: ``grow`` and ``shrink`` ask that manager, which drains pods before they leave. One gRPC service changes the
+sizes of all members for their managers, and shares ``spec.maxSize`` pods among them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nodemanager.ensemble.file.kubernetes_service import (
+    PORT,
+    PRIVATE,
+    SECRETS,
+    Secrets,
+    Service,
+    account,
+    copy_secrets,
+    secret,
+    service_objects,
+)
 from nodemanager.ensemble.file.schema import EnsembleError, read_ensemble
 
 GROUP = "ensemble.flux-framework.org"
@@ -36,10 +48,30 @@ class Choices:
     cores: int = 0
 
 
-def objects_of(resource: object, choices: Choices, uuid_of: Callable[[str], str]) -> list[Object]:
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """One member as the resource gives it. ``spec``: of its MiniCluster; ``at``: the container that runs Flux."""
+
+    name: str
+    text: str
+    spec: Mapping[str, Any]
+    container: Mapping[str, Any]
+    at: int
+    sizes: tuple[int, int, int]
+    where: str
+
+    @property
+    def grows(self) -> bool:
+        return self.sizes[2] > 1
+
+
+def objects_of(
+    resource: object, choices: Choices, uuid_of: Callable[[str], str], secrets_of: Callable[[str], Secrets]
+) -> list[Object]:
     """List the objects in the order in which they are applied.
 
-    ``uuid_of``: a lasting UUID for the name of a MiniCluster. Raises :class:`ResourceError`.
+    ``uuid_of``: a lasting UUID for the name of a MiniCluster. ``secrets_of``: the lasting secrets of an ensemble's
+    service; not called if no member can grow. Raises :class:`ResourceError`.
     """
     found = _mapping(resource, "the file")
     if (found.get("apiVersion"), found.get("kind")) != (f"{GROUP}/{VERSION}", KIND):
@@ -50,38 +82,59 @@ def objects_of(resource: object, choices: Choices, uuid_of: Callable[[str], str]
     members = _mapping(found.get("spec"), "spec").get("members")
     if not isinstance(members, list) or not members:
         raise ResourceError("spec.members: at least one member is needed")
-    objects = _account(f"{name}-node-manager", choices.namespace)
-    for index, member in enumerate(members):
-        where = f"spec.members[{index}]"
-        objects += _member(_mapping(member, where), where, f"{name}-{index}", name, choices, uuid_of)
-    return objects
-
-
-def _account(name: str, namespace: str) -> list[Object]:
-    """The service account of all members, with the least role that their managers need."""
-    rules = [
-        {
-            "apiGroups": ["flux-framework.org"],
-            "resources": ["miniclusters"],
-            "verbs": ["get", "list", "watch", "patch"],
-        },
-        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
-        {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": ["list"]},
+    found_members = [
+        _read_member(
+            _mapping(member, f"spec.members[{index}]"), f"spec.members[{index}]", f"{name}-{index}", choices
+        )
+        for index, member in enumerate(members)
     ]
-    metadata = {"name": name, "namespace": namespace}
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    subjects = [{"kind": "ServiceAccount", **metadata}]
-    rbac = {"apiVersion": "rbac.authorization.k8s.io/v1"}
-    return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata},
-        {**rbac, "kind": "Role", "metadata": metadata, "rules": rules},
-        {**rbac, "kind": "RoleBinding", "metadata": metadata, "roleRef": role, "subjects": subjects},
-    ]
+    growing = [member for member in found_members if member.grows]
+    if not growing:
+        return [it for member in found_members for it in _objects(member, name, choices, None, uuid_of)]
+    service = _service(_mapping(found["spec"], "spec"), name, growing, choices)
+    _check_total(service.pods_max, found_members)
+    secrets = secrets_of(name)
+    objects = account(f"{name}-node-manager", choices.namespace, _READS) + service_objects(service, secrets)
+    for member in growing:
+        files = {"token": secrets.token_of(member.name), "tls.crt": secrets.certificate}
+        objects.append(secret(member.name, choices.namespace, files))
+    return objects + [it for member in found_members for it in _objects(member, name, choices, service, uuid_of)]
 
 
-def _member(
-    member: Mapping[str, Any], where: str, name: str, ensemble: str, choices: Choices, uuid_of: Callable[[str], str]
-) -> list[Object]:
+# What a node manager reads. It changes nothing itself.
+_READS = (
+    {"apiGroups": ["flux-framework.org"], "resources": ["miniclusters"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    {"apiGroups": ["autoscaling"], "resources": ["horizontalpodautoscalers"], "verbs": ["list"]},
+)
+
+
+def _service(spec: Mapping[str, Any], name: str, growing: Sequence[_Member], choices: Choices) -> Service:
+    sidecar = _mapping(spec.get("sidecar") or {}, "spec.sidecar")
+    port = str(sidecar.get("port", PORT))
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ResourceError(f'spec.sidecar.port: "{port}": a port is needed')
+    pods_max = spec.get("maxSize")
+    if pods_max is not None and (not isinstance(pods_max, int) or isinstance(pods_max, bool)):
+        raise ResourceError(f"spec.maxSize: a whole number of pods is needed, not {pods_max!r}")
+    return Service(
+        ensemble=name,
+        namespace=choices.namespace,
+        image=str(growing[0].container["image"]),
+        members=[member.name for member in growing],
+        pods_max=pods_max,
+        port=int(port),
+        pull_policy=str(sidecar.get("imagePullPolicy") or ""),
+    )
+
+
+def _check_total(pods_max: int | None, members: Sequence[_Member]) -> None:
+    first = sum(member.sizes[1] for member in members if member.grows)
+    if pods_max is not None and pods_max < first:
+        raise ResourceError(f"spec.maxSize: {pods_max} is less than the {first} pods with which the members begin")
+
+
+def _read_member(member: Mapping[str, Any], where: str, name: str, choices: Choices) -> _Member:
     text = member.get("ensemble")
     if not isinstance(text, str) or not text.strip():
         raise ResourceError(f"{where}.ensemble: the text of an ensemble.yaml is needed")
@@ -90,8 +143,8 @@ def _member(
     except EnsembleError as error:
         raise ResourceError(f"{where}.ensemble: {error}") from error
     place = f"{where}.minicluster.spec"
-    spec = dict(_mapping(_mapping(member.get("minicluster"), f"{where}.minicluster").get("spec"), place))
-    least, size, most = _sizes(spec, place)
+    spec = _mapping(_mapping(member.get("minicluster"), f"{where}.minicluster").get("spec"), place)
+    sizes = _sizes(spec, place)
     containers = spec.get("containers")
     if not isinstance(containers, list) or not containers:
         raise ResourceError(f"{place}.containers: a container is needed")
@@ -100,30 +153,49 @@ def _member(
     container["image"] = choices.image or container.get("image") or ""
     if not container["image"]:
         raise ResourceError(f"{place}.containers[{at}].image: an image is needed, or --image")
-    files = {"ensemble.yaml": text}
-    commands = dict(container.get("commands") or {})
-    if most > 1:
-        cores, memory = _room(container, f"{place}.containers[{at}]", choices)
+    return _Member(name, text, spec, container, at, sizes, f"{place}.containers[{at}]")
+
+
+def _objects(
+    member: _Member, ensemble: str, choices: Choices, service: Service | None, uuid_of: Callable[[str], str]
+) -> list[Object]:
+    """The files of a member, and its MiniCluster."""
+    least, size, most = member.sizes
+    files = {"ensemble.yaml": member.text}
+    commands = dict(member.container.get("commands") or {})
+    volumes = dict(member.container.get("volumes") or {})
+    spec = {**member.spec, "size": size, "maxSize": most}
+    if least:
+        spec["minSize"] = least
+    if service is not None and member.grows:
+        cores, memory = _room(member.container, member.where, choices)
         files["site.ini"] = _SITE.format(
-            name=name, uuid=uuid_of(name), namespace=choices.namespace, nodes=most - 1, cores=cores, memory=memory
+            name=member.name,
+            uuid=uuid_of(member.name),
+            namespace=choices.namespace,
+            service=service.address,
+            nodes=most - 1,
+            cores=cores,
+            memory=memory,
         )
         manager = f"(while :; do flux-node-manager run --config {FOLDER}/site.ini; sleep 5; done) &"
-        commands["brokerPre"] = "\n".join(filter(None, [commands.get("brokerPre"), manager]))
-    volume = {"configMapName": name, "path": FOLDER, "items": {file: file for file in files}}
-    container |= {
+        before = [commands.get("brokerPre"), copy_secrets("token", "tls.crt"), manager]
+        commands["brokerPre"] = "\n".join(filter(None, before))
+        volumes["service"] = {"secretName": member.name, "path": SECRETS}
+        pod = {"serviceAccountName": f"{ensemble}-node-manager", "automountServiceAccountToken": True}
+        spec["pod"] = {**(member.spec.get("pod") or {}), **pod}
+    volumes["ensemble"] = {"configMapName": member.name, "path": FOLDER, "items": {file: file for file in files}}
+    container = {
+        **member.container,
         "runFlux": True,
         "launcher": True,
         "command": f"flux-node-manager ensemble run {FOLDER}/ensemble.yaml --name {ensemble}",
-        "volumes": {**(container.get("volumes") or {}), "ensemble": volume},
+        "volumes": volumes,
         "commands": commands,
     }
-    pod = {**(spec.get("pod") or {})}
-    pod |= {"serviceAccountName": f"{ensemble}-node-manager", "automountServiceAccountToken": True}
-    spec |= {"size": size, "maxSize": most, "pod": pod}
-    spec["containers"] = [*containers[:at], container, *containers[at + 1 :]]
-    if least:
-        spec["minSize"] = least
-    metadata = {"name": name, "namespace": choices.namespace}
+    containers = member.spec["containers"]
+    spec["containers"] = [*containers[: member.at], container, *containers[member.at + 1 :]]
+    metadata = {"name": member.name, "namespace": choices.namespace}
     return [
         {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": files},
         {"apiVersion": "flux-framework.org/v1alpha2", "kind": "MiniCluster", "metadata": metadata, "spec": spec},
@@ -173,6 +245,8 @@ uri = {SOCKET}
 provider = minicluster
 name = {{name}}
 namespace = {{namespace}}
+service = {{service}}
+service_material = {PRIVATE}
 
 [Limits]
 nodes_max = {{nodes}}

@@ -33,6 +33,10 @@ LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 16
 _STDIN, _STDOUT = 0, 1
 _LEADER = 0  # every service that streams to us is the leader's
+# Before 0.83 the job manager answers this request twice. The second answer would reach the next request, because a
+# future that is destroyed frees its matchtag for it. The future of a stream does not.
+_POST_EVENT = "job-manager.post-event.post"
+_POST_EVENT_ANSWERS_ONCE = (0, 83)
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -63,6 +67,8 @@ def send_rpc(handle: Any, topic: str, payload: Any, rank: int, streaming: bool) 
     """Send a request; read the answer with the future's ``get_str``."""
     import flux.constants
 
+    if topic == _POST_EVENT and tuple(map(int, version().split(".")[:2])) < _POST_EVENT_ANSWERS_ONCE:
+        streaming = True
     return checked(handle.rpc(topic, payload, rank, flux.constants.FLUX_RPC_STREAMING if streaming else 0))
 
 

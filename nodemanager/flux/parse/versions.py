@@ -16,8 +16,10 @@ HOSTNAME_ATTRIBUTE: Version = (0, 82)
 # Before 0.84 sched-simple knew no GPUs: Flux fails every job that asks for one.
 GPUS_IN_SCHED_SIMPLE: Version = (0, 84)
 # Before 0.84 sched-simple does not go on when the first job is held or cancelled. It looks at the queue again at
-# the next submission, at the end of a job, or when a node joins.
+# the next submission, at the end of a job, or when a node joins. When a node joins, it starts one job only.
 GOES_ON_AFTER_HOLD: Version = (0, 84)
+# Before 0.84 an exception carries no wait status: a running job that one ends has ended by signal 15.
+WAIT_STATUS_OF_EXCEPTION: Version = (0, 84)
 
 _VERSION = re.compile(r"\b(\d+)\.(\d+)\.\d+")
 

@@ -1,1 +1,1 @@
-"""What nodes cost, what the budgets allow, and how long boots and stops take."""
+"""What nodes cost, what was spent, what the budgets allow, and how long boots and stops take."""

@@ -19,7 +19,8 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, node_share
-from nodemanager.planner.cost.budget import Cut, Cuts, Period, accounts_of, job_cost_within, periods
+from nodemanager.planner.cost.budget import Cut, Cuts
+from nodemanager.planner.cost.spending import Period, accounts_of, job_cost_within, periods
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of, slots_per_piece
 from nodemanager.planner.state.constraints import holds

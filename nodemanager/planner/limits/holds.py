@@ -14,7 +14,7 @@ from nodemanager.core.orders import HoldJobs, ReleaseJobs
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import HeldJob
-from nodemanager.planner.observe.drain_breaker import users_put_off
+from nodemanager.planner.backoff.drain_breaker import users_put_off
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.obstacle import Hindrance
 from nodemanager.planner.state.policy import Policy

@@ -13,7 +13,8 @@ from decimal import Decimal
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import Rank
 from nodemanager.planner.cost import timings
-from nodemanager.planner.cost.budget import WHOLE_SITE, BudgetLimits, closed_sizes, current_limits
+from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes, current_limits
+from nodemanager.planner.cost.spending import WHOLE_SITE
 from nodemanager.planner.limits.account_budgets import account_budgets_of, piece_price_per_hour
 from nodemanager.planner.placement.placement import Placement, place_jobs
 from nodemanager.planner.placement.positions import QUEUE_END

@@ -16,7 +16,7 @@ from nodemanager.core.nodes import FailureKind, FluxRank, NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Hardware, Misfit, NodeType, Promise, TypeName
-from nodemanager.planner.observe import backoff
+from nodemanager.planner.backoff.refusals import apply_refusal
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Scope, Snapshot
@@ -78,7 +78,7 @@ def apply_measurement(snapshot: Snapshot, fact: NodeMeasured, policy: Policy) ->
     if misfit is None:
         return snapshot
     # The next node of this type would have no more, so the type is blocked like one whose create cannot work.
-    snapshot = backoff.apply_refusal(snapshot, node, FailureKind.CONFIG, str(misfit), policy)
+    snapshot = apply_refusal(snapshot, node, FailureKind.CONFIG, str(misfit), policy)
     if policy.rules.misfit is not Misfit.RETYPE or node_type is None:
         return snapshot
     return replace(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nodemanager.core.jobs import JobId
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.planner.observe.drain_breaker import users_put_off
+from nodemanager.planner.backoff.drain_breaker import users_put_off
 from nodemanager.planner.state.queue_index import BatchKey, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 

@@ -15,7 +15,7 @@ from decimal import Decimal
 from nodemanager.core.jobs import Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
-from nodemanager.planner.observe.zones import zones_of
+from nodemanager.planner.backoff.zones import zones_of
 from nodemanager.planner.placement.infeasibility import by_preference, memory_per_piece, pieces_per_node
 from nodemanager.planner.scheduler.sched_simple import pieces_of
 from nodemanager.planner.scheduler.seating import Bin

@@ -6,8 +6,8 @@ from nodemanager.core.drains import drain_text, emptying_text
 from nodemanager.core.orders import CordonNode, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
+from nodemanager.planner.health.node_health import hung_s, why_unfit
 from nodemanager.planner.observe import hardware
-from nodemanager.planner.observe.node_health import hung_s, why_unfit
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.steps.context import Step, StepContext

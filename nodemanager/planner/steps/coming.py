@@ -8,8 +8,8 @@ from nodemanager.core.orders import CreateNode, EndLease, RecordLaunches
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import CloudName, NodeType
-from nodemanager.planner.observe.node_health import GivenUp, why_give_up
-from nodemanager.planner.observe.zones import block_on, block_reason
+from nodemanager.planner.backoff.zones import block_on, block_reason
+from nodemanager.planner.health.node_health import GivenUp, why_give_up
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.snapshot import Block
 from nodemanager.planner.steps.context import Step, StepContext

@@ -22,9 +22,9 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, Rank, SlotName, TypeName
+from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.cost import timings
 from nodemanager.planner.limits.type_limits import TypeCounts
-from nodemanager.planner.observe.backoff import Allowance
 from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy

@@ -7,7 +7,7 @@ from nodemanager.core.orders import CordonNode, DrainNode, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import ForeignDrain, NodeType
-from nodemanager.planner.observe.node_health import why_give_up, why_unfit
+from nodemanager.planner.health.node_health import why_give_up, why_unfit
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy

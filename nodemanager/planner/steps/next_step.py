@@ -8,8 +8,8 @@ from nodemanager.core.drains import drain_text
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
+from nodemanager.planner.health.node_health import health_changes_s
 from nodemanager.planner.observe import operator
-from nodemanager.planner.observe.node_health import health_changes_s
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.steps.busy import step_busy
 from nodemanager.planner.steps.coming import step_booting, step_lost, step_requested

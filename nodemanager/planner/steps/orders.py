@@ -7,8 +7,8 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.orders import CordonNode, DrainNode, KillHousekeeping, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
+from nodemanager.planner.health.node_health import GivenUp, overdue_housekeeping_s, survives_kills
 from nodemanager.planner.observe import hardware
-from nodemanager.planner.observe.node_health import GivenUp, overdue_housekeeping_s, survives_kills
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.steps.context import Step, StepContext
 from nodemanager.planner.steps.takes_jobs import takes_jobs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodemanager.core.drains import drained_by_others
 from nodemanager.core.nodes import USABLE, CallKind
-from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.health.node_health import gets_no_work
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot

@@ -10,7 +10,7 @@ from nodemanager.core.jobs import ANYWHERE, JobId, NodeOrder
 from nodemanager.core.nodes import USABLE, FluxRank, Launch, NodeState
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.cost import timings
-from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.health.node_health import gets_no_work
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.scheduler.seating import Availability, Bin
 from nodemanager.planner.state.node import Node

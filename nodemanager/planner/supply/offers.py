@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, NodeLoad, Not
 from nodemanager.core.nodes import COMING, FluxRank, NodeState
 from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
-from nodemanager.planner.observe.node_health import gets_no_work, why_give_up
+from nodemanager.planner.health.node_health import gets_no_work, why_give_up
 from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.constraints import Matches, alike
 from nodemanager.planner.state.node import Node

@@ -22,7 +22,7 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, SlotName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.cost.run_times import ends_in_s
-from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.health.node_health import gets_no_work
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy

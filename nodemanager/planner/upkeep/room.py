@@ -7,7 +7,7 @@ from collections.abc import Collection, Container
 
 from nodemanager.core.nodes import COMING, USABLE, LaunchId, NodeState
 from nodemanager.core.slots import NodeType, SlotName, TypeName
-from nodemanager.planner.observe.node_health import gets_no_work
+from nodemanager.planner.health.node_health import gets_no_work
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy

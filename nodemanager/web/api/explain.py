@@ -18,9 +18,9 @@ from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
+from nodemanager.planner.backoff.allowance import unavailable_sizes
+from nodemanager.planner.backoff.zones import block_on, block_reason, zones_of
 from nodemanager.planner.cost import timings
-from nodemanager.planner.observe.backoff import unavailable_sizes
-from nodemanager.planner.observe.zones import block_on, block_reason, zones_of
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.web.api.documents import (

@@ -20,10 +20,11 @@ from nodemanager.core.slots import NodeType
 from nodemanager.delegation.view import DelegationView
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
+from nodemanager.planner.backoff import boot_failures
+from nodemanager.planner.backoff.drain_breaker import users_put_off
+from nodemanager.planner.backoff.zones import refusal_reason
 from nodemanager.planner.cost import budget, fleet
-from nodemanager.planner.observe import backoff, node_health
-from nodemanager.planner.observe.drain_breaker import users_put_off
-from nodemanager.planner.observe.zones import refusal_reason
+from nodemanager.planner.health import node_health
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
 
@@ -256,7 +257,10 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         "boot_breaker",
         "1 if too many boots in a row failed: nodes of the type are no longer bought, only tried one at a time.",
         ("node_type",),
-        {(it.name,): float(backoff.open_breaker(it, snapshot, policy) is not None) for it in policy.node_types},
+        {
+            (it.name,): float(boot_failures.open_breaker(it, snapshot, policy) is not None)
+            for it in policy.node_types
+        },
     )
 
 

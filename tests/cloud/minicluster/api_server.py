@@ -164,7 +164,8 @@ class ApiServer:
         self.store = Store()
         self.faults = Faults()
         self.calls: list[Call] = []
-        self.tokens: dict[str, tuple[str, frozenset[tuple[str, str, str]] | None]] = {"admin": ("admin", None)}
+        # A right is a group, a resource and a verb, and the name of an object if it is for that one only.
+        self.tokens: dict[str, tuple[str, frozenset[tuple[str, ...]] | None]] = {"admin": ("admin", None)}
         self._stopped = threading.Event()
         handler = type("Handler", (_Handler,), {"api": self})
         self._server = _Server(("127.0.0.1", 0), handler)
@@ -229,7 +230,8 @@ class ApiServer:
             call.method
         ]
         what = resource[2] + (f"/{sub}" if sub else "")
-        if role is not None and (resource[0], what, verb) not in role:
+        right = (resource[0], what, verb)
+        if role is not None and right not in role and (*right, name) not in role:
             raise Refused(
                 403,
                 "Forbidden",

@@ -282,6 +282,20 @@ def test_a_restarted_service_knows_all_wishes(cluster: Cluster) -> None:
     assert again.status("b")["size"] == {"size": 1, "min": 1, "max": 8, "allowed": 1}
 
 
+@pytest.mark.parametrize("cluster", [6], indirect=True)
+def test_members_that_finished_or_were_deleted_have_no_share(cluster: Cluster) -> None:
+    cluster.port("b").resize(creates_in("b", 1, 2, 3))
+    cluster.steps()
+    end = {"conditions": [{"type": "JobFinished", "status": "True"}]}
+    cluster.api.store.change(MINICLUSTERS, NAMESPACE, "b", lambda it: it["status"].update(end))
+    assert kinds(cluster.port("a").resize(creates_in("a", 1, 2, 3))) == ["added"] * 3
+    cluster.api.store.delete(MINICLUSTERS, NAMESPACE, "b")
+    assert kinds(cluster.port("a").resize(creates_in("a", 4, 5, 6))) == ["added"] * 2 + ["capacity"]
+    cluster.members.keep()
+    with pytest.raises(ChangeFailed, match="not found"):
+        cluster.members.resize(SizeChange("b", 1))
+
+
 def test_the_member_s_minimum_comes_before_all_shares(material: ServiceMaterial) -> None:
     cluster = Cluster(6, material)
     try:

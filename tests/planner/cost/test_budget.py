@@ -19,7 +19,8 @@ from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.orders import BootNode, KeepSpend
 from nodemanager.core.records import Mark, Spend
 from nodemanager.core.slots import Billing, Rank, Tariff
-from nodemanager.planner.cost.budget import PERIODS_KEPT, left_by_period, periods
+from nodemanager.planner.cost.budget import left_by_period
+from nodemanager.planner.cost.spending import PERIODS_KEPT, periods
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.policy import Policy
 from tests.builders import (

@@ -10,7 +10,7 @@ import pytest
 from nodemanager.core.facts import ClaimHeld, FluxCallFailed, JobsHeld, JobsReleased, QueueSeen
 from nodemanager.core.jobs import Job, JobId, QueuePolicy, Unserved
 from nodemanager.core.records import HeldJob
-from nodemanager.planner.cost.budget import periods
+from nodemanager.planner.cost.spending import periods
 from nodemanager.planner.limits.holds import JOBS_PER_ORDER_MAX
 from nodemanager.planner.state.snapshot import DrainStreak
 from tests.builders import CLOUD, WALL_AT, World, a_job, a_world, orders, tasks, whole_nodes

@@ -16,7 +16,7 @@ from nodemanager.core.facts import LaunchesRecorded, NodeCreated
 from nodemanager.core.jobs import Job, JobId, JobState, QueuePolicy, RankAllocation, Shape
 from nodemanager.core.orders import BootNode, CreateNode
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.cost.budget import periods
+from nodemanager.planner.cost.spending import periods
 from nodemanager.planner.plan import Plan
 from tests.builders import (
     GPU,

@@ -33,8 +33,8 @@ from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, 
 from nodemanager.core.orders import ClaimInstance
 from nodemanager.core.records import Mark, Spend, Steering
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.backoff.zones import refusal_reason
 from nodemanager.planner.observe.observe import HANDLERS
-from nodemanager.planner.observe.zones import refusal_reason
 from nodemanager.planner.state.policy import BLOCK_S
 from nodemanager.planner.state.snapshot import EVERYTHING, Scope
 from tests.builders import (

@@ -19,7 +19,7 @@ from nodemanager.core.nodes import CloudState, FluxRank, JoinPhase, NodeState
 from nodemanager.core.orders import KillHousekeeping
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.observe.node_health import FLAPS_WITHIN_S, KILLS_MAX
+from nodemanager.planner.health.node_health import FLAPS_WITHIN_S, KILLS_MAX
 from nodemanager.planner.state.snapshot import Scope
 from tests.builders import (
     CLOUD,

@@ -26,7 +26,7 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode, EndLease
 from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.observe.backoff import PROBE_S_MAX
+from nodemanager.planner.backoff.refusals import PROBE_S_MAX
 from nodemanager.planner.state.policy import BLOCK_S
 from nodemanager.planner.state.snapshot import EVERYTHING, Scope
 from tests.builders import (

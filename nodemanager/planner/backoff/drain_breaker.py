@@ -22,7 +22,7 @@ from nodemanager.core.nodes import LaunchId
 from nodemanager.core.notation import NotationError, parse_job_id
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.planner.observe.backoff import RETRY_S_MAX
+from nodemanager.planner.backoff.boot_failures import RETRY_S_MAX
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import DrainStreak, Snapshot

@@ -11,8 +11,8 @@ from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import BootNode
 from nodemanager.core.reason_codes import Code
-from nodemanager.planner.observe.backoff import RETRY_S_MAX
-from nodemanager.planner.observe.drain_breaker import FORGET_S, USERS_REMEMBERED, users_put_off
+from nodemanager.planner.backoff.boot_failures import RETRY_S_MAX
+from nodemanager.planner.backoff.drain_breaker import FORGET_S, USERS_REMEMBERED, users_put_off
 from tests.builders import CLOUD, World, a_job, a_rank, a_world, drained, whole_nodes
 
 GUEST, OTHER = 1001, 1002
