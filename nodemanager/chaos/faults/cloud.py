@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act, pick
+from nodemanager.chaos.run.site import ZONES
 from nodemanager.core.nodes import FailureKind, Identity, LaunchId
 
 FOREIGN_UUID = "f0e1900f-0000-4000-8000-000000000000"
@@ -86,6 +87,17 @@ def _no_spot(run: Run, act: Act) -> EndFault:
     return end
 
 
+def _zone_full(run: Run, act: Act) -> EndFault:
+    """No placement group has room in one of the zones."""
+    faults, zone = run.provider.faults, pick(ZONES, act.amount)
+    faults.zones_full |= {zone} if zone is not None else set()
+
+    def end() -> None:
+        faults.zones_full.clear()
+
+    return end
+
+
 def _slow_end(run: Run, act: Act) -> EndFault:
     """Nodes destroyed now take long to terminate."""
     faults, usual = run.provider.faults, run.provider.faults.stop_delay_s
@@ -129,6 +141,7 @@ CLOUD_FAULTS: Mapping[str, FaultAction] = {
     "size.short": _size_short,
     "size.quota": _size_quota,
     "size.no_spot": _no_spot,
+    "cloud.zone_full": _zone_full,
     "cloud.slow_end": _slow_end,
     "cloud.stranger": _stranger,
     "cloud.impostor": _impostor,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -12,7 +13,16 @@ from nodemanager.chaos.run.script import Script
 from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
-from nodemanager.core.nodes import USABLE, CloudNode, CloudState, FailureKind, LaunchId, NodeState, ProviderId
+from nodemanager.core.nodes import (
+    COMING,
+    USABLE,
+    CloudNode,
+    CloudState,
+    FailureKind,
+    LaunchId,
+    NodeState,
+    ProviderId,
+)
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.state.constraints import holds
@@ -37,6 +47,7 @@ class PlanChecks:
     script: Script
     spend_is_knowable: bool = False
     peace: bool = False
+    _reclaimed: set[tuple[TypeName, str]] = field(default_factory=set)  # sizes of which a node was taken back
     _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
     _pending_s: dict[JobId, float] = field(default_factory=dict)
 
@@ -54,12 +65,13 @@ class PlanChecks:
         self._check_disruption(published)
         self._check_emptying(published)
         boots = [action for action in made.actions if isinstance(action, BootNode)]
+        self._check_sizes(published, boots)
         if boots:
             self._check_not_for_held_jobs(boots, now_s)
-            self._check_sizes(published, boots)
             self._check_schedules(published, boots)
             self._check_budget(published)
             self._check_not_bought_twice(published, boots)
+            self._check_whole_gangs(published, boots)
         if made.stands_still is None:
             self._check_orphans(now_s)
         else:
@@ -168,11 +180,13 @@ class PlanChecks:
 
         A spot size may also be left alone because the provider took one back.
         """
+        nodes = published.snapshot.nodes.values()
+        self._reclaimed |= {
+            (it.launch.type_name, it.launch.size) for it in nodes if it.health.reclaimed is not None
+        }
         if published.snapshot.learned.streaks:
             return  # nodes failed while they booted: then each size has a trial of its own
         refused_since_s = self.witness.refused_since_s
-        blocks = published.snapshot.learned.blocks.items()
-        reclaimed = {(scope.type_name, scope.size) for scope, it in blocks if it.kind is FailureKind.GONE}
         for boot in boots:
             of, launch, market = (
                 self.invariants.policy.types[boot.launch.type_name],
@@ -189,7 +203,8 @@ class PlanChecks:
             )
             for cheaper in rivals[: rivals.index(launch.size)]:
                 self.invariants.require(
-                    (of.name, cheaper) in reclaimed or refused_since_s(of.name, cheaper, market) < float("inf"),
+                    (of.name, cheaper) in self._reclaimed
+                    or refused_since_s(of.name, cheaper, market) < float("inf"),
                     f"{launch.id} is bought as {launch.size}, and {cheaper} is cheaper and was never refused",
                 )
 
@@ -230,6 +245,29 @@ class PlanChecks:
             self.invariants.require(
                 coming <= wanted + DISRUPTION_MAX,
                 f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most",
+            )
+
+    def _check_whole_gangs(self, published: Publication, boots: Sequence[BootNode]) -> None:
+        """If nodes of a placement group are bought for a job of several nodes, all of it must fit in their zone.
+
+        Purchases that quotas put off count too, slots that are free in a moment, and nodes that drain, because they
+        may be undrained for the job.
+        """
+        basis = published.plan.basis
+        purchases = basis.needs.purchases if basis is not None else ()
+        places = {(purchase.zone, purchase.place[0]) for purchase in purchases} | {
+            (node.launch.zone, node.launch.slot)
+            for node in published.snapshot.nodes.values()
+            if node.state in (*USABLE, *COMING, NodeState.DRAINING)
+        }
+        there = Counter(zone for zone, _ in places)
+        soon = sum(node.state is NodeState.GONE for node in published.snapshot.nodes.values())
+        for boot in boots:
+            wide = (self.jobs.shapes.get(job) for job in boot.serves if boot.launch.group)
+            wanted = max((shape.nodes or 1 for shape in wide if shape is not None), default=0)
+            zone = boot.launch.zone
+            self.invariants.require(
+                there[zone] + soon >= wanted, f"{boot.launch.id} is bought in {zone} for a job of {wanted} nodes"
             )
 
     def _matches(self, shape: Shape, node_type: NodeType) -> list[int]:
