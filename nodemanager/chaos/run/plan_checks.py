@@ -47,7 +47,6 @@ class PlanChecks:
     script: Script
     spend_is_knowable: bool = False
     peace: bool = False
-    _reclaimed: set[tuple[TypeName, str]] = field(default_factory=set)  # sizes of which a node was taken back
     _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
     _pending_s: dict[JobId, float] = field(default_factory=dict)
 
@@ -65,9 +64,9 @@ class PlanChecks:
         self._check_disruption(published)
         self._check_emptying(published)
         boots = [action for action in made.actions if isinstance(action, BootNode)]
-        self._check_sizes(published, boots)
         if boots:
             self._check_not_for_held_jobs(boots, now_s)
+            self._check_sizes(published, boots)
             self._check_schedules(published, boots)
             self._check_budget(published)
             self._check_not_bought_twice(published, boots)
@@ -178,7 +177,7 @@ class PlanChecks:
     def _check_sizes(self, published: Publication, boots: Iterable[BootNode]) -> None:
         """No size may be bought that was just refused, nor a dearer one while a cheaper one was never refused.
 
-        A spot size may also be left alone because the provider took one back.
+        A size may also be blocked because the provider took a node of it back, or because one had too little.
         """
         nodes = published.snapshot.nodes.values()
         self._reclaimed |= {
@@ -187,6 +186,7 @@ class PlanChecks:
         if published.snapshot.learned.streaks:
             return  # nodes failed while they booted: then each size has a trial of its own
         refused_since_s = self.witness.refused_since_s
+        blocked = {(scope.type_name, scope.size) for scope in published.snapshot.learned.blocks}
         for boot in boots:
             of, launch, market = (
                 self.invariants.policy.types[boot.launch.type_name],
@@ -203,8 +203,7 @@ class PlanChecks:
             )
             for cheaper in rivals[: rivals.index(launch.size)]:
                 self.invariants.require(
-                    (of.name, cheaper) in self._reclaimed
-                    or refused_since_s(of.name, cheaper, market) < float("inf"),
+                    (of.name, cheaper) in blocked or refused_since_s(of.name, cheaper, market) < float("inf"),
                     f"{launch.id} is bought as {launch.size}, and {cheaper} is cheaper and was never refused",
                 )
 

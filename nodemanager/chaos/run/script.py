@@ -284,10 +284,8 @@ def draw_script(
             drawn += _draw_knob(name, _stream(seed, name), FAULT_SHARE)
         for name, kind in GROUP_KINDS.items():
             drawn += _draw_faults(name, kind, _stream(seed, name))
-    if not (stacked or groups) and seed % SIZES_EVERY == 0:
-        site = replace(site, sizes=True)
-        for name, kind in SIZE_KINDS.items():
-            drawn += _draw_faults(name, kind, _stream(seed, name), 1.0)
+    site = replace(site, sizes=not (stacked or groups) and seed % SIZES_EVERY == 0)
+    drawn += _draw_size_acts(seed) if site.sizes else []
     if stacked:
         site = replace(site, stacked=True)
         drawn = [act for act in drawn if act.kind not in NOT_STACKED]
@@ -320,6 +318,13 @@ def _draw_peer_acts(seed: int) -> list[Act]:
         acts += _draw_knob(name, _stream(seed, name), FAULT_SHARE)
     for name, kind in PEER_KINDS.items():
         acts += _draw_faults(name, kind, _stream(seed, name))
+    return acts
+
+
+def _draw_size_acts(seed: int) -> list[Act]:
+    acts: list[Act] = []
+    for name, kind in SIZE_KINDS.items():
+        acts += _draw_faults(name, kind, _stream(seed, name), 1.0)
     return acts
 
 
