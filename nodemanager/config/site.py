@@ -307,7 +307,7 @@ class _SiteLoader:
         if web and web.exposes_plaintext:
             self._fault("Web", "grpc_plaintext", "grpc_listen must then be an address of the loopback interface")
         if cloud:
-            needed = _provider_faults(self._document, cloud, nodes)
+            needed = _provider_faults(self._document, self._complete_cloud(cloud), nodes)
             self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
         if policy and policy.wait_for_data != NEVER:
             self._check_property(policy.wait_for_data, nodes)
@@ -545,6 +545,8 @@ class _SiteLoader:
         completed = {"service_material": _absolute(self._folder / cloud.service_material)}
         if cloud.kubeconfig is not None:
             completed["kubeconfig"] = _absolute(self._folder / cloud.kubeconfig)
+        if cloud.identity_certificate is not None:
+            completed["identity_certificate"] = _absolute(self._folder / cloud.identity_certificate)
         return cloud.model_copy(update=completed)
 
     def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:
