@@ -127,6 +127,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "provider's default group.",
         "key_name": "For `ec2` and `openstack`: the key pair for logging in. Default: none.",
         "instance_profile": "For `ec2`: the name or ARN of the nodes' role. Default: none.",
+        "nodes_max": "The most nodes of this cloud, within `[Limits] nodes_max`. Default: no limit of its own.",
+        "price_per_hour_max": "The most that the nodes of this cloud may cost an hour, within `[Limits] "
+        "price_per_hour_max`. Default: no limit of its own.",
+        "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
+        "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
         "auth_url": "For `openstack`: the address of the identity service.",
         "microversion": "For `openstack`: the version of Nova's API.",
         "config_drive": "For `openstack`: whether servers read their user-data from a drive. Use it if the "
@@ -343,6 +348,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Node NAME": {
         "size": "The provider's name for this type. Default: NAME.",
+        "cloud": "The NAME of the `[Cloud NAME]` in which its nodes are created. Default: `[Cloud]`, or the only "
+        "cloud.",
         "sizes": "Instead of `size`: the sizes that may serve as nodes of this type, by name or by pattern. The "
         "cheapest one that can be had is bought ([slots.md](slots.md)).",
         "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
@@ -435,6 +442,9 @@ its line; the exit status is then 78. An unknown key is a fault.
 
 `[Site]`, `[Cloud]` and `[Limits]` have required keys, and so does every `[Node NAME]`. There must be at least one
 `[Node NAME]`. A real Flux also needs `head_address`.
+
+A site with several clouds has a `[Cloud NAME]` for each, with the keys of `[Cloud]`, and credentials in a
+`[Cloud NAME Credentials]` ([clouds.md](clouds.md#several-clouds)).
 """
 
 CREDENTIALS = """\

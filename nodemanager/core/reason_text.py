@@ -170,6 +170,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
     Code.CLOUD_CLOSED: "nothing is done in the cloud {cloud}: {why}",
+    Code.CLOUD_FULL: "the cloud {cloud} gets no more nodes: {why}",
     Code.NO_NODE_TYPE: "the site has no node type",
     Code.NO_FREE_SLOT: "{short} short of {node_type}: too few of the {slots} slots that fit are free",
     Code.ALL_SLOTS_TAKEN: "all {slots} slots of {node_type} are taken",

@@ -92,6 +92,7 @@ class NodeType:
     max_age_s: float | None = None  # older nodes are replaced; None: at no age
     made_from: str = ""  # the fingerprint of what its nodes are made from (``core.upkeep.rules``); "" if unknown
     cloud: CloudName = DEFAULT_CLOUD  # where its nodes are created
+    priority: int = 0  # of its cloud: the highest is bought first, whatever the price
 
     def with_promise(self, promise: Promise) -> NodeType:
         """The type with the resources that the instance declares instead of the site's."""
