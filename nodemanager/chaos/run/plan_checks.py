@@ -179,10 +179,6 @@ class PlanChecks:
 
         A size may also be blocked because the provider took a node of it back, or because one had too little.
         """
-        nodes = published.snapshot.nodes.values()
-        self._reclaimed |= {
-            (it.launch.type_name, it.launch.size) for it in nodes if it.health.reclaimed is not None
-        }
         if published.snapshot.learned.streaks:
             return  # nodes failed while they booted: then each size has a trial of its own
         refused_since_s = self.witness.refused_since_s
