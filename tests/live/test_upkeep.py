@@ -90,7 +90,7 @@ def test_a_schedule_keeps_a_node_from_its_edge_on(fleet: Elastic) -> None:
 def half_empty() -> Iterator[Elastic]:
     """Three nodes of two cores, on each of which one core works."""
     with an_elastic_site(
-        [Offer("cpu", "0.40", "cpu[1-3]")], policy="consolidate = yes\n[Disruption]\nmax = 1"
+        [Offer("cpu", "0.40", "cpu[1-3]")], billing="1s", policy="consolidate = yes\n[Disruption]\nmax = 1"
     ) as elastic:
         elastic.start_manager().until_said("claimed")
         jobs = [elastic.flux("submit", "-n1", "-t10m", "sleep", "600") for _ in range(6)]
