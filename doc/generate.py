@@ -161,6 +161,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_delay": "For `local`: how long a node stays pending before it runs its user-data.",
         "call_timeout": "How long to wait for the answer to a call to the cloud or to Flux. After that the manager "
         "looks at the node again. The call itself is not aborted.",
+        "nodes_max": "The most nodes of this cloud, within `[Limits] nodes_max`. Default: no limit of its own.",
+        "price_per_hour_max": "The most that the nodes of this cloud may cost an hour, within `[Limits] "
+        "price_per_hour_max`. Default: no limit of its own.",
+        "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
+        "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
     },
     "Limits": {
         "nodes_max": "How many nodes may cost money at once. Booting and leaving nodes count, and so do nodes that "
@@ -379,6 +384,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "`[Disruption]`.",
         "mode": "`act`: nodes of this type are bought and terminated. `observe`: decisions are only reported, and "
         "existing nodes stay. Default: the value in `[Site]`.",
+        "cloud": "The NAME of the `[Cloud NAME]` in which its nodes are created. Default: `[Cloud]`, or the only "
+        "cloud.",
         "image": FROM_CLOUD,
         "zones": FROM_CLOUD,
         "network": FROM_CLOUD,
@@ -389,10 +396,13 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Schedule NAME": {
         "when": "The windows in which the rest of the section applies ([upkeep.md](upkeep.md#schedules)).",
-        "node_types": "The node types whose `spares` and `idle_timeout` are set. Default: all.",
-        "nodes_min": "Replaces `nodes_min` of `[Limits]`.",
-        "nodes_max": "Replaces `nodes_max` of `[Limits]`.",
-        "price_per_hour_max": "Replaces `price_per_hour_max` of `[Limits]`.",
+        "node_types": "The node types to which the other keys apply, each by itself. Default: the whole fleet.",
+        "nodes_min": "Replaces `nodes_min` of `[Limits]`. With `node_types`: so many nodes of each type are kept "
+        "up.",
+        "nodes_max": "Replaces `nodes_max` of `[Limits]`. With `node_types`: at most so many nodes of each type, "
+        "within that of `[Limits]`. 0 closes the type.",
+        "price_per_hour_max": "Replaces `price_per_hour_max` of `[Limits]`. With `node_types`: what the nodes of "
+        "each type may cost an hour, within that of `[Limits]`.",
         "spares": "Replaces `spares` of the node types.",
         "idle_timeout": "Replaces `idle_timeout` of `[Policy]`.",
     },
@@ -435,6 +445,9 @@ its line; the exit status is then 78. An unknown key is a fault.
 
 `[Site]`, `[Cloud]` and `[Limits]` have required keys, and so does every `[Node NAME]`. There must be at least one
 `[Node NAME]`. A real Flux also needs `head_address`.
+
+A site with several clouds has a `[Cloud NAME]` for each, with the keys of `[Cloud]`, and credentials in a
+`[Cloud NAME Credentials]` ([clouds.md](clouds.md#several-clouds)).
 """
 
 CREDENTIALS = """\
