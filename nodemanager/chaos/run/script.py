@@ -182,6 +182,7 @@ class Script:
     acts: tuple[Act, ...]
     stacked: bool = False  # the nodes are the pods of a MiniCluster
     peers: int = 0  # other instances in which jobs may run
+    twin: bool = False  # there is a second cloud, which has no faults
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
@@ -213,10 +214,13 @@ NOT_STACKED = (
 )
 
 
-def draw_script(seed: int, *, joins: bool = False, stacked: bool = False, peers: bool = False) -> Script:
+def draw_script(
+    seed: int, *, joins: bool = False, stacked: bool = False, peers: bool = False, twin: bool = False
+) -> Script:
     """Draw the script of a seed.
 
     ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster. ``peers``: jobs may run elsewhere.
+    ``twin``: there is a second cloud.
     """
     draws = Random(f"{seed}/script")
     site = Script(
@@ -228,6 +232,7 @@ def draw_script(seed: int, *, joins: bool = False, stacked: bool = False, peers:
         budget=draws.choice([None, None, Decimal("0.40"), Decimal(2)]),
         joins=joins,
         acts=(),
+        twin=twin,
     )
     kinds = {**KINDS, **JOIN_KINDS} if joins else KINDS
     areas = {

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
-from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.slots import Billing, CloudName, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.planner.cost import spending
-from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
+from nodemanager.planner.state.policy import (
+    BLOCK_S,
+    Calls,
+    CloudRules,
+    Fixed,
+    Limits,
+    Policy,
+    Rules,
+    Timing,
+    Upkeep,
+)
 from nodemanager.simulation.cloud.faults import CloudFaults
 
 CLUSTER = "sim"
@@ -87,13 +98,36 @@ POD_SHAPES = (
 )
 
 
+# The site of a run with two clouds: all types are in the one that has the faults, and two also in the sound one.
+FAILING, SOUND = CloudName("failing"), CloudName("sound")
+SOUND_NODES_MAX = 4
+_SMALL, _LARGE, _GPU = (replace(node_type, cloud=FAILING) for node_type in NODE_TYPES)
+TWIN_TYPES = (
+    _SMALL,
+    _LARGE,
+    _GPU,
+    replace(_SMALL, name=TypeName("tiny"), cloud=SOUND, price_per_hour=Decimal("0.30"), slots=_slots("tiny", 3)),
+    replace(_LARGE, name=TypeName("huge"), cloud=SOUND, price_per_hour=Decimal("1.10"), slots=_slots("huge", 2)),
+)
+TWIN_SLOTS = tuple(
+    Slot(slot, Rank(rank), node_type.name)
+    for rank, (slot, node_type) in enumerate(
+        ((slot, node_type) for node_type in TWIN_TYPES for slot in node_type.slots), start=1
+    )
+)
+
+
 def types_of(script: Script) -> tuple[NodeType, ...]:
     """The node types of a script's site."""
+    if script.twin:
+        return TWIN_TYPES
     return PODS if script.stacked else NODE_TYPES
 
 
 def slots_of(script: Script) -> tuple[Slot, ...]:
     """The slots of a script's site."""
+    if script.twin:
+        return TWIN_SLOTS
     return POD_SLOTS if script.stacked else SLOTS
 
 
@@ -112,6 +146,8 @@ def healthy_cloud() -> CloudFaults:
 def chaos_policy(script: Script) -> Policy:
     """Return the policy of a script's site, with short timeouts."""
     monthly = script.budget
+    calls = Calls(call_timeout_s=15.0, calls_in_flight_max=2)
+    clouds = {FAILING: CloudRules(calls), SOUND: CloudRules(calls, nodes_max=SOUND_NODES_MAX)}
     return Policy(
         cluster=CLUSTER,
         cluster_uuid=CLUSTER_UUID,
@@ -130,7 +166,8 @@ def chaos_policy(script: Script) -> Policy:
             safe_mode_max_s=300.0,
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
-        calls=Calls(call_timeout_s=15.0, calls_in_flight_max=2),
+        calls=calls,
+        clouds=clouds if script.twin else {},
         # Half of the seeds consolidate.
         upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX), consolidate=script.seed % 2 == 1),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),

@@ -30,6 +30,9 @@ from nodemanager.simulation.time.world import World
 NodeListener = Callable[[CloudNode], None]
 
 
+IDS_EACH = 500_000  # the ids of each account's nodes
+
+
 @dataclass(frozen=True, slots=True)
 class BillLine:
     """The time one node is charged for, from creation to end, in virtual time. ``to_s`` None: it still runs."""
@@ -55,7 +58,7 @@ class Machine:
 
 
 class SimulatedProvider:
-    """One account at the simulated provider.
+    """One account at the simulated provider. ``number``: of several accounts, whose nodes then have other ids.
 
     ``on_boot`` is called when a node's user-data starts. ``on_end`` is called when a running machine stops, for any
     reason; a machine that never ran has no ``on_end``.
@@ -68,16 +71,17 @@ class SimulatedProvider:
         *,
         on_boot: NodeListener | None = None,
         on_end: NodeListener | None = None,
+        number: int = 0,
     ) -> None:
         self.faults = faults or CloudFaults()
         self.on_boot = on_boot
         self.on_end = on_end
         self._world = world
-        self._draws = world.draws_for("cloud")
+        self._draws = world.draws_for(f"cloud {number}" if number else "cloud")
         self._machines: dict[ProviderId, Machine] = {}
         self._by_token: dict[str, ProviderId] = {}
         self._bill_lines: list[BillLine] = []
-        self._created = 0
+        self._created = number * IDS_EACH
         self._groups: dict[str, str] = {}  # each placement group, with its cluster's UUID
         # Kept apart from the records of ended nodes, so a call stays as fast after ten years as on the first day.
         self._type_of_standing: dict[ProviderId, TypeName | None] = {}
