@@ -81,7 +81,8 @@ class SimulatedProvider:
         self._machines: dict[ProviderId, Machine] = {}
         self._by_token: dict[str, ProviderId] = {}
         self._bill_lines: list[BillLine] = []
-        self._created = number * IDS_EACH
+        self._created = 0
+        self._ids_from = number * IDS_EACH
         self._groups: dict[str, str] = {}  # each placement group, with its cluster's UUID
         # Kept apart from the records of ended nodes, so a call stays as fast after ten years as on the first day.
         self._type_of_standing: dict[ProviderId, TypeName | None] = {}
@@ -205,7 +206,7 @@ class SimulatedProvider:
         now_s = self._world.now_s
         high, low = divmod(self._created, 256)
         node = CloudNode(
-            provider_id=ProviderId(f"sim-{self._created:06d}"),
+            provider_id=ProviderId(f"sim-{self._ids_from + self._created:06d}"),
             state=CloudState.PENDING,
             identity=identity,
             created_at=self._world.wall_at() + self.faults.clock_skew_s,
@@ -290,7 +291,7 @@ class SimulatedProvider:
     def _drop(self, machine: Machine) -> None:
         """Remove a terminated node from the list, and its client token with it, as real providers do."""
         provider_id = machine.node.provider_id
-        index = int(provider_id.removeprefix("sim-")) - 1
+        index = int(provider_id.removeprefix("sim-")) - self._ids_from - 1
         self._bill_lines[index] = self._bill_line(index)
         del self._machines[provider_id]
         if self._by_token.get(machine.client_token) == provider_id:
