@@ -10,7 +10,7 @@ from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage
 from nodemanager.chaos.run.history_file import ProcessHistory
-from nodemanager.chaos.run.invariants import WatchedCloud, WatchedFlux, Witness
+from nodemanager.chaos.run.invariants import WatchedBatches, WatchedCloud, WatchedFlux, WatchedStack, Witness
 from nodemanager.chaos.run.plan_checks import PlanChecks
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
@@ -53,7 +53,9 @@ class ManagerProcess:
         self.down_s = 0.0
         world = run.world
         self.witness = Witness(world, run.policy.timing.absences, self._maybe_die)
-        self.plan_checks = PlanChecks(run.invariants, self.witness, run.jobs, run.spend_is_knowable, run.peace)
+        self.plan_checks = PlanChecks(
+            run.invariants, self.witness, run.jobs, run.script, run.spend_is_knowable, run.peace
+        )
         self.history_writer = ProcessHistory(run.history) if run.history is not None else None
         self._draws = world.draws_for(f"{token} on the wire")
         self._watch = SimulatedFluxWatch(run.flux)
@@ -102,7 +104,8 @@ class ManagerProcess:
 
     def _watched_cloud(self, name: CloudName, provider: SimulatedProvider) -> WatchedCloud:
         run = self._run
-        return WatchedCloud(provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness, name)
+        watched = WatchedStack if run.policy.stacked else WatchedBatches
+        return watched(provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness, name)
 
     def kill(self) -> None:
         self.calls_left = None  # a call on the wire may still be carried out, and must not kill the process again

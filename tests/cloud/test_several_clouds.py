@@ -12,7 +12,7 @@ import pytest
 
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.site import Site, load_site
-from nodemanager.core.nodes import CloudState
+from nodemanager.core.nodes import CloudState, ProviderId
 from nodemanager.core.ports import CloudPort
 from nodemanager.core.slots import CloudName
 from tests.cloud.ec2.moto_front import IMAGE, REGION, SECRETS, MotoFront
@@ -96,7 +96,7 @@ def ports_of(site: Site) -> dict[CloudName, CloudPort]:
     }
 
 
-def create_one_each(site: Site, ports: dict[CloudName, CloudPort]) -> dict[CloudName, str]:
+def create_one_each(site: Site, ports: dict[CloudName, CloudPort]) -> dict[CloudName, ProviderId]:
     created = {}
     for node_type in site.node_types:
         launch = replace(a_launch(node_type.name, node_type.slots[0], node_type.name), cloud=node_type.cloud)
@@ -104,7 +104,7 @@ def create_one_each(site: Site, ports: dict[CloudName, CloudPort]) -> dict[Cloud
     return created
 
 
-def alive(port: CloudPort) -> list[str]:
+def alive(port: CloudPort) -> list[ProviderId]:
     return [it.provider_id for it in port.list_nodes() if it.state is not CloudState.TERMINATED]
 
 

@@ -63,7 +63,8 @@ def check_cloud(
         yield (account := check_account(make_port))
         if account.verdict is Verdict.OK:
             yield from check_creates()
-        yield from check_prices(compared_prices)
+        if site.cloud.provider is not Provider.LOCAL:
+            yield from check_prices(compared_prices)
 
 
 def check_flux(site: Site) -> Iterator[Finding]:
