@@ -396,10 +396,13 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Schedule NAME": {
         "when": "The windows in which the rest of the section applies ([upkeep.md](upkeep.md#schedules)).",
-        "node_types": "The node types whose `spares` and `idle_timeout` are set. Default: all.",
-        "nodes_min": "Replaces `nodes_min` of `[Limits]`.",
-        "nodes_max": "Replaces `nodes_max` of `[Limits]`.",
-        "price_per_hour_max": "Replaces `price_per_hour_max` of `[Limits]`.",
+        "node_types": "The node types to which the other keys apply, each by itself. Default: the whole fleet.",
+        "nodes_min": "Replaces `nodes_min` of `[Limits]`. With `node_types`: so many nodes of each type are kept "
+        "up.",
+        "nodes_max": "Replaces `nodes_max` of `[Limits]`. With `node_types`: at most so many nodes of each type, "
+        "within that of `[Limits]`. 0 closes the type.",
+        "price_per_hour_max": "Replaces `price_per_hour_max` of `[Limits]`. With `node_types`: what the nodes of "
+        "each type may cost an hour, within that of `[Limits]`.",
         "spares": "Replaces `spares` of the node types.",
         "idle_timeout": "Replaces `idle_timeout` of `[Policy]`.",
     },

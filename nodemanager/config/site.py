@@ -438,7 +438,7 @@ class _SiteLoader:
         here = {name: node for name, node in nodes.items() if homes.get(name) == section.name}
         document = several.document_of(section, self._document)
         secrets, faults = credentials.read_credentials(document, self._folder)
-        needed = (*faults, *_provider_faults(document, cloud, here))
+        needed = (*faults, *_provider_faults(document, self._complete_cloud(cloud), here))
         known = len(self._faults)
         self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
         node_types = self._node_types(here, cloud, document)
@@ -581,10 +581,13 @@ class _SiteLoader:
                     self._fault(
                         section, "node_types", f"there is no [Node {node_type}]", nearest_name(node_type, nodes)
                     )
-            if schedule.node_types and schedule.spares is None and schedule.idle_timeout_s is None:
-                self._fault(
-                    section, "node_types", "only spares and idle_timeout can be set by type: give one of them"
-                )
+            if schedule.nodes_max == 0 and not schedule.node_types:
+                self._fault(section, "nodes_max", "0 closes a node type: name it in node_types, or write 1 or more")
+            for of in schedule.node_types if schedule.nodes_min else ():
+                if of in nodes and len(nodes[TypeName(of)].slots) < (schedule.nodes_min or 0):
+                    self._fault(
+                        section, "nodes_min", f"[Node {of}] has only {len(nodes[TypeName(of)].slots)} slots"
+                    )
             nodes_min, nodes_max = schedule.nodes_min, schedule.nodes_max
             if nodes_min is not None and nodes_max is not None and nodes_min > nodes_max:
                 self._fault(section, "nodes_min", f"must not be above nodes_max = {nodes_max}")
@@ -651,6 +654,8 @@ class _SiteLoader:
         completed = {"service_material": _absolute(self._folder / cloud.service_material)}
         if cloud.kubeconfig is not None:
             completed["kubeconfig"] = _absolute(self._folder / cloud.kubeconfig)
+        if cloud.identity_certificate is not None:
+            completed["identity_certificate"] = _absolute(self._folder / cloud.identity_certificate)
         return cloud.model_copy(update=completed)
 
     def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:

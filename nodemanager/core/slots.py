@@ -59,6 +59,18 @@ class Size:
     memory_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TypeLimits:
+    """What a schedule allows of one node type, within the limits of the whole fleet. None: nothing of its own."""
+
+    nodes_min: int = 0
+    nodes_max: int | None = None
+    price_per_hour_max: Decimal | None = None
+
+
+NO_LIMITS = TypeLimits()
+
+
 class NodePlacement(StrEnum):
     """Where the nodes of a type are created within a zone."""
 
@@ -83,6 +95,7 @@ class NodeType:
     image: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves the choice to the provider
     placement: NodePlacement = NodePlacement.ANYWHERE
+    limits: TypeLimits = NO_LIMITS  # what the open schedules set for this type
     spares: int = 0  # nodes kept up beyond what jobs need, so that the next job starts at once
     prepaid: int = 0  # so many nodes at once cost nothing more
     prepaid_until_at: float = 0.0  # when that ends, in seconds since the epoch; 0: never

@@ -709,7 +709,7 @@ class ScheduleSettings(SectionSettings):
     when: _Windows
     node_types: _Words = ()
     nodes_min: Annotated[int | None, _whole(0)] = None
-    nodes_max: Annotated[int | None, _whole(1)] = None
+    nodes_max: Annotated[int | None, _whole(0)] = None
     price_per_hour_max: Annotated[Decimal | None, _PRICE] = None
     spares: Annotated[int | None, _whole(0)] = None
     idle_timeout_s: Annotated[float | None, _DURATION] = Field(default=None, validation_alias="idle_timeout")

@@ -12,6 +12,7 @@ from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.slots import (
     DEFAULT_CLOUD,
+    NO_LIMITS,
     CloudName,
     ForeignDrain,
     Market,
@@ -228,6 +229,11 @@ class Policy:
     def has_spares(self) -> bool:
         """Whether any type keeps spare nodes."""
         return any(node_type.spares for node_type in self.node_types)
+
+    @cached_property
+    def limited_types(self) -> tuple[NodeType, ...]:
+        """The types that have limits of their own now."""
+        return tuple(it for it in self.node_types if it.limits != NO_LIMITS)
 
     @cached_property
     def clustered_types(self) -> tuple[NodeType, ...]:
