@@ -68,18 +68,20 @@ def test_a_new_image_rolls_through_six_busy_nodes_and_no_job_ends_early(fleet: E
     fleet.eventually("nothing is left", lambda: not fleet.what_is_left(), 90.0)
 
 
-def test_a_schedule_keeps_a_node_from_its_edge_on(fleet: Elastic) -> None:
+@pytest.mark.parametrize(("types", "nodes_min"), [("", 1), ("node_types = cpu\n", 0)], ids=["fleet", "one-type"])
+def test_a_schedule_keeps_a_node_from_its_edge_on(fleet: Elastic, types: str, nodes_min: int) -> None:
+    """``nodes_min`` of the whole fleet, or of one node type, which leaves that of the fleet at 0."""
     fleet.start_manager().until_said("claimed")
     opens = (datetime.now(UTC) + timedelta(seconds=75)).replace(second=0, microsecond=0)
     closes = opens + timedelta(minutes=1)
     when = f"Mon-Sun {opens:%H:%M}-{closes:%H:%M} UTC"
-    change_site(fleet, "[Disruption]", f"[Schedule soon]\nwhen = {when}\nnodes_min = 1\n[Disruption]")
+    change_site(fleet, "[Disruption]", f"[Schedule soon]\nwhen = {when}\n{types}nodes_min = 1\n[Disruption]")
 
     def seen() -> Any:
         return verb(fleet, "status")["limits"]["nodes_min"], len(fleet.launches())
 
     fleet.eventually(
-        "the window opens, and a node is bought without a job", lambda: seen() == (1, 1), EDGE_WITHIN_S
+        "the window opens, and a node is bought without a job", lambda: seen() == (nodes_min, 1), EDGE_WITHIN_S
     )
     assert datetime.now(UTC) >= opens
     fleet.eventually("the window closes, and the node leaves", lambda: seen() == (0, 0), EDGE_WITHIN_S)
