@@ -147,8 +147,17 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "service_material": "For `minicluster`: the folder with the service's `tls.crt` and this member's `token`.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
-        "creates_per_s": "The long-term rate of create calls.",
-        "creates_burst": "How many create calls may be sent together.",
+        "creates_per_s": "The long-term rate at which nodes are created. If one call creates several nodes (see "
+        "`nodes_per_call`), the default is 2, as EC2's own.",
+        "creates_burst": "How many nodes may be created together. If one call creates several nodes, the default "
+        "is 1000, as EC2's own.",
+        "nodes_per_call": "For `ec2`: how many nodes one call creates or terminates at most. One call creates "
+        "several only with `join = service` ([joining.md](joining.md)). 1: each node has a call of its own. If "
+        "`[Join] client` names a client in the image, each node has its own create call unless you set this key: "
+        "an older client cannot join as a node of several.",
+        "identity_certificate": "For `ec2` with `join = service`: a file with the certificate, as PEM, by which "
+        "the provider proves an instance's identity. Default: the one that AWS publishes for the region. Without "
+        "it, for example at an `endpoint` of your own, each node is created by a call of its own.",
         "boot_delay": "For `local`: how long a node stays pending before it runs its user-data.",
         "call_timeout": "How long to wait for the answer to a call to the cloud or to Flux. After that the manager "
         "looks at the node again. The call itself is not aborted.",

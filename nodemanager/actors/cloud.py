@@ -26,7 +26,15 @@ from nodemanager.core.orders import (
     SweepCloud,
     Together,
 )
-from nodemanager.core.ports import Clock, CloudError, CloudPort, FluxError, Mandate, SizedCloudPort
+from nodemanager.core.ports import (
+    BatchCloudPort,
+    Clock,
+    CloudError,
+    CloudPort,
+    FluxError,
+    Mandate,
+    SizedCloudPort,
+)
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
 
 
@@ -80,7 +88,7 @@ class CloudWatcher(CrashOnlyActor):
 
 
 class CloudWorker(CrashOnlyActor):
-    """Creates and destroys nodes, one call at a time.
+    """Creates and destroys nodes, one call at a time. A call may concern several nodes.
 
     Right before each call it checks that this manager still acts and that the order has not expired. So a process
     that was suspended, and resumed after another manager took over, does nothing more. It may still be suspended
@@ -106,7 +114,7 @@ class CloudWorker(CrashOnlyActor):
             return
         match order:
             case Together():
-                self._resize(orders)
+                self._carry_out(orders)
             case CreateNode():
                 self._create(order)
             case DestroyNode():
@@ -123,16 +131,26 @@ class CloudWorker(CrashOnlyActor):
         late_s = self._clock.monotonic_s() - start_before_s
         return f"{late_s:.1f} s too late" if late_s > 0 else None
 
-    def _resize(self, orders: Sequence[CloudEffect]) -> None:
-        port = self._port
+    def _carry_out(self, orders: Sequence[CloudEffect]) -> None:
+        """Carry out several orders by one call. If it fails as a whole, all of them have failed."""
         try:
-            if not isinstance(port, SizedCloudPort):
-                raise TypeError(f"{type(port).__name__} cannot carry out several orders by one call")
-            answers = port.resize(orders)
+            answers = self._call_once(orders)
         except CloudError as error:
             answers = [error] * len(orders)
         for order, answer in zip(orders, answers, strict=True):
             self._manager.tell(_fact_of_answer(order, answer))
+
+    def _call_once(self, orders: Sequence[CloudEffect]) -> Sequence[CloudNode | CloudError | None]:
+        port = self._port
+        if isinstance(port, SizedCloudPort):
+            return port.resize(orders)
+        creates = [order for order in orders if isinstance(order, CreateNode)]
+        destroys = [order for order in orders if isinstance(order, DestroyNode)]
+        if not isinstance(port, BatchCloudPort) or (creates and destroys):
+            raise TypeError(f"{type(port).__name__} cannot carry out these orders by one call")
+        if creates:
+            return port.create_many([order.launch for order in creates], creates[0].node_type)
+        return port.destroy_many([order.provider_id for order in destroys])
 
     def _create(self, order: CreateNode) -> None:
         try:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
+from nodemanager.actors.batches import gather_orders
 from nodemanager.actors.decision_log import DecisionLog
 from nodemanager.actors.job_memos import JobMemos
 from nodemanager.actors.messages import Begin, ManagerMessage, UsePolicy
@@ -182,22 +183,18 @@ class Manager(CrashOnlyActor):
         if addresses.join is not None and snapshot.sources.claimed and self._acts:
             addresses.join.tell(PostRoster(snapshot.now_s, snapshot.wall_at, roster(snapshot, self._brain.policy)))
 
-    def _send_orders(self, decision: Decision, addresses: Begin) -> None:  # noqa: C901 - one arm an order
+    def _send_orders(self, decision: Decision, addresses: Begin) -> None:
         start_before_s = decision.snapshot.now_s + decision.policy.fixed.order_good_s
         leases: list[Launch] = []
-        together: list[CreateNode | DestroyNode] = []
-        policy = decision.policy
+        to_cloud: list[CreateNode | DestroyNode] = []
         for order in decision.orders:
             match order:
                 case BootNode(launch=launch):
                     leases.append(launch)
                 case RecordLaunches(launches=launches):
                     leases += launches
-                case CreateNode() | DestroyNode() if policy.stacked:
-                    together.append(order)
                 case CreateNode() | DestroyNode():
-                    workers = self._workers[policy.only_cloud(_cloud_of(order))]
-                    workers.dispatch(_subject_of(order), WithDeadline(order, start_before_s))
+                    to_cloud.append(order)
                 case DelegateJob():
                     if addresses.delegator is not None:
                         addresses.delegator.tell(order)
@@ -220,13 +217,29 @@ class Manager(CrashOnlyActor):
                     addresses.flux.tell(WithDeadline(order, start_before_s))
                 case _:
                     assert_never(order)
-        if together:
-            subjects = [_subject_of(order) for order in together]
-            workers = self._workers[policy.cloud_names[0]]  # which is the only one
-            workers.dispatch_together(subjects, WithDeadline(Together(tuple(together)), start_before_s))
+        self._call_cloud(to_cloud, decision.policy, start_before_s)
         if leases:
             # One commit for all leases, so that a burst of jobs costs one flush and not one per node.
             addresses.flux.tell(WithDeadline(RecordLaunches(tuple(leases)), start_before_s))
+
+    def _call_cloud(
+        self, orders: Sequence[CreateNode | DestroyNode], policy: Policy, start_before_s: float
+    ) -> None:
+        """Dispatch the orders to the providers, those together that one call can carry out."""
+        by_cloud: dict[CloudName, list[CreateNode | DestroyNode]] = {}
+        for order in orders:
+            by_cloud.setdefault(policy.only_cloud(_cloud_of(order)), []).append(order)
+        for cloud, to_cloud in by_cloud.items():
+            limits = policy.calls_of(cloud)
+            if policy.stacked:
+                calls = [tuple(to_cloud)]
+            else:
+                calls = list(gather_orders(to_cloud, limits.nodes_per_create, limits.nodes_per_destroy))
+            for call in calls:
+                together = len(call) > 1 or policy.stacked
+                subjects = [_subject_of(order) for order in call]
+                timed = WithDeadline(Together(call) if together else call[0], start_before_s)
+                self._workers[cloud].dispatch_together(subjects, timed)
 
 
 def _send_ask(ask: Ask, addresses: Begin) -> None:

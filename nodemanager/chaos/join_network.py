@@ -18,7 +18,7 @@ from nodemanager.chaos.run.invariants import Violation
 from nodemanager.chaos.run.site import NODE_TYPES
 from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.facts import JoinFact, NodeReported
-from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster
+from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster, stamp_of
 from nodemanager.core.ports import JoinError, JoinPort
 from nodemanager.core.slots import Misfit, SlotName, TypeName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission
@@ -90,8 +90,11 @@ class FragileTicketStore(TicketStore):
 class SimulatedJoinService:
     """The join service, and every machine that uses it."""
 
-    def __init__(self, world: World, flux: SimulatedFlux, provider: SimulatedProvider) -> None:
+    def __init__(
+        self, world: World, flux: SimulatedFlux, provider: SimulatedProvider, *, batches: bool = False
+    ) -> None:
         self.world = world
+        self.batches = batches  # nodes that one call created have the same ticket
         self.flux = flux
         self.provider = provider
         self.faults = JoinFaults()
@@ -115,7 +118,15 @@ class SimulatedJoinService:
     # --- the service ---
 
     def _new_admission(self) -> JoinAdmission:
-        return JoinAdmission(KEY, RULES, self.exchange, lambda: MATERIAL, self._ticket_store, self.world.wall_at)
+        return JoinAdmission(
+            KEY,
+            RULES,
+            self.exchange,
+            lambda: MATERIAL,
+            self._ticket_store,
+            self.world.wall_at,
+            instance_in=ProviderId,
+        )
 
     def _service_may_die(self) -> None:
         if self.happens(self.faults.p_service_dies):
@@ -148,6 +159,10 @@ class SimulatedJoinService:
     def _decide(admission: JoinAdmission, what: str, body: Mapping[str, Any], source: str) -> Answer:
         launch, instance = LaunchId(body["launch"]), body["instance"]
         match what:
+            case "redeem-batch":
+                return admission.redeem_batch(
+                    body["batch"], body["ticket"], body["nonce"], body["identity"], source, instance
+                )
             case "redeem":
                 return admission.redeem(launch, body["ticket"], body["nonce"], source, instance)
             case "fetch":
@@ -251,11 +266,21 @@ class SimulatedMachine:
             return
         self.client_life += 1
         try:
-            client = JoinClient(self, self.launch, KEY.ticket(self.launch), SILENCE_MAX_S)
+            client = self._new_client()
         except Died:
             self._die()
             return
         self._step(client, self.client_life)
+
+    def _new_client(self) -> JoinClient:
+        if not self.joins.batches:
+            return JoinClient(self, self.launch, KEY.ticket(self.launch), SILENCE_MAX_S)
+        batch = stamp_of(self.launch, self.slot)
+        return JoinClient(self, "", KEY.batch_ticket(batch), SILENCE_MAX_S, batch)
+
+    def identity(self) -> str:
+        """Return what the provider vouches for. A twin shows that of the machine it was copied from."""
+        return self.name.removeprefix("twin of ")
 
     def _step(self, client: JoinClient, life: int) -> None:
         if not self.powered or life != self.client_life:
@@ -320,6 +345,8 @@ class SimulatedMachine:
     def save(self, state: dict[str, Any]) -> None:
         self._may_die()
         self.saved_state = dict(state)
+        if state.get("launch_in_batch", "") not in ("", self.launch):
+            raise Violation(f"{self.name}, made for {self.launch}, was let in as {state['launch_in_batch']}")
         if state["lease_key"]:
             holder = self.joins.joined_by.setdefault(self.launch, self.name)
             if holder != self.name:
@@ -397,7 +424,8 @@ class JoinScenario(Scenario):
         rules = replace(self.policy.rules, misfit=list(Misfit)[self.script.seed % len(Misfit)])
         self.policy = replace(self.policy, rules=rules)
         self.invariants.policy = self.policy
-        self.joins = SimulatedJoinService(self.world, self.flux, self.provider)
+        batches = self.policy.calls.nodes_per_create > 1
+        self.joins = SimulatedJoinService(self.world, self.flux, self.provider, batches=batches)
         self.provider.on_boot = self.joins.on_node_booted
         self.provider.on_end = self.joins.on_node_ended
 

@@ -9,7 +9,7 @@ from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage
 from nodemanager.chaos.run.history_file import ProcessHistory
-from nodemanager.chaos.run.invariants import WatchedCloud, WatchedFlux, Witness
+from nodemanager.chaos.run.invariants import WatchedBatches, WatchedFlux, WatchedStack, Witness
 from nodemanager.chaos.run.plan_checks import PlanChecks
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
@@ -70,10 +70,11 @@ class ManagerProcess:
             delegator = wire_delegation(
                 ports, CLUSTER_UUID, clock, self._on_delegation, Fate(), spawn=self._pump.spawn
             )
+        watched = WatchedStack if run.policy.stacked else WatchedBatches
         outside = SitePorts(
             clock=clock,
             flux=lambda: WatchedFlux(run.flux, token, run.invariants, self.witness),
-            cloud=lambda: WatchedCloud(run.provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness),
+            cloud=lambda: watched(run.provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness),
             watch=self._watch,
             close=lambda: None,
             join=(lambda: join) if join is not None else None,

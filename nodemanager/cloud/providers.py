@@ -15,18 +15,23 @@ from nodemanager.config.site import Provider, Site
 from nodemanager.core.ports import Clock, CloudPort, CloudWatch
 
 if TYPE_CHECKING:
-    from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
     from nodemanager.cloud.minicluster.port import SizeService
 
 CloudFactory = Callable[[], CloudPort]
 
 
 def cloud_factory(
-    site: Site, user_data: UserDataSource, clock: Clock, size_service: SizeService | None = None
+    site: Site,
+    user_data: UserDataSource,
+    clock: Clock,
+    size_service: SizeService | None = None,
+    batch_script: BatchScript | None = None,
 ) -> CloudFactory:
     """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread.
 
-    ``size_service``: what ``[Cloud] service`` names.
+    ``size_service``: what ``[Cloud] service`` names. ``batch_script``: the user-data of nodes that one call
+    creates; None if the site's nodes are created one by one.
     """
     match site.cloud.provider:
         case Provider.LOCAL:
@@ -36,7 +41,7 @@ def cloud_factory(
             with _import_blocked("cryptography"):
                 from nodemanager.cloud.ec2.from_site import ec2_factory  # noqa: PLC0415
 
-            return ec2_factory(site, user_data, clock)
+            return ec2_factory(site, user_data, clock, batch_script)
         case Provider.OPENSTACK:
             from nodemanager.cloud.openstack.from_site import openstack_factory  # noqa: PLC0415
 

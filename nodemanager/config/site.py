@@ -127,6 +127,11 @@ _HAS_GROUPS = (Provider.EC2, Provider.OPENSTACK, Provider.GCE, Provider.AZURE, P
 _S = TypeVar("_S", bound=SectionSettings)
 
 
+# What EC2 lets an account create in a region by default. Source: "Request throttling for the Amazon EC2 API".
+EC2_INSTANCES_PER_S = 2.0
+EC2_INSTANCES_AT_ONCE = 1000
+
+
 class ConfigError(Exception):
     """The site cannot be used. ``faults`` lists everything that is wrong, in the order of the lines."""
 
@@ -194,6 +199,35 @@ class Site:
         """Whether jobs of this instance may run in another one."""
         policy = self.policy
         return policy.burst is not Burst.NEVER and (bool(self.peers) or policy.delegate_to is DelegateTo.ANY)
+
+    @property
+    def batches(self) -> bool:
+        """Whether one call creates several nodes, each of which then proves which slot is its own.
+
+        An image may hold a client that cannot do so yet: then the site must say that its client can.
+        """
+        cloud = self.cloud
+        return (
+            cloud.provider is Provider.EC2
+            and self.flux.join is JoinMethod.SERVICE
+            and cloud.nodes_per_call > 1
+            and (not self.join.client or "nodes_per_call" in cloud.model_fields_set)
+            and bool(ec2.identity_certificate(cloud))
+        )
+
+    @property
+    def create_rate(self) -> tuple[float, int]:
+        """How many nodes may be created a second, and how many at once.
+
+        The default for batches is that of EC2's bucket of instances, which fills at the same rate as ours.
+        """
+        cloud = self.cloud
+        per_s, burst = cloud.creates_per_s, cloud.creates_burst
+        if self.batches and "creates_per_s" not in cloud.model_fields_set:
+            per_s = EC2_INSTANCES_PER_S
+        if self.batches and "creates_burst" not in cloud.model_fields_set:
+            burst = EC2_INSTANCES_AT_ONCE
+        return per_s, burst
 
     @property
     def mode_text(self) -> str:

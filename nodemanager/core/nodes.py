@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -182,6 +183,47 @@ def group_name(cluster_uuid: str, type_name: TypeName, zone: str) -> str:
     return f"{group_prefix(cluster_uuid)}{words}-{digest}"
 
 
+# --- launches of one plan ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The launches of one plan whose nodes one call creates, in the order of the indexes of their nodes.
+
+    A provider gives all these nodes the same tags and the same user-data. So the tags name the whole batch, and a
+    node's index among those of its call tells its launch. ``stamp``: the plan that made them.
+    """
+
+    stamp: str
+    slots: tuple[SlotName, ...]
+
+    def launch(self, index: int) -> LaunchId:
+        """The launch of the node with this index."""
+        return launch_id(self.slots[index], self.stamp)
+
+
+def launch_id(slot: SlotName, stamp: str) -> LaunchId:
+    """The id of a slot's launch. ``stamp``: the same for all launches of one plan, and for no other plan's."""
+    return LaunchId(f"{slot}-{stamp}")
+
+
+def stamp_of(launch: LaunchId, slot: SlotName) -> str:
+    """The stamp in a launch's id; "" if it has none, as the launch of a foreign stray may."""
+    stamp = launch.removeprefix(slot).removeprefix("-")
+    return stamp if launch == launch_id(slot, stamp) else ""
+
+
+def batch_of(launches: Sequence[Launch]) -> Batch:
+    """The batch of launches of one plan, in the order of their ranks. Raises ``ValueError`` for any others."""
+    stamps = {stamp_of(launch.id, launch.slot) for launch in launches}
+    if len(stamps) != 1 or "" in stamps:
+        raise ValueError(f"not of one plan: {', '.join(launch.id for launch in launches)}")
+    return Batch(stamps.pop(), tuple(launch.slot for launch in sorted(launches, key=lambda it: it.rank)))
+
+
+# --- joining ----------------------------------------------------------------------------------------------
+
+
 class JoinPhase(StrEnum):
     """A node's progress in joining the instance, as the node reports it."""
 
@@ -208,6 +250,7 @@ class RosterEntry:
     may_start: bool
     online: bool
     addresses: tuple[str, ...] = ()
+    provider_id: ProviderId | None = None  # of a node that has yet to join; by it a node of a batch is known
 
 
 Roster = tuple[RosterEntry, ...]  # every launch that holds a slot

@@ -235,7 +235,11 @@ class DestroyNode:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Orders that one call carries out, at a provider that has only a number of nodes."""
+    """Orders that one call carries out.
+
+    At a provider that has only a number of nodes (``SizedCloudPort``) they are any; at one that takes batches
+    (``BatchCloudPort``) they are creates of one plan that differ only in their slots, or destroys.
+    """
 
     orders: tuple[CreateNode | DestroyNode, ...]
 

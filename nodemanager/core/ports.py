@@ -144,6 +144,28 @@ class SizedCloudPort(CloudPort, Protocol):
         ...
 
 
+@runtime_checkable
+class BatchCloudPort(CloudPort, Protocol):
+    """A provider that creates or destroys several nodes by one call."""
+
+    def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
+        """Create the nodes of launches of one plan that differ only in their slots; return the answer to each.
+
+        If only some can be had, those are created, and the others are answered with a ``CloudError``. Each node
+        carries its launch's identity from its first moment. Repeated with the same launches the call creates no
+        second node, if the provider has idempotency tokens. A failure of the call as a whole raises ``CloudError``,
+        of kind ``AMBIGUOUS`` whenever nodes may exist despite the error.
+        """
+        ...
+
+    def destroy_many(self, provider_ids: Sequence[ProviderId]) -> Sequence[CloudError | None]:
+        """Request the termination of several nodes; return None for each one accepted or already gone.
+
+        A node that cannot be terminated hinders no other. A failure of the call as a whole raises ``CloudError``.
+        """
+        ...
+
+
 class CloudWatch(Protocol):
     """Tells when something changes at the provider, in threads of its own."""
 

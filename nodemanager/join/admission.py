@@ -15,9 +15,10 @@ from enum import StrEnum
 from typing import Any
 
 from nodemanager.core.facts import NodeReported
-from nodemanager.core.nodes import JoinPhase, LaunchId, Roster, RosterEntry
+from nodemanager.core.nodes import JoinPhase, LaunchId, ProviderId, Roster, RosterEntry, stamp_of
 from nodemanager.flux.parse.versions import named_broker, parse_version
 from nodemanager.join import tickets
+from nodemanager.join.ec2.identity import IdentityUnproven
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
 from nodemanager.join.key_material import Material, MaterialError
 from nodemanager.join.lease_holders import LeaseHolders
@@ -41,6 +42,7 @@ class RefusalCode(StrEnum):
     USED = "used"  # the ticket was redeemed with another nonce
     NOT_CURRENT = "not_current"  # the launch holds no slot, or the service does not know of it yet
     IN_USE = "in_use"  # another process with this lease key made a request just now
+    UNPROVEN = "unproven"  # the provider does not vouch for the instance that shows the ticket of a batch
     WRONG_SOURCE = "wrong_source"  # the request came from none of the node's addresses
     TOO_LARGE = "too_large"
     TOO_MANY = "too_many"
@@ -89,12 +91,16 @@ class _View:
 
     roster: Roster
     entries: Mapping[LaunchId, RosterEntry]
+    by_instance: Mapping[ProviderId, RosterEntry]
     hosts: Mapping[str, str]
     hosts_digest: str
 
 
 class JoinAdmission:
-    """Answers the four requests of the protocol: redeem, fetch, renew, report.
+    """Answers the requests of the protocol: redeem, redeem-batch, fetch, renew, report.
+
+    ``instance_in`` returns the instance that a signed document names, or raises ``IdentityUnproven``. Without it no
+    ticket of a batch is redeemed.
 
     Only ``Granted.body`` contains secrets. Exceptions, refusals and reports contain none.
     """
@@ -107,8 +113,10 @@ class JoinAdmission:
         material: Callable[[], Material],
         store: TicketStore,
         wall_at: Callable[[], float],
+        instance_in: Callable[[str], ProviderId] | None = None,
     ) -> None:
         self._key = key
+        self._instance_in = instance_in
         self._rules = rules
         self._roster = roster
         self._material = material
@@ -129,6 +137,31 @@ class JoinAdmission:
             return self._redeem(launch, tickets.hash_nonce(nonce), source, instance)
         except (TicketStoreError, RosterUnreadableError, MaterialError) as error:
             return Refusal(RefusalCode.UNAVAILABLE, launch, RETRY_S, str(error))
+
+    def redeem_batch(
+        self, batch: str, ticket: str, nonce: str, identity: str, source: str, instance: str = ""
+    ) -> Answer:
+        """Exchange the ticket of a batch, shown by an instance that proves its identity, for what its launch gets.
+
+        The answer names the launch.
+        """
+        if not tickets.equal_secrets(ticket, self._key.batch_ticket(batch)):
+            return Refusal(RefusalCode.WRONG)
+        try:
+            shown_by = self._instance_in(identity) if self._instance_in is not None else None
+            entry = self._current_view()[0].by_instance.get(shown_by) if shown_by is not None else None
+            if shown_by is None:
+                return Refusal(RefusalCode.UNPROVEN, why="this site's nodes are not created in batches")
+            if entry is None or stamp_of(entry.launch, entry.slot) != batch:
+                return Refusal(RefusalCode.NOT_CURRENT, why=f"{shown_by} is no node of batch {batch} that may join")
+            answer = self._redeem(entry.launch, tickets.hash_nonce(nonce), source, instance)
+        except IdentityUnproven as error:
+            return Refusal(RefusalCode.UNPROVEN, why=str(error))
+        except (TicketStoreError, RosterUnreadableError, MaterialError) as error:
+            return Refusal(RefusalCode.UNAVAILABLE, None, RETRY_S, str(error))
+        if isinstance(answer, Refusal):
+            return answer
+        return replace(answer, body={**answer.body, "launch": entry.launch})
 
     def _redeem(self, launch: LaunchId, nonce_hash: str, source: str, instance: str) -> Answer:
         view, silence_s = self._current_view()
@@ -300,7 +333,8 @@ def broker_command(slot: str, flux_version: str) -> list[str]:
 def _make_view(roster: Roster, rules: AdmissionRules) -> _View:
     hosts = _hosts(roster, rules)
     digest = hashlib.sha256(json.dumps(hosts, sort_keys=True).encode()).hexdigest()[:16]
-    return _View(roster, {entry.launch: entry for entry in roster}, hosts, digest)
+    by_instance = {entry.provider_id: entry for entry in roster if entry.provider_id is not None}
+    return _View(roster, {entry.launch: entry for entry in roster}, by_instance, hosts, digest)
 
 
 def _hosts(roster: Roster, rules: AdmissionRules) -> dict[str, str]:

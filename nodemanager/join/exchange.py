@@ -81,7 +81,9 @@ def encode_roster(roster: Roster, wall_at: float) -> str:
         [entry.launch, entry.slot, entry.redeemable_until_at, entry.may_start, entry.online, entry.addresses]
         for entry in roster
     ]
-    return json.dumps({"version": _VERSION, "written_at": wall_at, "entries": entries})
+    # By themselves, so that a join service of an earlier version can still read the entries.
+    instances = {entry.launch: entry.provider_id for entry in roster if entry.provider_id is not None}
+    return json.dumps({"version": _VERSION, "written_at": wall_at, "entries": entries, "instances": instances})
 
 
 def decode_roster(text: str) -> tuple[Roster, float]:
@@ -90,12 +92,21 @@ def decode_roster(text: str) -> tuple[Roster, float]:
     try:
         if document["version"] != _VERSION:
             raise ValueError(f"its version is not {_VERSION}")
+        instances = document.get("instances", {})
         entries = tuple(
-            RosterEntry(LaunchId(launch), SlotName(slot), float(until_at), may_start, online, tuple(addresses))
+            RosterEntry(
+                LaunchId(launch),
+                SlotName(slot),
+                float(until_at),
+                may_start,
+                online,
+                tuple(addresses),
+                instances.get(launch),
+            )
             for launch, slot, until_at, may_start, online, addresses in document["entries"]
         )
         return entries, float(document["written_at"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is not as a manager writes it ({type(error).__name__})") from error
 
 

@@ -78,7 +78,9 @@ class ClientSettings:
 
     def __init__(self, values: Dict[str, str]) -> None:
         self.values = values
-        self.launch = values["LAUNCH"]
+        # All nodes of a batch have the same settings. Such a node learns its launch by proving its identity.
+        self.batch = values.get("BATCH") or ""
+        self.launch = "" if self.batch else values["LAUNCH"]
         self.ticket = values["TICKET"]
         self.addresses = values["ADDRESSES"].split()
         self.fingerprint = values["FINGERPRINT"].lower()
@@ -106,15 +108,16 @@ class JoinClient:
     the node has ended.
     """
 
-    def __init__(self, machine: Any, launch: str, ticket: str, silence_max_s: float) -> None:
+    def __init__(self, machine: Any, launch: str, ticket: str, silence_max_s: float, batch: str = "") -> None:
         self.machine = machine
-        self.launch = launch
         self.ticket = ticket
+        self.batch = batch
         self.silence_max_s = silence_max_s
         self.instance = machine.instance()  # names this process: the service lets only one start a broker
         saved = machine.load()
         self.nonce = str(saved.get("nonce") or "")
         self.lease_key = str(saved.get("lease_key") or "")
+        self.launch = str(saved.get("launch_in_batch") or "") if batch else launch
         now_s = machine.now_s()
         # The manager that created this node was alive just now.
         self.manager_heard_s = now_s
@@ -193,7 +196,11 @@ class JoinClient:
         if not self.nonce:
             self.nonce = self.machine.nonce()
             self._save()  # before sending it: after a crash the service must recognise this node
-        answer = self._ask("redeem", {"ticket": self.ticket, "nonce": self.nonce})
+        proof = {"ticket": self.ticket, "nonce": self.nonce}
+        if self.batch:
+            proof.update(batch=self.batch, identity=self.machine.identity())
+        answer = self._ask("redeem-batch" if self.batch else "redeem", proof)
+        self.launch = str(answer["launch"]) if self.batch else self.launch
         self.lease_key = str(answer["lease_key"])
         self._save()
         self._accept_start_data(answer)
@@ -272,7 +279,8 @@ class JoinClient:
         return answer
 
     def _save(self) -> None:
-        self.machine.save({"nonce": self.nonce, "lease_key": self.lease_key})
+        state = {"nonce": self.nonce, "lease_key": self.lease_key}
+        self.machine.save(dict(state, launch_in_batch=self.launch) if self.batch else state)
 
     # --- the broker ---
 
@@ -431,13 +439,13 @@ class LocalMachine:
             return {}
         # The file belongs to another launch if the image was made from a node that had joined. It belongs to
         # another machine if the disk was copied. In both cases its secrets must not be used.
-        if not isinstance(saved, dict) or saved.get("launch") != self.settings.launch:
+        if not isinstance(saved, dict) or saved.get("launch") != (self.settings.launch or self.settings.batch):
             return {}
         return saved if is_same_machine(parse_marks(saved.get("machine")), machine_marks()) else {}
 
     def save(self, state: Dict[str, Any]) -> None:
         """Save the nonce and the lease key."""
-        saved = dict(state, launch=self.settings.launch, machine=machine_marks())
+        saved = dict(state, launch=self.settings.launch or self.settings.batch, machine=machine_marks())
         write_private(self.settings.folder / "state.json", json.dumps(saved))
 
     def write_hosts(self, hosts: Dict[str, str]) -> None:
@@ -483,17 +491,31 @@ class LocalMachine:
 
     def ec2_notice(self) -> str:
         """Read the notice by IMDSv2. The document does not exist (404) until EC2 decides to reclaim the node."""
-        if not self.metadata_token:
-            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
-            self.metadata_token = self.metadata("PUT", "/latest/api/token", lifetime)[1]
-        token = {"X-aws-ec2-metadata-token": self.metadata_token}
-        status, text = self.metadata("GET", "/latest/meta-data/spot/instance-action", token)
-        if status == 401:
-            self.metadata_token = ""  # it has expired
+        status, text = self.ec2_metadata("/latest/meta-data/spot/instance-action")
         if status != 200:
             return ""
         action = json.loads(text)
         return "{} at {}".format(action["action"], action["time"])
+
+    def identity(self) -> str:
+        """Return the document by which EC2 vouches for this instance. Raises OSError if it cannot be read."""
+        try:
+            status, text = self.ec2_metadata("/latest/dynamic/instance-identity/rsa2048")
+        except (http.client.HTTPException, ValueError) as error:
+            raise OSError("the metadata service gives no identity: {!r}".format(error)) from error
+        if status != 200:
+            raise OSError("the metadata service gives no identity: status {}".format(status))
+        return text
+
+    def ec2_metadata(self, path: str) -> Tuple[int, str]:
+        """Query EC2's metadata service by IMDSv2. Return the status and the text."""
+        if not self.metadata_token:
+            lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+            self.metadata_token = self.metadata("PUT", "/latest/api/token", lifetime)[1]
+        status, text = self.metadata("GET", path, {"X-aws-ec2-metadata-token": self.metadata_token})
+        if status == 401:
+            self.metadata_token = ""  # it has expired
+        return status, text
 
     def gce_notice(self) -> str:
         """Read whether Compute Engine has preempted this instance."""
@@ -1176,7 +1198,8 @@ def main(arguments: List[str]) -> int:
             return 1
         if install_service(settings, Path("/etc/systemd/system/flux-node-join.service")):
             return 0
-    return run(JoinClient(machine, settings.launch, settings.ticket, settings.silence_max_s))
+    client = JoinClient(machine, settings.launch, settings.ticket, settings.silence_max_s, settings.batch)
+    return run(client)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nodemanager.config.site import Site
-from nodemanager.core.nodes import JoinPhase, LaunchId
+from nodemanager.config.providers.ec2 import identity_certificate
+from nodemanager.config.site import Provider, Site
+from nodemanager.core.nodes import JoinPhase, LaunchId, ProviderId
 from nodemanager.join import flux_node_join
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal, RefusalCode
 from nodemanager.join.connection_limits import (
@@ -43,6 +44,7 @@ from nodemanager.join.connection_limits import (
     allowed_connections,
     use_small_tls_buffers,
 )
+from nodemanager.join.ec2.identity import InstanceIdentities
 from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
 from nodemanager.join.key_material import (
     MaterialError,
@@ -56,11 +58,18 @@ from nodemanager.join.rate_limits import TokenBuckets, network_of
 from nodemanager.join.ticket_store import TicketStore, TicketStoreError
 from nodemanager.join.tickets import KeyUnusableError, read_site_key
 
-REDEEM, FETCH, RENEW, REPORT = "/v1/redeem", "/v1/fetch", "/v1/renew", "/v1/report"
+REDEEM, REDEEM_BATCH, FETCH, RENEW, REPORT = (
+    "/v1/redeem",
+    "/v1/redeem-batch",
+    "/v1/fetch",
+    "/v1/renew",
+    "/v1/report",
+)
 CLIENT = "/v1/flux-node-join"
-PATHS = (REDEEM, FETCH, RENEW, REPORT, CLIENT)
+PATHS = (REDEEM, REDEEM_BATCH, FETCH, RENEW, REPORT, CLIENT)
 BODY_MAX_BYTES = 16_384
 BODY_WITHIN_S = 10.0
+IDENTITY_MAX_CHARS = 12_288  # EC2's documents have about 2,000
 KEEP_ALIVE_S = 5
 STOP_S = 5  # how long running requests may take to finish when the service stops
 CONNECTIONS_PER_REQUEST = 2.0  # how many connections a source may open for each request it may make
@@ -75,6 +84,7 @@ STATUS: Mapping[RefusalCode, int] = {
     RefusalCode.MALFORMED: 400,
     RefusalCode.WRONG: 403,
     RefusalCode.EXPIRED: 403,
+    RefusalCode.UNPROVEN: 403,
     RefusalCode.WRONG_SOURCE: 403,
     RefusalCode.NOT_CURRENT: 404,
     RefusalCode.TOO_SLOW: 408,
@@ -104,16 +114,27 @@ class ServiceNotReady(Exception):
 
 class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+
+class _LaunchBody(_Body):
     launch: _Launch
 
 
-class _Redeem(_Body):
+class _RedeemBatch(_Body):
+    batch: _Launch
+    ticket: _Secret
+    nonce: _Nonce
+    identity: Annotated[str, StringConstraints(max_length=IDENTITY_MAX_CHARS)]
+    instance: _Instance = ""
+
+
+class _Redeem(_LaunchBody):
     ticket: _Secret
     nonce: _Nonce
     instance: _Instance = ""
 
 
-class _Fetch(_Body):
+class _Fetch(_LaunchBody):
     key: _Secret
     instance: _Instance = ""
 
@@ -161,6 +182,7 @@ class JoinApi:
         app = Starlette(
             routes=[
                 Route(REDEEM, self._route(_Redeem, self._redeem), methods=["POST"]),
+                Route(REDEEM_BATCH, self._route(_RedeemBatch, self._redeem_batch), methods=["POST"]),
                 Route(FETCH, self._route(_Fetch, self._fetch), methods=["POST"]),
                 Route(RENEW, self._route(_Renew, self._renew), methods=["POST"]),
                 Route(REPORT, self._route(_Report, self._report), methods=["POST"]),
@@ -184,6 +206,11 @@ class JoinApi:
 
     def _redeem(self, body: _Redeem, source: str) -> Answer:
         return self._admission.redeem(LaunchId(body.launch), body.ticket, body.nonce, source, body.instance)
+
+    def _redeem_batch(self, body: _RedeemBatch, source: str) -> Answer:
+        return self._admission.redeem_batch(
+            body.batch, body.ticket, body.nonce, body.identity, source, body.instance
+        )
 
     def _fetch(self, body: _Fetch, source: str) -> Answer:
         return self._admission.fetch(LaunchId(body.launch), body.key, source, body.instance)
@@ -437,9 +464,20 @@ def make_admission(site: Site) -> JoinAdmission:
             material=material.current,
             store=TicketStore(exchange.ledger),
             wall_at=time.time,
+            instance_in=_identities(site),
         )
     except (MaterialError, KeyUnusableError, TicketStoreError) as error:
         raise ServiceNotReady(str(error)) from error
+
+
+def _identities(site: Site) -> Callable[[str], ProviderId] | None:
+    """Return what reads the identities of instances; None if the site's nodes are created one by one."""
+    if site.cloud.provider is not Provider.EC2 or not (certificate := identity_certificate(site.cloud)):
+        return None
+    try:
+        return InstanceIdentities(certificate).instance_in
+    except ValueError as error:
+        raise ServiceNotReady(f"[Cloud] identity_certificate: {error}") from error
 
 
 async def serve(site: Site) -> None:

@@ -38,6 +38,13 @@ class SiteKey:
         """Return the ticket in a launch's user-data: 64 hexadecimal digits."""
         return self._mac("ticket", launch)
 
+    def batch_ticket(self, batch: str) -> str:
+        """Return the ticket in the user-data of all nodes of a batch: 64 hexadecimal digits.
+
+        It is good for nothing without the proof that its bearer is one of the batch's nodes.
+        """
+        return self._mac("batch", batch)
+
     def lease_key(self, launch: LaunchId, nonce_hash: str) -> str:
         """Return the key of the node that redeemed the ticket with this nonce: 64 hexadecimal digits."""
         return self._mac("lease", launch, nonce_hash)

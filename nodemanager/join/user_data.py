@@ -43,6 +43,11 @@ class JoinUserData:
         values = {**self._values, "LAUNCH": launch, "TICKET": self._key.ticket(launch)}
         return join_script(values, self._client)
 
+    def for_batch(self, batch: str) -> str:
+        """Return the script of all nodes of a batch. Each of them proves its identity to the join service."""
+        values = {**self._values, "BATCH": batch, "TICKET": self._key.batch_ticket(batch)}
+        return join_script(values, self._client)
+
 
 def join_script(values: Mapping[str, str], client: str) -> str:
     """Return the script with these settings. Raises :class:`UserDataError` if it is too large.

@@ -20,7 +20,7 @@ from decimal import Decimal
 from math import inf
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState
+from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState, launch_id
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -419,10 +419,15 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
 
 
 def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int]:
-    """How many creates and destroys may still be sent to each cloud."""
-    sent = calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY)
-    counts = Counter(policy.cloud_of(node.launch) for node in sent)
-    return {it: policy.calls_of(it).calls_in_flight_max - counts[it] for it in policy.cloud_names}
+    """How many more nodes of each cloud may be created, or destroyed if that takes a call for each."""
+    creates = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.CREATE))
+    destroys = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.DESTROY))
+    left = {}
+    for cloud in policy.cloud_names:
+        calls = policy.calls_of(cloud)
+        most = calls.calls_in_flight_max * calls.nodes_per_create
+        left[cloud] = most - creates[cloud] - (destroys[cloud] if calls.nodes_per_destroy == 1 else 0)
+    return left
 
 
 def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
@@ -513,8 +518,8 @@ def _boot_order(
 ) -> BootNode:
     """``prepaid``: how many further nodes of each type cost nothing; updated."""
     slot = purchase.place[0]
-    launch_id = LaunchId(f"{slot}-{int(snapshot.wall_at * 1000):x}")
-    launch = new_launch(launch_id, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
+    id_ = launch_id(slot, f"{int(snapshot.wall_at * 1000):x}")
+    launch = new_launch(id_, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
     if prepaid.get(launch.type_name, 0) > 0:
         prepaid[launch.type_name] -= 1
         launch = replace(launch, prepaid=True)

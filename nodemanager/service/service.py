@@ -61,7 +61,7 @@ from nodemanager.web.api.control import ReloadRefused
 from nodemanager.web.state.token import TokenError
 
 if TYPE_CHECKING:
-    from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
     from nodemanager.cloud.minicluster.port import SizeService
     from nodemanager.flux.instance import RealFlux
     from nodemanager.service.floors import Floors
@@ -174,13 +174,24 @@ def policy_of(site: Site) -> Policy:
         limits=_settings(Limits, site.limits),
         timing=_settings(Timing, site.timing),
         rules=_settings(Rules, site.policy),
-        calls=_settings(Calls, site.cloud),
+        calls=_calls(site),
         upkeep=_upkeep(site),
         budgets=site.budget.limits,
         observed=site.observed_types if site.acts else frozenset(),
         bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
         stacked=site.cloud.provider is Provider.MINICLUSTER,
+    )
+
+
+def _calls(site: Site) -> Calls:
+    cloud = site.cloud
+    return Calls(
+        cloud.call_timeout_s,
+        cloud.calls_in_flight_max,
+        *site.create_rate,
+        nodes_per_create=cloud.nodes_per_call if site.batches else 1,
+        nodes_per_destroy=cloud.nodes_per_call if cloud.provider is Provider.EC2 else 1,
     )
 
 
@@ -297,7 +308,8 @@ def make_ports(
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:
-        cloud = cloud_factory(site, _user_data(site), clock, size_service(site))
+        user_data, batch_script = _user_data(site)
+        cloud = cloud_factory(site, user_data, clock, size_service(site), batch_script)
         news = cloud_watch(site, clock)
     except CloudError as error:
         raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
@@ -366,8 +378,8 @@ def _exchange(site: Site) -> Callable[[], JoinPort]:
     return lambda: FileExchange(ExchangePaths(site.join.material_dir))
 
 
-def _user_data(site: Site) -> UserDataSource:
-    """Return the function that makes each node's user-data, the script it runs at boot."""
+def _user_data(site: Site) -> tuple[UserDataSource, BatchScript | None]:
+    """Return the functions that make the user-data, the script that a node runs at boot: of a node, of a batch."""
     if site.flux.join is JoinMethod.SERVICE:
         from nodemanager.join import user_data  # noqa: PLC0415
 
@@ -375,8 +387,8 @@ def _user_data(site: Site) -> UserDataSource:
             scripts = user_data.JoinUserData(site)
         except user_data.UserDataError as error:
             raise NodesCannotJoin(str(error)) from error
-        return lambda launch, _: scripts(launch.id)
-    return lambda launch, _: _bootstrap_script(site, launch)
+        return lambda launch, _: scripts(launch.id), scripts.for_batch
+    return lambda launch, _: _bootstrap_script(site, launch), None
 
 
 def _open_run_folder(site: Site) -> None:

@@ -150,6 +150,12 @@ class CloudSubject(ABC):
         yield
 
     @contextmanager
+    def room_for(self, count: int) -> Iterator[None]:
+        """Meanwhile there is capacity for so many nodes."""
+        _lacks(f"have capacity for {count} nodes only")
+        yield
+
+    @contextmanager
     def at_quota(self) -> Iterator[None]:
         _lacks("run into a quota")
         yield
@@ -295,6 +301,12 @@ class SimulatedSubject(CloudSubject):
         self.provider.faults.p_lost_reply = 1.0
         yield
         self.provider.faults.p_lost_reply = 0.0
+
+    @contextmanager
+    def room_for(self, count: int) -> Iterator[None]:
+        self.provider.faults.capacity = count
+        yield
+        self.provider.faults.capacity = None
 
     @contextmanager
     def out_of_capacity(self) -> Iterator[None]:

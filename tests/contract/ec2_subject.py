@@ -29,7 +29,12 @@ def a_driver(front: MotoFront) -> Ec2Driver:
 
 
 def a_cloud(front: MotoFront, cluster: str = CLUSTER, cluster_uuid: str = CLUSTER_UUID) -> Ec2Cloud:
-    return Ec2Cloud(a_driver(front), cluster, cluster_uuid, a_script, SystemClock(), {})
+    driver, clock = a_driver(front), SystemClock()
+    return Ec2Cloud(driver, cluster, cluster_uuid, a_script, clock, {}, batch_script=a_batch_script)
+
+
+def a_batch_script(stamp: str) -> str:
+    return f"#!/bin/sh\n# {stamp}\nexec sleep 3600\n"
 
 
 class Ec2Subject(CloudSubject):
@@ -80,6 +85,12 @@ class Ec2Subject(CloudSubject):
     def at_quota_of(self, size: str) -> Iterator[None]:
         with self._with_fault(Fault("RunInstances", "VcpuLimitExceeded", size=size, times=1_000)):
             yield
+
+    @contextmanager
+    def room_for(self, count: int) -> Iterator[None]:
+        self.front.capacity = count
+        yield
+        self.front.capacity = None
 
     @contextmanager
     def out_of_capacity(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId, JobResult, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.orders import CloudEffect, CreateNode
-from nodemanager.core.ports import CloudError, CloudPort, SizedCloudPort
+from nodemanager.core.ports import BatchCloudPort, CloudError, CloudPort, SizedCloudPort
 from nodemanager.core.slots import NodeType, Rank
 from nodemanager.planner.cost import billing
 from nodemanager.planner.health.node_health import KILLS_MAX
@@ -217,18 +217,6 @@ class WatchedCloud:
         self.witness.step()
         return node
 
-    def resize(self, orders: Sequence[CloudEffect]) -> Sequence[CloudNode | CloudError | None]:
-        self.witness.step()
-        for order in orders:
-            if isinstance(order, CreateNode):
-                self.invariants.check_create(order.launch)
-            else:
-                self.invariants.check_destroy(order.provider_id)
-        answers = cast("SizedCloudPort", self.port).resize(orders)
-        self.witness.note_nodes([it for it in answers if isinstance(it, CloudNode)])
-        self.witness.step()
-        return answers
-
     def list_nodes(self) -> tuple[CloudNode, ...]:
         nodes = self.port.list_nodes()
         self.witness.note_list(nodes)
@@ -242,6 +230,43 @@ class WatchedCloud:
 
     def sweep(self) -> tuple[Leftover, ...]:
         return self.port.sweep()
+
+
+class WatchedStack(WatchedCloud):
+    """The watched port of a provider that has only a number of nodes."""
+
+    def resize(self, orders: Sequence[CloudEffect]) -> Sequence[CloudNode | CloudError | None]:
+        self.witness.step()
+        for order in orders:
+            if isinstance(order, CreateNode):
+                self.invariants.check_create(order.launch)
+            else:
+                self.invariants.check_destroy(order.provider_id)
+        answers = cast("SizedCloudPort", self.port).resize(orders)
+        self.witness.note_nodes([it for it in answers if isinstance(it, CloudNode)])
+        self.witness.step()
+        return answers
+
+
+class WatchedBatches(WatchedCloud):
+    """The watched port of a provider that creates and destroys several nodes by one call."""
+
+    def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
+        self.witness.step()
+        for launch in launches:
+            self.invariants.check_create(launch)
+        answers = cast("BatchCloudPort", self.port).create_many(launches, node_type)
+        self.witness.note_nodes([it for it in answers if isinstance(it, CloudNode)])
+        self.witness.step()
+        return answers
+
+    def destroy_many(self, provider_ids: Sequence[ProviderId]) -> Sequence[CloudError | None]:
+        self.witness.step()
+        for provider_id in provider_ids:
+            self.invariants.check_destroy(provider_id)
+        answers = cast("BatchCloudPort", self.port).destroy_many(provider_ids)
+        self.witness.step()
+        return answers
 
 
 class WatchedFlux(SimulatedFluxPort):

@@ -74,6 +74,8 @@ SHAPES = (
 )
 
 
+BATCHES_EVERY = 4  # of so many seeds one creates its nodes in batches
+
 # The site of a run with a MiniCluster: six pods, all alike.
 PODS = (NodeType(TypeName("pod"), "pod", 4, 0, 2**34, Decimal("0.20"), Billing(1.0), _slots("pod", 6)),)
 POD_SLOTS = tuple(Slot(slot, Rank(rank), PODS[0].name) for rank, slot in enumerate(PODS[0].slots, start=1))
@@ -109,6 +111,11 @@ def healthy_cloud() -> CloudFaults:
     )
 
 
+def nodes_per_call(script: Script) -> int:
+    """Return how many nodes one call creates: in every fourth run several, few enough to need a second call."""
+    return 4 if script.seed % BATCHES_EVERY == BATCHES_EVERY - 2 and not script.stacked else 1
+
+
 def chaos_policy(script: Script) -> Policy:
     """Return the policy of a script's site, with short timeouts."""
     monthly = script.budget
@@ -130,7 +137,7 @@ def chaos_policy(script: Script) -> Policy:
             safe_mode_max_s=300.0,
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
-        calls=Calls(call_timeout_s=15.0, calls_in_flight_max=2),
+        calls=Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script)),
         # Half of the seeds consolidate.
         upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX), consolidate=script.seed % 2 == 1),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),

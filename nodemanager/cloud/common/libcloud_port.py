@@ -40,11 +40,15 @@ TAG_LAUNCH = "fnm:launch"
 TAG_SLOT = "fnm:slot"
 TAG_TYPE = "fnm:type"
 TAG_MADE_FROM = "fnm:made-from"  # nodes of earlier versions have none
+# Instead of launch and slot, for nodes created by one call, which carry the same tags.
+TAG_BATCH = "fnm:batch"
+TAG_SLOTS = "fnm:slots"
 
 USER_DATA_MAX_BYTES = 16_384  # EC2's limit, the lowest of all providers
 _DETAIL_MAX_CHARS = 500
 
 UserDataSource = Callable[[Launch, NodeType], str]
+BatchScript = Callable[[str], str]  # the user-data of the nodes of one plan, by its stamp
 
 # EC2's error codes; the message reads "Code: text". The code is more specific than the HTTP status.
 _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
@@ -215,13 +219,7 @@ def node_request(
     launch: Launch, node_type: NodeType, cluster: str, cluster_uuid: str, user_data_of: UserDataSource
 ) -> NodeRequest:
     """Build the request for a launch's node. Raises :class:`CloudError` if the user-data is too large."""
-    user_data = user_data_of(launch, node_type)
-    size_bytes = len(user_data.encode())
-    if size_bytes > USER_DATA_MAX_BYTES:
-        raise CloudError(
-            FailureKind.CONFIG,
-            f"the user-data of {launch.slot} has {size_bytes} bytes; providers accept {USER_DATA_MAX_BYTES}",
-        )
+    user_data = checked_user_data(user_data_of(launch, node_type), launch.slot)
     tags = {
         TAG_CLUSTER: cluster,
         TAG_CLUSTER_UUID: cluster_uuid,
@@ -233,6 +231,17 @@ def node_request(
         tags[TAG_MADE_FROM] = launch.made_from
     name = f"{cluster}-{launch.slot}"
     return NodeRequest(name, node_type, launch.client_token, tags, user_data, launch.zone, launch.group)
+
+
+def checked_user_data(user_data: str, whose: str) -> str:
+    """Return the user-data. Raises :class:`CloudError` if it is too large."""
+    size_bytes = len(user_data.encode())
+    if size_bytes > USER_DATA_MAX_BYTES:
+        raise CloudError(
+            FailureKind.CONFIG,
+            f"the user-data of {whose} has {size_bytes} bytes; providers accept {USER_DATA_MAX_BYTES}",
+        )
+    return user_data
 
 
 def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from nodemanager.cloud.common.libcloud_port import UserDataSource
+from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
 from nodemanager.cloud.ec2.credentials import KeySource, key_source
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
@@ -16,10 +16,12 @@ from nodemanager.core.ports import Clock, CloudPort
 from nodemanager.core.slots import TypeName
 
 
-def ec2_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
+def ec2_factory(
+    site: Site, user_data: UserDataSource, clock: Clock, batch_script: BatchScript | None = None
+) -> Callable[[], CloudPort]:
     """Return a factory of ports. All ports share one source of keys, so a role's keys are fetched once."""
     keys = key_source(site.credentials, os.environ, clock)
-    return lambda: _make_port(site, user_data, clock, keys)
+    return lambda: _make_port(site, user_data, clock, keys, batch_script)
 
 
 def ec2_cloud(site: Site, user_data: UserDataSource, clock: Clock) -> Ec2Cloud:
@@ -27,7 +29,9 @@ def ec2_cloud(site: Site, user_data: UserDataSource, clock: Clock) -> Ec2Cloud:
     return _make_port(site, user_data, clock, key_source(site.credentials, os.environ, clock))
 
 
-def _make_port(site: Site, user_data: UserDataSource, clock: Clock, keys: KeySource) -> Ec2Cloud:
+def _make_port(
+    site: Site, user_data: UserDataSource, clock: Clock, keys: KeySource, batch_script: BatchScript | None = None
+) -> Ec2Cloud:
     timeout_s = site.cloud.call_timeout_s
     driver = Ec2Driver(endpoint_of(site.cloud.region, site.cloud.endpoint), keys, timeout_s=timeout_s)
     placements = placements_of(site)
@@ -40,6 +44,7 @@ def _make_port(site: Site, user_data: UserDataSource, clock: Clock, keys: KeySou
         placements,
         call_timeout_s=timeout_s,
         needs_groups=site.needs_groups,
+        batch_script=batch_script,
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from xml.etree.ElementTree import Element
 
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
@@ -15,11 +17,15 @@ from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
     TAG_CLUSTER,
     TAG_CLUSTER_UUID,
+    BatchScript,
+    NodeRequest,
     UserDataSource,
+    checked_user_data,
     classify,
     node_request,
     refuse_late_create,
 )
+from nodemanager.cloud.ec2.batch_tags import fits_tags, tags_of_batch
 from nodemanager.cloud.ec2.driver import Action, Ec2Driver
 from nodemanager.cloud.ec2.health import Ec2Health
 from nodemanager.cloud.ec2.replies import (
@@ -28,6 +34,7 @@ from nodemanager.cloud.ec2.replies import (
     leftover_addresses,
     leftover_interfaces,
     leftover_volumes,
+    living_owners,
     malformed_reply,
     nodes_in,
     placement_groups,
@@ -35,13 +42,24 @@ from nodemanager.cloud.ec2.replies import (
     text_in,
 )
 from nodemanager.cloud.ec2.run_instances import Ec2Placement, create_placement_group, run_instances
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
+from nodemanager.core.nodes import (
+    Batch,
+    CloudNode,
+    FailureKind,
+    Launch,
+    Leftover,
+    LeftoverKind,
+    ProviderId,
+    batch_of,
+)
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
 
 # A throttled call does not say how long to wait. EC2's token buckets refill within some tens of seconds.
 THROTTLED_WAIT_S = 2.0
 THROTTLED_WAIT_MAX_S = 60.0
+
+DESTROY_CALLS_MAX = 32  # for one list; enough to find one culprit among thousands
 
 # The code with which EC2 refuses a dry run that would have succeeded.
 _WOULD_SUCCEED = "DryRunOperation"
@@ -61,7 +79,7 @@ _REMOVALS: Mapping[LeftoverKind, tuple[Action, str]] = {
 
 
 class Ec2Cloud:
-    """The cloud port of one account, region and cluster (:class:`nodemanager.core.ports.CloudPort`).
+    """The cloud port of one account, region and cluster (:class:`nodemanager.core.ports.BatchCloudPort`).
 
     It lists only instances tagged with the cluster's name, and never queries those of the account's other users.
     """
@@ -77,6 +95,7 @@ class Ec2Cloud:
         *,
         call_timeout_s: float = 60.0,
         needs_groups: bool = False,
+        batch_script: BatchScript | None = None,
     ) -> None:
         """``needs_groups``: whether nodes of any type are created in placement groups."""
         self._driver = driver
@@ -86,6 +105,7 @@ class Ec2Cloud:
         self._clock = clock
         self._placements = placements
         self._call_timeout_s = call_timeout_s
+        self._batch_script = batch_script
         self._disks: dict[str, tuple[Disk, ...]] = {}
         self._sweeper = LeftoverSweeper()
         self._needs_groups = needs_groups
@@ -119,6 +139,46 @@ class Ec2Cloud:
                 raise
         return group
 
+    def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
+        """Create the nodes of a batch by one call, or as many as EC2 has. Raises :class:`CloudError`."""
+        batch = batch_of(launches)
+        if not fits_tags(batch):
+            return self._in_halves(launches, node_type)
+        started_s = self._clock.monotonic_s()
+        parameters = self._batch_parameters(batch, launches, node_type)
+
+        def run(_: str) -> list[CloudNode]:
+            refuse_late_create(self._clock, started_s, self._call_timeout_s)
+            return self._run_batch(parameters, launches)
+
+        created = {
+            node.identity.launch: node for node in self._groups.create_in(launches[0].group, run) if node.identity
+        }
+        short = CloudError(
+            FailureKind.CAPACITY, f"EC2 created {len(created)} of {len(launches)} instances: it had no more"
+        )
+        return [created.get(launch.id, short) for launch in launches]
+
+    def _run_batch(self, parameters: Mapping[str, str], launches: Sequence[Launch]) -> list[CloudNode]:
+        with self._as_cloud_errors(creating=True):
+            made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
+            known = {node.identity.launch for node in made if node.identity is not None}
+            if not made or len(known) != len(made) or not known <= {launch.id for launch in launches}:
+                raise malformed_reply(
+                    f"{len(launches)} instances were requested, and the reply has {len(made)}, of which"
+                    f" {len(known)} have an index of their own"
+                )
+        return made
+
+    def _in_halves(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
+        """Create a batch by two calls. The second is not made if the first one fails."""
+        middle = len(launches) // 2
+        first = self.create_many(launches[:middle], node_type)
+        try:
+            return [*first, *self.create_many(launches[middle:], node_type)]
+        except CloudError as error:
+            return [*first, *(error for _ in launches[middle:])]
+
     def dry_run(self, launch: Launch, node_type: NodeType) -> None:
         """Ask EC2 whether it would create the node of a launch. Raises :class:`CloudError` if it would not."""
         parameters = {**self._parameters(launch, node_type), "DryRun": "true"}
@@ -142,16 +202,32 @@ class Ec2Cloud:
         placement = self._placements.get(node_type.name, Ec2Placement())
         return run_instances(request, placement, self._disks_of(node_type.image))
 
+    def _batch_parameters(self, batch: Batch, launches: Sequence[Launch], node_type: NodeType) -> dict[str, str]:
+        if self._batch_script is None:
+            raise ValueError("this site's nodes cannot be told apart, so each is created by itself")
+        first = launches[0]
+        tokens = "\n".join(launch.client_token for launch in launches)
+        request = NodeRequest(
+            name=f"{self._cluster}-{node_type.name}",
+            node_type=node_type,
+            client_token=hashlib.sha256(tokens.encode()).hexdigest(),
+            tags=tags_of_batch(batch, self._cluster, self._cluster_uuid, node_type.name, first.made_from),
+            user_data=checked_user_data(self._batch_script(batch.stamp), f"batch {batch.stamp}"),
+            zone=first.zone,
+            group=first.group,
+        )
+        placement = self._placements.get(node_type.name, Ec2Placement())
+        return run_instances(request, placement, self._disks_of(node_type.image), len(launches))
+
     def list_nodes(self) -> tuple[CloudNode, ...]:
         """Return every instance tagged with the cluster's name. Raises :class:`CloudError`."""
         with self._as_cloud_errors():
-            listed = [
-                node
-                for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tag_filter(TAG_CLUSTER, self._cluster))
-                for reservation in set_in(page, "reservationSet")
-                for node in nodes_in(reservation)
-            ]
+            listed = [node for reservation in self._reservations() for node in nodes_in(reservation)]
         return tuple(self._with_health(listed))
+
+    def _reservations(self) -> Iterator[Element]:
+        for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tag_filter(TAG_CLUSTER, self._cluster)):
+            yield from set_in(page, "reservationSet")
 
     def _with_health(self, nodes: Iterable[CloudNode]) -> Iterator[CloudNode]:
         impaired = self._health.impaired()
@@ -166,6 +242,44 @@ class Ec2Cloud:
             reply = self._driver.call(Action.TERMINATE_INSTANCES, {"InstanceId.1": provider_id})
             if provider_id not in {text_in(item, "instanceId") for item in set_in(reply, "instancesSet")}:
                 raise malformed_reply(f"it does not mention {provider_id}, which was to be terminated")
+
+    def destroy_many(self, provider_ids: Sequence[ProviderId]) -> Sequence[CloudError | None]:
+        """Terminate instances by one call. Raises :class:`CloudError` if it fails for a reason common to all.
+
+        EC2 refuses a whole list because of one instance in it. The halves of such a list are tried by themselves,
+        in a limited number of calls.
+        """
+        answers: dict[ProviderId, CloudError | None] = {}
+        lists = [[id_ for id_ in provider_ids if _INSTANCE_ID.fullmatch(id_)]]  # EC2 would reject any other id
+        refused: CloudError | None = None
+        for _ in range(DESTROY_CALLS_MAX):
+            ids = lists.pop(0) if lists else []
+            if not ids:
+                break
+            try:
+                answers |= self._destroy_list(ids)
+            except CloudError as error:
+                if error.kind not in (FailureKind.GONE, FailureKind.CONFIG):
+                    if not answers:
+                        raise
+                    return [
+                        answers.get(id_, error) if _INSTANCE_ID.fullmatch(id_) else None for id_ in provider_ids
+                    ]
+                if len(ids) == 1:
+                    answers[ids[0]] = None if error.kind is FailureKind.GONE else error
+                else:
+                    refused = error
+                    lists += [ids[: len(ids) // 2], ids[len(ids) // 2 :]]
+        untried = dict.fromkeys((id_ for ids in lists for id_ in ids), refused)
+        return [(answers | untried).get(id_) for id_ in provider_ids]
+
+    def _destroy_list(self, ids: Sequence[ProviderId]) -> dict[ProviderId, CloudError | None]:
+        with self._as_cloud_errors():
+            asked = {f"InstanceId.{number}": id_ for number, id_ in enumerate(ids, start=1)}
+            reply = self._driver.call(Action.TERMINATE_INSTANCES, asked)
+            accepted = {text_in(item, "instanceId") for item in set_in(reply, "instancesSet")}
+        missing = CloudError(FailureKind.TRANSIENT, "the reply does not mention this instance")
+        return {id_: None if id_ in accepted else missing for id_ in ids}
 
     def sweep(self) -> tuple[Leftover, ...]:
         """Delete the leftovers that two sweeps in a row found, and return them."""
@@ -187,13 +301,11 @@ class Ec2Cloud:
         groups = groups_if_allowed(lambda: self._list_groups(ours), needed=self._needs_groups)
         if not left and not groups:
             return frozenset()
-        nodes = self.list_nodes()
-        live_launches = {
-            node.identity.launch
-            for node in nodes
-            if node.identity is not None and node.state is not CloudState.TERMINATED
-        }
-        unused = frozenset(leftover for leftover in left if leftover.launch not in live_launches)
+        with self._as_cloud_errors():
+            reservations = list(self._reservations())
+            live = {owner for reservation in reservations for owner in living_owners(reservation)}
+            nodes = [node for reservation in reservations for node in nodes_in(reservation)]
+        unused = frozenset(leftover for leftover in left if leftover.launch not in live)
         return unused | unused_groups(groups, nodes)
 
     def _list_groups(self, ours: Mapping[str, str]) -> Mapping[str, str]:

@@ -17,6 +17,7 @@ from libcloud.common.types import MalformedResponseError
 from libcloud.compute.drivers.ec2 import NAMESPACE
 
 from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, identity_from_tags
+from nodemanager.cloud.ec2.batch_tags import batch_from_tags, identity_in_batch
 from nodemanager.core.nodes import CloudNode, CloudState, LaunchId, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.slots import Market
 
@@ -24,7 +25,7 @@ _NS = f"{{{NAMESPACE}}}"
 _SHOWN_MAX_CHARS = 200
 
 # Built once, because parsing a list looks them up ten thousand times.
-_ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE, _TYPE = (
+_ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE, _TYPE, _INDEX = (
     _NS + name
     for name in (
         "instanceId",
@@ -36,6 +37,7 @@ _ID, _STATE, _NAME, _TAGS, _KEY, _VALUE, _LAUNCH_TIME, _LIFECYCLE, _TYPE = (
         "launchTime",
         "instanceLifecycle",
         "instanceType",
+        "amiLaunchIndex",
     )
 )
 _ADDRESSES = tuple(_NS + name for name in ("ipAddress", "privateIpAddress", "ipv6Address"))
@@ -146,10 +148,11 @@ def node_from_instance(item: Element) -> CloudNode:
     if not provider_id or not state:
         raise malformed_reply("it has an instance without an id or a state")
     spot = item.findtext(_LIFECYCLE) == "spot"
+    tags = tags_in(item)
     return CloudNode(
         provider_id=ProviderId(provider_id),
         state=_STATES.get(state, CloudState.RUNNING),
-        identity=identity_from_tags(tags_in(item)),
+        identity=identity_in_batch(tags, item.findtext(_INDEX) or "") or identity_from_tags(tags),
         created_at=_parse_time(item.findtext(_LAUNCH_TIME)),
         addresses=tuple(address for name in _ADDRESSES if (address := item.findtext(name))),
         died_because="" if state in _ALIVE else _end_reason(item),
@@ -215,10 +218,28 @@ def placement_groups(root: Element) -> Iterator[str]:
 
 
 def _tagged_leftover(kind: LeftoverKind, provider_id: str, item: Element) -> Iterator[Leftover]:
-    """Yield the leftover only if a tag names its launch: without the launch, its node may still exist."""
-    launch = tags_in(item).get(TAG_LAUNCH)
+    """Yield the leftover only if tags name its launch: without the launch, its node may still exist."""
+    launch = owner_in(tags_in(item))
     if provider_id and launch:
-        yield Leftover(kind, ProviderId(provider_id), LaunchId(launch))
+        yield Leftover(kind, ProviderId(provider_id), launch)
+
+
+def owner_in(tags: Mapping[str, str]) -> LaunchId | None:
+    """Return the launch that an instance and what was created with it belong to.
+
+    For all of a batch it is the batch's first launch: their tags do not tell them apart.
+    """
+    batch = batch_from_tags(tags)
+    launch = batch.launch(0) if batch is not None else tags.get(TAG_LAUNCH)
+    return LaunchId(launch) if launch else None
+
+
+def living_owners(reservation: Element) -> Iterator[LaunchId]:
+    """Yield the owner of each instance of a reservation that is not terminated."""
+    for item in set_in(reservation, "instancesSet"):
+        owner = owner_in(tags_in(item))
+        if owner is not None and node_from_instance(item).state is not CloudState.TERMINATED:
+            yield owner
 
 
 # --- images -----------------------------------------------------------------------------------------------

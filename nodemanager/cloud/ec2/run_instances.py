@@ -39,16 +39,19 @@ class Ec2Placement:
     instance_profile: str = ""
 
 
-def run_instances(request: NodeRequest, placement: Ec2Placement, disks: Sequence[Disk]) -> dict[str, str]:
-    """Return the parameters that create one node. ``disks`` are the volumes that its image defines.
+def run_instances(
+    request: NodeRequest, placement: Ec2Placement, disks: Sequence[Disk], count: int = 1
+) -> dict[str, str]:
+    """Return the parameters that create ``count`` nodes, or as many of them as EC2 has, but at least one.
 
-    The same request always gives the same parameters: EC2 refuses a repeated token with other parameters.
+    ``disks`` are the volumes that the image defines. The same request always gives the same parameters: EC2 refuses
+    a repeated token with other parameters.
     """
     return {
         "ImageId": request.node_type.image,
         "InstanceType": request.node_type.size,
         "MinCount": "1",
-        "MaxCount": "1",
+        "MaxCount": str(count),
         "ClientToken": client_token(request.client_token),
         "UserData": base64.b64encode(request.user_data.encode()).decode(),
         # A node ends its own cost by powering off, even if the manager is gone.

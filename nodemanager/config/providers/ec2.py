@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from nodemanager.config.providers.ec2_identity import certificates
 from nodemanager.config.text import credentials
 from nodemanager.config.text.ini import Document, Fault, nearest_name
 from nodemanager.config.text.settings import CloudSettings, NodeSettings
@@ -30,6 +31,16 @@ def subnets_of(node: NodeSettings, cloud: CloudSettings) -> dict[str, str]:
     return {zone: subnets[zone] for zone in zones if zone in subnets}
 
 
+def identity_certificate(cloud: CloudSettings) -> str:
+    """Return the certificate, as PEM, that proves the identity of the nodes; "" if none is known.
+
+    Raises ``OSError`` if the site names a file that cannot be read.
+    """
+    if cloud.identity_certificate is not None:
+        return cloud.identity_certificate.read_text(encoding="ascii", errors="replace")
+    return "" if cloud.endpoint else certificates().get(cloud.region, "")
+
+
 def faults(document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]) -> Iterator[Fault]:
     """Find what EC2 would refuse later, at a create."""
     if not cloud.region:
@@ -39,6 +50,10 @@ def faults(document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, No
     for name, node in nodes.items():
         yield from _node_faults(document, name, node, cloud)
     yield from _credential_faults(document)
+    try:
+        identity_certificate(cloud)
+    except OSError as error:
+        yield document.fault("Cloud", "identity_certificate", f"cannot be read: {error.strerror}")
 
 
 def _node_faults(document: Document, name: TypeName, node: NodeSettings, cloud: CloudSettings) -> Iterator[Fault]:

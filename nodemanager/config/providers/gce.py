@@ -13,7 +13,7 @@ from nodemanager.config.text.settings import CloudSettings
 _NAME = "Google Compute Engine"
 _UNSUPPORTED = (
     "region", "security_groups", "key_name", "auth_url", "microversion", "config_drive", "resource_group",
-    "ssh_public_key",
+    "ssh_public_key", "nodes_per_call", "identity_certificate",
 )  # fmt: skip
 _IMAGE = re.compile(r"(projects/[a-z0-9.:-]+/)?global/images/(family/)?[a-z0-9-]+", re.ASCII)
 _NETWORK = re.compile(

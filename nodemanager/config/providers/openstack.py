@@ -11,6 +11,7 @@ from nodemanager.config.text.settings import CloudSettings
 
 MICROVERSION_LEAST = (2, 52)  # needed for tags in a create; since 2.37 networks must be named
 
+_UNSUPPORTED = ("project", "resource_group", "ssh_public_key", "nodes_per_call", "identity_certificate")
 _NAME = "OpenStack"
 _USER = ("username", "password", "project")
 _APPLICATION_CREDENTIAL = ("application_credential_id", "application_credential_secret")
@@ -25,9 +26,7 @@ def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[F
     needed = {"image": "an image, by id or name", "network": "networks, by id or name; separate several by commas"}
     yield from common.missing_node_keys(document, cloud, nodes, needed)
     yield from common.unsupported_spot(document, nodes, _NAME)
-    yield from common.unsupported_keys(
-        document, cloud, nodes, ("project", "resource_group", "ssh_public_key"), _NAME
-    )
+    yield from common.unsupported_keys(document, cloud, nodes, _UNSUPPORTED, _NAME)
     major, _, minor = cloud.microversion.partition(".")
     if (int(major), int(minor)) < MICROVERSION_LEAST:
         yield document.fault(

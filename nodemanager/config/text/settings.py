@@ -579,6 +579,8 @@ class CloudSettings(SectionSettings):
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
+    nodes_per_call: Annotated[int, _whole(1, 1000)] = 500
+    identity_certificate: Annotated[Path | None, ValueFormat("a path", _path)] = None
     boot_delay_s: _Duration = Field(default=0.0, validation_alias="boot_delay")
     call_timeout_s: _Period = Field(default=60.0, validation_alias="call_timeout")
 

@@ -196,4 +196,10 @@ def _apply_create_failure(snapshot: Snapshot, node: Node, fact: CloudCallFailed,
     if allows(node, Event.DISPROVED):
         node = replace(move(node, Event.DISPROVED, snapshot.now_s), retry_s=0.0, tries=0)
     snapshot = with_nodes(snapshot, {node.id: node})
+    cloud = policy.cloud_of(node.launch)
+    if fact.kind is FailureKind.THROTTLED and policy.calls_of(cloud).nodes_per_create > 1:
+        # The provider counts nodes, and its bucket has fewer left than were asked for. From now on creates come no
+        # faster than it refills, so the next call is smaller and is not throttled too.
+        account = replace(snapshot.account_of(cloud), create_credit=0.0, create_credit_s=snapshot.now_s)
+        snapshot = snapshot.with_account(cloud, account)
     return apply_refusal(snapshot, node, fact.kind, fact.detail, policy, fact.retry_after_s, fact.quota_scope)

@@ -109,6 +109,8 @@ class Calls:
     calls_in_flight_max: int = 8
     creates_per_s: float = 5.0
     creates_burst: int = 20
+    nodes_per_create: int = 1  # how many nodes one call may create
+    nodes_per_destroy: int = 1
 
 
 @dataclass(frozen=True)

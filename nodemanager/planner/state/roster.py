@@ -28,4 +28,5 @@ def _entry(node: Node, policy: Policy) -> RosterEntry:
         may_start=node.state is not NodeState.STOPPING,
         online=node.rank is not None and node.rank.online,
         addresses=node.cloud.addresses if node.cloud is not None else (),
+        provider_id=node.cloud.provider_id if node.cloud is not None and node.state in JOINING else None,
     )

@@ -6,8 +6,9 @@ A :class:`SimulatedProvider` is one account. Each :class:`SimulatedCloud` is one
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 from nodemanager.core.nodes import (
@@ -21,6 +22,7 @@ from nodemanager.core.nodes import (
     LeftoverKind,
     ProviderId,
     QuotaScope,
+    batch_of,
 )
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType, TypeName
@@ -76,6 +78,7 @@ class SimulatedProvider:
         self._draws = world.draws_for("cloud")
         self._machines: dict[ProviderId, Machine] = {}
         self._by_token: dict[str, ProviderId] = {}
+        self._by_batch_token: dict[str, tuple[CloudNode | CloudError, ...]] = {}
         self._bill_lines: list[BillLine] = []
         self._created = 0
         self._groups: dict[str, str] = {}  # each placement group, with its cluster's UUID
@@ -170,6 +173,41 @@ class SimulatedProvider:
             self._maybe_lose_reply("create")
             return machine.node
 
+    def create_many(
+        self, launches: Sequence[Launch], node_type: NodeType, identities: Sequence[Identity]
+    ) -> list[CloudNode | CloudError]:
+        """Create as many of the nodes as capacity and quota allow, by one call. One fault concerns all of them."""
+        with self._world.lock:
+            self._maybe_refuse("create")
+            self._maybe_throttle("create")
+            if self.faults.refuse_creates is not None:
+                raise CloudError(
+                    self.faults.refuse_creates, f"create {launches[0].id}: refused until somebody acts"
+                )
+            self._maybe_refuse_ambiguously("create")
+            token = " ".join(launch.client_token for launch in launches)
+            if self.faults.idempotent and token in self._by_batch_token:
+                return [self._as_it_is_now(answer) for answer in self._by_batch_token[token]]
+            answers: list[CloudNode | CloudError] = []
+            refusal: CloudError | None = None
+            for identity in identities:
+                try:
+                    if refusal is None:
+                        self._check_capacity(node_type)
+                except CloudError as error:
+                    refusal = error
+                if refusal is not None:
+                    answers.append(refusal)
+                    continue
+                machine = self._add_machine(identity, "", node_type)
+                self._world.after(self._draw(self.faults.boot_delay_s), partial(self._run, machine))
+                answers.append(machine.node)
+            if isinstance(answers[0], CloudError):
+                raise answers[0]  # nothing was created
+            self._by_batch_token[token] = tuple(answers)
+            self._maybe_lose_reply("create")
+            return answers
+
     def list_nodes(self) -> tuple[CloudNode, ...]:
         with self._world.lock:
             self._maybe_refuse("list")
@@ -192,6 +230,22 @@ class SimulatedProvider:
             machine = self._machines.get(provider_id)
             if machine is not None and not self._happens(self.faults.p_destroy_ignored):
                 self._stop(machine)
+            self._maybe_lose_reply("destroy")
+
+    def _as_it_is_now(self, answer: CloudNode | CloudError) -> CloudNode | CloudError:
+        machine = self._machines.get(answer.provider_id) if isinstance(answer, CloudNode) else None
+        return answer if machine is None else machine.node
+
+    def destroy_many(self, provider_ids: Sequence[ProviderId]) -> None:
+        with self._world.lock:
+            self._maybe_refuse("destroy")
+            self._maybe_throttle("destroy")
+            self._maybe_fail_transiently("destroy")
+            self._maybe_refuse_ambiguously("destroy")
+            for provider_id in provider_ids:
+                machine = self._machines.get(provider_id)
+                if machine is not None and not self._happens(self.faults.p_destroy_ignored):
+                    self._stop(machine)
             self._maybe_lose_reply("destroy")
 
     # --- a node's life ---
@@ -377,7 +431,7 @@ class SimulatedProvider:
 
 
 class SimulatedCloud:
-    """A cluster's port to the simulated provider (:class:`nodemanager.core.ports.CloudPort`)."""
+    """A cluster's port to the simulated provider (:class:`nodemanager.core.ports.BatchCloudPort`)."""
 
     def __init__(
         self,
@@ -393,12 +447,25 @@ class SimulatedCloud:
         self._types = types
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
-        identity = Identity(
-            self._cluster, self._cluster_uuid, launch.id, launch.slot, node_type.name, launch.made_from
-        )
+        self._make_group(launch)
+        return self._provider.create(launch, node_type, self._identity(launch, node_type))
+
+    def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
+        batch_of(launches)  # raises ValueError if a real provider could not tell their nodes apart
+        self._make_group(launches[0])
+        identities = [self._identity(launch, node_type) for launch in launches]
+        return self._provider.create_many(launches, node_type, identities)
+
+    def destroy_many(self, provider_ids: Sequence[ProviderId]) -> Sequence[CloudError | None]:
+        self._provider.destroy_many(provider_ids)
+        return [None] * len(provider_ids)
+
+    def _make_group(self, launch: Launch) -> None:
         if launch.group:
             self._provider.make_group(launch.group, self._cluster_uuid)
-        return self._provider.create(launch, node_type, identity)
+
+    def _identity(self, launch: Launch, node_type: NodeType) -> Identity:
+        return Identity(self._cluster, self._cluster_uuid, launch.id, launch.slot, node_type.name, launch.made_from)
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         nodes, types = self._provider.list_nodes(), self._types

@@ -24,7 +24,7 @@ from moto.ec2.models import ec2_backends
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from tests.cloud.ec2.moto_faults import Fault, Parameters, Received, Refused
+from tests.cloud.ec2.moto_faults import Fault, InstanceBucket, Parameters, Received, Refused
 from tests.cloud.ec2.moto_groups import MotoGroups
 from tests.cloud.ec2.sigv4 import is_signed
 
@@ -60,6 +60,7 @@ class MotoFront:
         self.capacity: int | None = None
         self.quota: int | None = None
         self.throttling = False
+        self.bucket: InstanceBucket | None = None
         self.faults: list[Fault] = []
         self.groups = MotoGroups(NAMESPACE, lambda: {made.placement.group_name for made in self.standing()})
         self.calls: Counter[str] = Counter()
@@ -69,7 +70,7 @@ class MotoFront:
         self.on_end: Callable[[Any], None] = lambda _: None
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.RLock()
-        self._tokens: dict[str, tuple[Parameters, str]] = {}
+        self._tokens: dict[str, tuple[Parameters, tuple[str, ...]]] = {}
         self._due: list[tuple[float, str, str]] = []  # (time, instance, its next state)
         self._hidden_until: dict[str, float] = {}
         self._events: deque[tuple[Callable[[Any], None], Any]] = deque()
@@ -234,26 +235,41 @@ class MotoFront:
         if not token.isascii() or len(token) > 64:
             raise Refused("InvalidParameterValue", "a ClientToken has up to 64 ASCII characters")
         if token in self._tokens:
-            before, instance = self._tokens[token]
+            before, instances = self._tokens[token]
             if before != parameters:
                 raise Refused("IdempotentParameterMismatch", "the token came with other parameters before")
-            return self._as_it_stands(environ, instance)
+            return self._as_they_stand(environ, instances)
         self._check_launch(parameters)
+        count = str(self._count_to_create(parameters))
         known = self.instances().keys()
-        self._moto_says(environ, parameters)
-        (instance,) = self.instances().keys() - known
-        made = self.instances()[instance]
-        made.placement.group_name = parameters.get("Placement.GroupName", "")
-        made.launch_time = datetime.fromtimestamp(self.wall_at(), UTC)
-        for interface in made.nics.values():
-            interface.delete_on_termination = True
-            interface.add_tags({tag["key"]: tag["value"] for tag in made.get_tags()})
+        self._moto_says(environ, {**parameters, "MinCount": count, "MaxCount": count})
+        created = {id_: made for id_, made in self.instances().items() if id_ not in known}
+        for instance, made in created.items():
+            made.placement.group_name = parameters.get("Placement.GroupName", "")
+            made.launch_time = datetime.fromtimestamp(self.wall_at(), UTC)
+            for interface in made.nics.values():
+                interface.delete_on_termination = True
+                interface.add_tags({tag["key"]: tag["value"] for tag in made.get_tags()})
+            self._hidden_until[instance] = time.monotonic() + self.visible_delay_s
+            made._state.name, made._state.code = "pending", 0
+            self._due.append((time.monotonic() + self.boot_delay_s, instance, "running"))
         if token:
-            self._tokens[token] = parameters, instance
-        self._hidden_until[instance] = time.monotonic() + self.visible_delay_s
-        made._state.name, made._state.code = "pending", 0
-        self._due.append((time.monotonic() + self.boot_delay_s, instance, "running"))
-        return self._as_it_stands(environ, instance)
+            self._tokens[token] = parameters, tuple(created)
+        return self._as_they_stand(environ, tuple(created))
+
+    def _count_to_create(self, parameters: Parameters) -> int:
+        """Return how many instances can be had, MaxCount at most. Refuse the call if that is less than MinCount."""
+        count = len(self.standing())
+        most = int(parameters["MaxCount"])
+        within_quota = most if self.quota is None else min(most, self.quota - count)
+        if within_quota < int(parameters["MinCount"]):
+            raise Refused("VcpuLimitExceeded", f"{count} instances stand")
+        granted = within_quota if self.capacity is None else min(within_quota, self.capacity - count)
+        if granted < int(parameters["MinCount"]):
+            raise Refused("InsufficientInstanceCapacity", "none is left", 500)
+        if self.bucket is not None and not self.bucket.take(most):
+            raise Refused("RequestLimitExceeded", "Request limit exceeded.", 503)
+        return granted
 
     def _check_launch(self, parameters: Parameters) -> None:
         if len(base64.b64decode(parameters.get("UserData", ""))) > USER_DATA_MAX_BYTES:
@@ -263,15 +279,11 @@ class MotoFront:
             raise Refused("InvalidParameterValue", "Tag value exceeds the maximum length of 256 characters")
         if "Placement.GroupName" in parameters:
             self.groups.require(parameters["Placement.GroupName"])
-        count = len(self.standing())
-        if self.quota is not None and count >= self.quota:
-            raise Refused("VcpuLimitExceeded", f"{count} instances stand")
-        if self.capacity is not None and count >= self.capacity:
-            raise Refused("InsufficientInstanceCapacity", "none is left", 500)
 
-    def _as_it_stands(self, environ: dict[str, Any], instance: str) -> bytes:
-        """Return the reply to RunInstances with the instance's current state, even for a repeated call."""
-        asked = {"Action": "DescribeInstances", "InstanceId.1": instance, "Version": "2016-11-15"}
+    def _as_they_stand(self, environ: dict[str, Any], instances: Iterable[str]) -> bytes:
+        """Return the reply to RunInstances with the instances' current states, even for a repeated call."""
+        named = {f"InstanceId.{number}": instance for number, instance in enumerate(instances, start=1)}
+        asked = {"Action": "DescribeInstances", "Version": "2016-11-15", **named}
         content = self._moto_says(environ, asked)
         inner = re.search(rb"<reservationSet><item>(.*)</item></reservationSet>", content, re.DOTALL)
         assert inner is not None, content

@@ -1,0 +1,1 @@
+"""Proof of which EC2 instance a node is."""
