@@ -127,10 +127,10 @@ class DecisionLog:
         verb = "decided" if self._acts else "would"
         for action in new_plan.actions:
             if self._acts or _order_line(action) not in self._logged:
-                self._log.info(verb, order=_order_line(action), because=str(_reason_of(action)))
+                self._log.info(verb, order=_order_line(action), **_because(action))
         for action in new_plan.would:
             if _order_line(action) not in self._logged:
-                self._log.info("would", order=_order_line(action), because=str(_reason_of(action)))
+                self._log.info("would", order=_order_line(action), **_because(action))
         lines = {_order_line(action) for action in (*new_plan.actions, *new_plan.would)}
         if not new_plan.settled:  # until the queue has settled, a plan has no decisions on buying
             lines |= {line for line in self._logged if line.startswith(BOOT)}
@@ -182,5 +182,7 @@ def _order_line(action: Action) -> str:
     return f"{type(action).__name__} {subject}"
 
 
-def _reason_of(action: Action) -> object:
-    return getattr(action, "reason", "")
+def _because(action: Action) -> dict[str, str]:
+    """The reason of an order. A create has none of its own: that of the order to boot was logged before it."""
+    reason = getattr(action, "reason", None)
+    return {} if reason is None else {"because": str(reason)}

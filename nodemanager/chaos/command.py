@@ -29,6 +29,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 JOIN_EVERY = 5  # in every fifth seed, nodes join by ticket
 PEERS_EVERY = 3  # in every third seed, jobs may run in other instances
+UPKEEP_EVERY = 4  # in every fourth seed, all of upkeep is on
 SHRINK_RUNS_MAX = 300
 TRACE_SHOWN = 60  # lines
 SEEDS_DEFAULT = range(100)
@@ -59,7 +60,8 @@ def scenario_for_seed(
     """Return the scenario of a seed; with ``only``, of only these acts. ``stacked``: with a MiniCluster."""
     joins = not stacked and seed % JOIN_EVERY == JOIN_EVERY - 1
     peers = not stacked and seed % PEERS_EVERY == PEERS_EVERY // 2
-    script = draw_script(seed, joins=joins, stacked=stacked, peers=peers)
+    upkeep = not stacked and seed % UPKEEP_EVERY == UPKEEP_EVERY - 1
+    script = draw_script(seed, joins=joins, stacked=stacked, peers=peers, upkeep=upkeep)
     return build_scenario(script if only is None else script.with_acts(only), trace)
 
 

@@ -50,7 +50,9 @@ class ManagerProcess:
         self.down_s = 0.0
         world = run.world
         self.witness = Witness(world, run.policy.timing.absences, self._maybe_die)
-        self.plan_checks = PlanChecks(run.invariants, self.witness, run.jobs, run.spend_is_knowable, run.peace)
+        self.plan_checks = PlanChecks(
+            run.invariants, self.witness, run.jobs, run.script, run.spend_is_knowable, run.peace
+        )
         self.history_writer = ProcessHistory(run.history) if run.history is not None else None
         self._draws = world.draws_for(f"{token} on the wire")
         self._watch = SimulatedFluxWatch(run.flux)

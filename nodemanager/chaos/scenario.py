@@ -20,7 +20,8 @@ from nodemanager.chaos.run.history_file import HistoryFile
 from nodemanager.chaos.run.invariants import Invariants, Violation
 from nodemanager.chaos.run.peers import PeerWorld
 from nodemanager.chaos.run.script import FAULTS_S, JOB, PEER_JOB, Act, Script, pick
-from nodemanager.chaos.run.site import chaos_policy, healthy_cloud, shapes_of, slots_of, types_of
+from nodemanager.chaos.run.site import PREPAID, SCRATCH, chaos_policy, healthy_cloud, shapes_of, slots_of, types_of
+from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, ProviderId
@@ -99,7 +100,9 @@ class Scenario:
             self.provider = StackedProvider(self.world, healthy_cloud(), types[0].slots)
         self.boots = BootFaults(self.world, self.flux, self.provider)
         self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
-        self.invariants = Invariants(self.flux, self.provider, self.policy)
+        with_data = frozenset(it.name for it in types if SCRATCH in it.properties)
+        self.upkeep = UpkeepTruth(self.world, self.flux, with_data, PREPAID, Invariants.require)
+        self.invariants = Invariants(self.flux, self.provider, self.policy, self.upkeep)
         if isinstance(self.flux, DelegatingFlux):
             self.peers = PeerWorld(self.world, self.flux, self.script.peers, self.invariants.require)
         self.jobs = self.invariants.jobs
@@ -206,13 +209,13 @@ class Scenario:
             self.note(f"job {job}: delegate:{target}")
 
     def _make_peace(self) -> None:
-        """End all faults, raise the budget, and let the operator release all holds and pauses."""
+        """End all faults, raise the budget, end schedules and contracts, and let the operator release all."""
         self.note("peace")
         self.peace = True
         for process in self.processes:
             process.plan_checks.begin_peace()
             process.calls_left = None
-        self.use_policy(replace(self.policy, budgets=dict.fromkeys(self.policy.budgets, AMPLE_BUDGET)))
+        self.use_policy(_peaceful(self.policy))
         self.provider.faults = healthy_cloud()
         self.flux.faults = FluxFaults()
         self.boots.p_loop = self.boots.p_wrong_slot = 0.0
@@ -297,8 +300,9 @@ class Scenario:
                 process.manager.tell(fact)
 
     def _release_holds(self) -> None:
-        """Resume decisions, release all holds, and end stuck housekeeping; repeat this until the end."""
+        """Resume decisions, release all holds, save data, and end stuck housekeeping; repeat this until the end."""
         self.tell_manager(DecisionsResumed())
+        self.upkeep.say_all()
         for launch in self.flux.steering.holds:
             self.tell_manager(NodeReleased(launch))
         nodes = self.published.snapshot.nodes if self.published is not None else {}
@@ -387,3 +391,13 @@ class Scenario:
             parts += [f"job {job}: {made.jobs.get(job)}" for job in waiting[:3]]
             parts += [f"node {id_}: {reason}" for id_, reason in made.nodes.items()]
         return "; ".join(parts)
+
+
+def _peaceful(policy: Policy) -> Policy:
+    """The site in the phase without faults: nothing keeps a node that no job needs."""
+    return replace(
+        policy,
+        budgets=dict.fromkeys(policy.budgets, AMPLE_BUDGET),
+        node_types=tuple(replace(it, prepaid=0) for it in policy.node_types),
+        upkeep=replace(policy.upkeep, schedules=()),
+    )

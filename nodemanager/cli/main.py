@@ -198,7 +198,8 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if faults := (*_ensemble_faults(site), *_grpc_faults(site), *_token_faults(site), *undelegated):
         print(*faults, sep="\n", file=sys.stderr)
         return EXIT_CONFIG
-    print(f"{site.path}: good; {len(site.node_types)} node types, {slots} slots, mode {site.mode_text}")
+    types = f"{len(site.node_types)} node type{'s' if len(site.node_types) != 1 else ''}"
+    print(f"{site.path}: good; {types}, {slots} slots, mode {site.mode_text}")
     return _check_online(site) if chosen.online else EXIT_OK
 
 
@@ -249,14 +250,15 @@ def _ensemble_faults(site: Site) -> list[str]:
 
 
 def _grpc_faults(site: Site) -> list[str]:
-    if site.web.grpc_listen == "off":
+    key = "[Web] grpc_listen" if site.web.grpc_listen != "off" else "[Cloud] service" if site.cloud.service else ""
+    if not key:
         return []
     from nodemanager.web.grpc.messages import GrpcMissing, load_grpc
 
     try:
         load_grpc()
     except GrpcMissing as error:
-        return [f"{site.path}: [Web] grpc_listen: {error}"]
+        return [f"{site.path}: {key}: {error}"]
     return []
 
 

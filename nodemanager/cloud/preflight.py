@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nodemanager.cloud.common.findings import Finding, Verdict
+from nodemanager.config.price_list import ec2_hardware
 from nodemanager.config.site import Provider, Site
-from nodemanager.core.nodes import FailureKind, Launch, LaunchId
+from nodemanager.core.nodes import CloudState, FailureKind, Launch, LaunchId
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, Rank, SlotName
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import UserDataSource
+    from nodemanager.cloud.ec2.port import Ec2Cloud
+    from nodemanager.cloud.ec2.quotas import CpuQuota
     from nodemanager.cloud.openstack.port import OpenStackCloud
 
 _PERMISSIONS = "Give the manager the privileges of the page of its cloud (doc/clouds.md)"
@@ -52,18 +55,67 @@ def _check_ec2(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[
         yield _refused("permissions", error)
     else:
         yield Finding("permissions", Verdict.OK, "to list nodes, their health, volumes, interfaces and addresses")
+    knows_dry_runs = False
     for node_type in site.node_types:
         subject = f"nodes of {node_type.name}"
         try:
             for size in node_type.by_size():
                 port.dry_run(_launch_of(size, clock), size)
+            knows_dry_runs = True
         except CloudError as error:
             yield _refused(subject, error)
             continue
         sizes = ", ".join(dict.fromkeys(size.size for size in node_type.by_size()))
         yield Finding(subject, Verdict.OK, f"EC2 would create {sizes} from {node_type.image} (a dry run)")
-    text = f"EC2 does not tell them; {_most_cores(site)} cores may run at once by nodes_max"
-    yield Finding("quotas", Verdict.OK, text, "Compare that with Service Quotas, which counts virtual CPUs")
+    if knows_dry_runs:
+        yield _check_terminate(port)
+    yield from _check_ec2_quotas(site, clock)
+
+
+def _check_terminate(port: Ec2Cloud) -> Finding:
+    """Ask whether an instance of the cluster might be terminated. Without one, the policy cannot be tried."""
+    try:
+        alive = [it for it in port.list_nodes() if it.state in (CloudState.PENDING, CloudState.RUNNING)]
+        if not alive:
+            text = "not tried, because the cluster has no instance. flux-node-manager cloud-test tries it"
+            return Finding("termination", Verdict.OK, text)
+        port.dry_terminate(alive[0].provider_id)
+    except CloudError as error:
+        return _refused("termination", error)
+    return Finding("termination", Verdict.OK, f"EC2 would terminate {alive[0].provider_id} (a dry run)")
+
+
+def _check_ec2_quotas(site: Site, clock: Clock) -> Iterator[Finding]:
+    """Compare each quota with the virtual CPUs that ``nodes_max`` nodes of its sizes have."""
+    from nodemanager.cloud.ec2.from_site import ec2_quotas  # noqa: PLC0415
+
+    try:
+        quotas = ec2_quotas(site, clock)
+    except CloudError as error:
+        text = f"{_most_cores(site)} cores may run at once by nodes_max; the quotas cannot be read: {error.detail}"
+        remedy = "Allow servicequotas:ListServiceQuotas, or compare that with Service Quotas yourself"
+        yield Finding("quotas", Verdict.OK, text, remedy)
+        return
+    cpus = {name: it.cores for name, it in ec2_hardware().items()}
+    short = False
+    for quota in quotas:
+        needed = sum(sorted(_cpus_per_slot(site, quota, cpus), reverse=True)[: site.limits.nodes_max])
+        if needed > quota.cpus:
+            short = True
+            text = f"{needed} virtual CPUs may be needed, and {quota.cpus:g} may run: {quota.name}"
+            yield Finding("quotas", Verdict.WARNING, text, _REMEDIES[FailureKind.QUOTA])
+    if not short:
+        text = "they allow all nodes of nodes_max, if the account runs no other instances"
+        yield Finding("quotas", Verdict.OK, text)
+
+
+def _cpus_per_slot(site: Site, quota: CpuQuota, cpus: Mapping[str, int]) -> Iterator[int]:
+    """The virtual CPUs that a node in each slot can have of those that the quota counts."""
+    for node_type in site.node_types:
+        counted = [
+            cpus.get(it.size, 2 * it.cores) for it in node_type.by_size() if quota.counts(it.size, it.market)
+        ]
+        yield from [max(counted)] * len(node_type.slots) if counted else ()
 
 
 def _check_openstack(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:

@@ -251,7 +251,7 @@ SENTENCES: Mapping[str, str] = {
     Code.CREATE_PACED: "its create waits for its turn ({creates_per_s} a second)",
     Code.CALLS_IN_FLIGHT_MAX: "its call waits for its turn ({calls_in_flight_max} at once)",
     Code.CALL_IN_FLIGHT: "{call} in flight, until {deadline_at} at the latest",
-    Code.RETRY_LATER: "next try at {retry_at} (tried {tries} times)",
+    Code.RETRY_LATER: "its last call may still take effect, next call at {retry_at} ({tries} failed)",
     Code.LOOKED_FOR: "may exist: searched for in the provider's lists since {since_at}",
     Code.UNKNOWN_TYPE: "the site no longer has type {node_type}",
     Code.UNKNOWN_SIZE: "the site no longer buys {node_type} as {size}: its slot is given back",

@@ -10,7 +10,6 @@ and RFC 42 (``rexec``).
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -595,7 +594,7 @@ class RealFluxPort:
         lookup = {"id": int(job), "keys": ["J"], "flags": 0}
         signed = self._ask("job-info.lookup", lookup)["J"]
         owner = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid"]})["job"]["userid"]
-        if owner != os.getuid():
+        if owner != self._instance_owner():
             raise NotRequeued(f"it belongs to user {owner}, and we cannot submit jobs in that user's name")
         old = format_job_id(int(job))
         try:
@@ -608,6 +607,10 @@ class RealFluxPort:
         with _ignoring(errno.ENOENT):  # the first one has ended meanwhile
             self._ask("job-manager.memo", memo)
         return new
+
+    def _instance_owner(self) -> int:
+        """As whom we submit: only the owner may act. By ssh, that user may have another id on this machine."""
+        return int(self._ask("attr.get", {"name": "security.owner"})["value"])
 
     def result(self, job: JobId) -> JobResult | None:
         try:
@@ -633,7 +636,7 @@ class RealFluxPort:
         self.ensure_actor()
         with _ignoring(errno.ENOENT):  # it has ended
             seen = self._ask("job-list.list-id", {"id": int(job), "attrs": ["userid", "dependencies"]})["job"]
-            if seen["userid"] == os.getuid() and HOLD in (seen.get("dependencies") or ()):
+            if seen["userid"] == self._instance_owner() and HOLD in (seen.get("dependencies") or ()):
                 self._ask("job-manager.raise", {"id": int(job), "type": "cancel", "severity": 0, "note": why})
 
     def _disconnect(self, rank: Rank) -> None:

@@ -305,7 +305,7 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
     if still is not None and (was is None or was.code != still.code):
         yield HistoryEvent(clock.wall_at, "standstill", "", "begins", still.code, clock.figures(still))
     elif still is None and was is not None:
-        yield HistoryEvent(clock.wall_at, "standstill", "", "ends", was.code)
+        yield HistoryEvent(clock.wall_at, "standstill", "", "ends", was.code, clock.figures(was))
     known = last.snapshot.intruders if last is not None else []
     for intruder in now.snapshot.intruders:
         if intruder not in known:

@@ -48,7 +48,7 @@ class SpendScenario(Scenario):
             budgets={("", "month"): self.budget},
             stop_lead_s=86_400.0,  # so the minimum charge keeps no node
         )
-        self.invariants = Invariants(self.flux, self.provider, self.policy)
+        self.invariants = Invariants(self.flux, self.provider, self.policy, self.upkeep)
 
     def _release_holds(self) -> None:
         """At the end every node is retired: the paid minimum would keep it for hours."""

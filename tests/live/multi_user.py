@@ -68,6 +68,7 @@ rejoin_timeout = 8s
 idle_timeout = {idle_timeout}
 stop_lead = 1s
 foreign_drain_after = 1s
+{policy}
 {budget}
 [Node cloud]
 cores = 2
@@ -133,10 +134,12 @@ def as_user(name: str, command: Sequence[str], *, reads_all: bool = False) -> li
 class MultiUserSite:
     """A site whose instance is owned by "flux", with two guests, rank 0 and a manager."""
 
-    def __init__(self, folder: Path, *, by_tickets: bool, idle_timeout: str, budget: str) -> None:
+    def __init__(self, folder: Path, *, by_tickets: bool, idle_timeout: str, budget: str, policy: str) -> None:
         self.folder = folder
         join = JOIN.format(port=free_port()) if by_tickets else ""
-        text = SITE.format(folder=folder, port=free_port(), join=join, idle_timeout=idle_timeout, budget=budget)
+        text = SITE.format(
+            folder=folder, port=free_port(), join=join, idle_timeout=idle_timeout, budget=budget, policy=policy
+        )
         (folder / "site.ini").write_text(text, encoding="utf-8")
         (folder / "initrc.lua").write_text(ENDS_BEFORE_THE_BARRIER, encoding="utf-8")
         self._own()
@@ -320,10 +323,10 @@ def guests() -> Iterator[dict[str, int]]:
 @pytest.fixture
 def site(request: pytest.FixtureRequest, guests: dict[str, int]) -> Iterator[MultiUserSite]:
     del guests
-    options = {"by_tickets": False, "idle_timeout": "1s", "budget": "", **getattr(request, "param", {})}
+    usual = {"by_tickets": False, "idle_timeout": "1s", "budget": "", "policy": ""}
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as directory:
         Path(directory).chmod(0o755)
-        multi_user = MultiUserSite(Path(directory), **options)
+        multi_user = MultiUserSite(Path(directory), **{**usual, **getattr(request, "param", {})})
         try:
             multi_user.start()
             yield multi_user

@@ -58,6 +58,7 @@ class Printed:
         self.folder = folder
         self.objects = objects
         self.port = free_port()
+        self.service: psutil.Popen | None = None
         for secret in self.of_kind("Secret"):
             lies = folder / f"secret-{secret['metadata']['name']}"
             lies.mkdir()
@@ -99,13 +100,17 @@ class Printed:
         }
         (self.folder / f"kubeconfig-{name}").write_text(yaml.safe_dump(config))
 
-    def start_service(self) -> psutil.Popen:
+    def start_service(self) -> None:
         (deployment,) = self.of_kind("Deployment")
         (container,) = deployment["spec"]["template"]["spec"]["containers"]
         shell, option, text = container["command"]
         access = f"--kubeconfig {self.folder}/kubeconfig-ensemble-grpc"
         text = self.here(text, "ensemble-grpc").replace("ensemble serve", f"ensemble serve {access}")
-        return start([shell, option, text], self.folder / "service.log")
+        self.service = start([shell, option, text], self.folder / "service.log")
+
+    def kill_service(self) -> None:
+        if self.service is not None:
+            kill_all([self.service])
 
 
 class Member:
@@ -113,7 +118,7 @@ class Member:
 
     def __init__(self, printed: Printed, api: ApiServer, mini: Mapping[str, Any], files: Mapping[str, str]) -> None:
         self.name = mini["metadata"]["name"]
-        self._printed = printed
+        self.printed = printed
         self._folder = printed.folder / self.name
         self._folder.mkdir()
         self.uri = f"local://{self._folder}/head.sock"
@@ -138,7 +143,7 @@ class Member:
             self.run = self._shell(self._container["command"], "command")
 
     def _shell(self, text: str, log: str) -> psutil.Popen:
-        text = self._printed.here(text, self.name).replace(FOLDER, str(self._folder))
+        text = self.printed.here(text, self.name).replace(FOLDER, str(self._folder))
         script = f"export FLUX_URI={self.uri}\n{text}\n"
         return start(["bash", "-c", script], self._folder / f"{log}.log")
 
@@ -184,7 +189,7 @@ def members(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
             printed.access(api, name)
         files = {it["metadata"]["name"]: it["data"] for it in printed.of_kind("ConfigMap")}
         made_members = []
-        service = printed.start_service()
+        printed.start_service()
         try:
             for mini in printed.of_kind("MiniCluster"):
                 api.store.put(MINICLUSTERS, NAMESPACE, mini)
@@ -193,7 +198,7 @@ def members(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         finally:
             for member in made_members:
                 member.reap()
-            kill_all([service])
+            printed.kill_service()
             api.stop()
 
 
@@ -238,7 +243,7 @@ def test_two_members_run_to_their_end_and_share_the_pods(members: list[Member]) 
     assert {call.user for call in hello.api.patches()} == {"ensemble-grpc"}
 
 
-def test_a_member_gives_back_what_is_above_its_share_and_its_jobs_end_in_peace(members: list[Member]) -> None:
+def test_a_member_gives_back_what_is_above_its_share_although_the_service_was_killed(members: list[Member]) -> None:
     first, second = members
     for member in members:
         member.start(runs=False)
@@ -247,8 +252,12 @@ def test_a_member_gives_back_what_is_above_its_share_and_its_jobs_end_in_peace(m
         for rank, for_s in ((1, "600"), (2, "30"))
     )
     eventually("the first has what is left", lambda: first.size == TOTAL - 1, WITHIN_S)
+    first.printed.kill_service()
     eventually("its top is busy", lambda: run_flux(first.uri, "jobs", "-no", "{state}", top) == "RUN", WITHIN_S)
     waits = run_flux(second.uri, "submit", "-N3", "--exclusive", "true")
+    eventually("its manager misses the service", lambda: "ensemble service" in second.said(), WITHIN_S)
+    assert second.size == 1
+    first.printed.start_service()  # as Kubernetes does
     eventually("the second has its share", lambda: second.size == TOTAL // 2, SHARE_WITHIN_S)
     assert first.size <= TOTAL // 2
     assert run_flux(first.uri, "jobs", "-no", "{result}", top) == "COMPLETED"

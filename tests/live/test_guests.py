@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pwd
+import shutil
+import sysconfig
 from collections.abc import Mapping, Sequence
 
 import pytest
 
 from nodemanager.core.drains import is_drain_by_flux
 from tests.live.multi_user import OWNER, MultiUserSite, guests, site
+from tests.paths import ROOT
 
 __all__ = ["guests", "site"]  # the fixtures
 
@@ -35,6 +38,17 @@ ATTACKS: Mapping[str, Sequence[str]] = {
     "raise its own job": ("submit", "--urgency=31", "true"),
     "stop the instance": ("shutdown",),
 }
+# The batch script of a guest. It ends when the test says so.
+GIVES_BACK = """\
+#!/bin/sh
+cd {root}
+PYTHONPATH={root}:{packages} flux python -m nodemanager release-idle > {folder}/told 2>&1
+echo $? > {folder}/status
+until [ -e {folder}/end ]; do sleep 0.1; done
+flux run -N1 id -u > {folder}/ran 2>&1 || exit 99
+exit 7
+"""
+PACKAGES = sysconfig.get_path("purelib")
 FILES = (
     "state/cluster-uuid",
     "state/flux/curve.cert",
@@ -84,6 +98,30 @@ def test_a_node_that_a_person_drained_stays_and_is_counted(site: MultiUserSite, 
         uid
     )  # meanwhile another type serves
     assert site.drains() == {"cloud1": "broken fan"}
+
+
+@pytest.mark.parametrize("site", [{"policy": "early_release = yes"}], indirect=True)
+def test_a_guest_s_batch_job_gives_a_node_back_and_ends_with_its_own_exit_code(
+    site: MultiUserSite, guests: dict[str, int]
+) -> None:
+    """The owner of the job is not the owner of the instance, and cannot read what the manager knows."""
+    name = next(iter(guests))
+    folder = site.folder / "batch"
+    folder.mkdir()
+    (folder / "batch.sh").write_text(GIVES_BACK.format(folder=folder, root=ROOT, packages=PACKAGES))
+    (folder / "batch.sh").chmod(0o755)
+    shutil.chown(folder, name)
+    job = site.flux(name, "batch", "-N2", "--exclusive", f"--output={folder}/out", f"{folder}/batch.sh")
+    site.eventually("it has given back", (folder / "status").exists)
+    told = (folder / "told").read_text()
+    assert ((folder / "status").read_text().strip(), "given back: rank 2 " in told) == ("0", True), told
+    site.eventually("the node is gone", lambda: site.reason_of("other1") == "")
+    assert site.manager.said("decided", because="node_given_back")
+    assert site.flux(OWNER, "jobs", "-no", "{state}", job) == "RUN"
+    (folder / "end").touch()
+    site.eventually("it has ended", lambda: site.flux(OWNER, "jobs", "-no", "{returncode}", job) == "7")
+    assert (folder / "ran").read_text().strip() == str(guests[name])  # the rest of the instance still ran jobs
+    assert site.flux(name, "run", "-N2", "--exclusive", "id", "-u").split() == [str(guests[name])] * 2
 
 
 # By the month: late in a day, not much of the job would count for that day.

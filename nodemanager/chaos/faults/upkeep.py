@@ -1,4 +1,4 @@
-"""What makes nodes due for replacement during a run: a new image, an age, an operator."""
+"""What makes nodes due for replacement during a run, or free before their jobs end."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act
+from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.facts import ReplacementsRequested
+from nodemanager.core.jobs import JobState
 from nodemanager.core.records import Mark
 from nodemanager.core.upkeep.rules import PARTS, fingerprint_of
 
@@ -41,8 +42,19 @@ def _operator_replaces(run: Run, act: Act) -> None:
     run.tell_manager(ReplacementsRequested(launches, Mark("operator", run.world.wall_at())))
 
 
+def _gives_back(run: Run, act: Act) -> None:
+    """A running job on several whole nodes, which is an instance, gives some of them back."""
+    running = (job for job in run.flux.active_jobs() if run.flux.job_state(job) is JobState.RUN)
+    shapes = run.jobs.shapes
+    instances = [job for job in running if job in shapes and shapes[job].exclusive and (shapes[job].nodes or 0) > 1]
+    job = pick(instances, act.amount)
+    if job is not None and run.flux_is_up():
+        run.upkeep.give_back(job, (act.amount * 7) % 1.0)
+
+
 UPKEEP_FAULTS: Mapping[str, FaultAction] = {
     "upkeep.new_image": _new_image,
     "upkeep.ages": _ages,
     "upkeep.operator_replaces": _operator_replaces,
+    "upkeep.gives_back": _gives_back,
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeVar, cast
 
+from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId, JobResult, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
@@ -45,6 +46,7 @@ class Invariants:
     flux: SimulatedFlux
     provider: SimulatedProvider
     policy: Policy
+    upkeep: UpkeepTruth
     creates: int = 0
     destroys: int = 0
     nodes_peak: int = 0
@@ -62,13 +64,23 @@ class Invariants:
         self._checked = self.provider.changes
         standing = [node for node in self.our_nodes() if node.provider_id not in self.planted]
         self.nodes_peak = max(self.nodes_peak, len(standing))
-        self.require(len(standing) <= self.policy.limits.nodes_max, f"{len(standing)} nodes, above nodes_max")
-        types = [node.identity.type_name for node in standing if node.identity is not None]
+        nodes_max, price_max = self._highest_limits()
+        self.require(len(standing) <= nodes_max, f"{len(standing)} nodes, above nodes_max")
+        paid = [node.identity for node in standing if node.identity is not None]
+        types = [it.type_name for it in paid if it.launch not in self.upkeep.prepaid]
         price = sum((self.policy.types[name].price_per_hour for name in types), Decimal(0))
-        self.require(price <= self.policy.limits.price_per_hour_max, f"{price} an hour, above price_per_hour_max")
+        self.require(price <= price_max, f"{price} an hour, above price_per_hour_max")
         slots = Counter(node.identity.slot for node in standing if node.identity is not None)
         twice = [slot for slot, count in slots.items() if count > 1]
         self.require(not twice, f"two nodes on a slot: {twice}")
+
+    def _highest_limits(self) -> tuple[int, Decimal]:
+        """The most nodes and the highest price an hour that the site and its schedules ever allow."""
+        schedules = self.policy.upkeep.schedules
+        nodes = [it.nodes_max for it in schedules if it.nodes_max is not None]
+        prices = [it.price_per_hour_max for it in schedules if it.price_per_hour_max is not None]
+        limits = self.policy.limits
+        return max(limits.nodes_max, *nodes, 0), max([limits.price_per_hour_max, *prices])
 
     def check_create(self, launch: Launch) -> None:
         """Before a create: the lease must be recorded, and the slot must have the launch's type."""
@@ -78,6 +90,9 @@ class Invariants:
         of_type = self.flux.slot_types[launch.slot]
         self.require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
         self.require(held, f"create of {launch.id} without its lease on record")
+        self.upkeep.check_slot(launch.rank)
+        standing = [node.identity.launch for node in self.our_nodes() if node.identity is not None]
+        self.upkeep.note_create(launch, standing)
 
     def check_destroy(self, provider_id: ProviderId) -> None:
         """Before a destroy: the node must be ours, and no job may run on it."""
@@ -87,13 +102,16 @@ class Invariants:
         if node is None:
             return
         self.require(self.is_ours(node), f"{provider_id} is not ours, and was to be destroyed")
+        leased = self.flux.leases.get(node.identity.slot) if node.identity is not None else None
+        is_leased = leased is not None and node.identity is not None and leased.id == node.identity.launch
+        self.upkeep.check_data(provider_id, leased if is_leased else None)
         if node.identity is not None and self.flux.machine_of(node.identity.slot) == provider_id:
             self.check_stop(self.flux.rank_of[node.identity.slot])
 
     def check_stop(self, rank: Rank) -> None:
-        """Before a broker or its machine is stopped: the rank must be idle or offline."""
-        busy = {grant.rank for _, grant in self.flux.held_grants()}
-        self.require(not (self.flux.online(rank) and rank in busy), f"rank {rank} is busy, and was to be stopped")
+        """Before a broker or its machine is stopped: the rank must be idle, given back, or offline."""
+        busy = self.upkeep.holds(rank)
+        self.require(not (self.flux.online(rank) and busy), f"rank {rank} is busy, and was to be stopped")
 
     def check_requeue(self, job: JobId) -> None:
         """Before a job is submitted again: it must not have been submitted again already."""
@@ -162,6 +180,8 @@ class Invariants:
         cost = Decimal(0)
         for line in self.provider.bill():
             if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None and counts(line):
+                if line.launch in self.upkeep.prepaid:
+                    continue
                 until_s = now_s if line.to_s is None else min(now_s, line.to_s + end_shift_s)
                 cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s - start_shift_s)
         return cost
@@ -273,7 +293,7 @@ class WatchedFlux(SimulatedFluxPort):
     """A Flux port that checks the invariants at every call that could do harm."""
 
     def __init__(self, flux: SimulatedFlux, token: str, invariants: Invariants, witness: Witness) -> None:
-        super().__init__(flux, token, invariants.policy.cluster_uuid)
+        super().__init__(flux, token, invariants.policy.cluster_uuid, invariants.upkeep.with_data)
         self._invariants = invariants
         self._witness = witness
 

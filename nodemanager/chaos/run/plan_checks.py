@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
-from nodemanager.chaos.run.site import DISRUPTION_MAX
+from nodemanager.chaos.run.script import Script
+from nodemanager.chaos.run.site import DISRUPTION_MAX, limits_at
+from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
-from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
+from nodemanager.core.nodes import USABLE, CloudNode, CloudState, LaunchId, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode
-from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.state.constraints import holds
 from nodemanager.simulation.cloud.provider import BillLine
 
@@ -27,6 +30,7 @@ class PlanChecks:
     invariants: Invariants
     witness: Witness
     jobs: SubmittedJobs
+    script: Script
     spend_is_knowable: bool = False
     peace: bool = False
     _unowned_s: dict[ProviderId, float] = field(default_factory=dict)
@@ -44,9 +48,11 @@ class PlanChecks:
         self._check_every_node_known(published)
         self._note_waiting_jobs(now_s)
         self._check_disruption(published)
+        self._check_emptying(published)
         boots = [action for action in made.actions if isinstance(action, BootNode)]
         if boots:
             self._check_not_for_held_jobs(boots, now_s)
+            self._check_schedules(published, boots)
             self._check_budget(published)
             self._check_not_bought_twice(published, boots)
         if made.stands_still is None:
@@ -66,6 +72,40 @@ class PlanChecks:
             not begun - before or len(begun | before) <= DISRUPTION_MAX,
             f"{sorted(begun - before)} are drained to be replaced, beside {sorted(before)}",
         )
+
+    def _check_emptying(self, published: Publication) -> None:
+        """No node may be kept free of new jobs while as many as the site allows are."""
+        flux, nodes = self.invariants.flux, published.snapshot.nodes
+        orders = (it for it in published.plan.actions if isinstance(it, CordonNode))
+        begun = {it.launch for it in orders if it.text == emptying_text(it.launch)}
+        up = [node for node in nodes.values() if node.state in USABLE]
+        before = {it.id for it in up if flux.drain_reason(it.launch.rank) == emptying_text(it.id)}
+        self.invariants.require(
+            not begun - before or len(begun | before) <= DISRUPTION_MAX,
+            f"{sorted(begun - before)} are to be emptied, beside {sorted(before)}",
+        )
+
+    def _check_schedules(self, published: Publication, boots: list[BootNode]) -> None:
+        """What is bought must be within the limits of the schedules that are open at that moment."""
+        if not self.script.upkeep or self.peace:
+            return
+        nodes_max, price_max = limits_at(self.script, published.snapshot.wall_at)
+        invariants, types = self.invariants, published.policy.types
+        standing = [node for node in invariants.our_nodes() if node.provider_id not in invariants.planted]
+        count = len(standing) + len(boots)
+        invariants.require(
+            count <= nodes_max, f"{count} nodes with those bought, above {nodes_max} of the schedule"
+        )
+        paid = [it.identity.type_name for it in standing if it.identity and it.identity.launch not in self._prepaid]
+        paid += [it.launch.type_name for it in boots if not it.launch.prepaid]
+        price = sum((types[TypeName(name)].price_per_hour for name in paid), Decimal(0))
+        invariants.require(
+            price <= price_max, f"{price} an hour with those bought, above {price_max} of the schedule"
+        )
+
+    @property
+    def _prepaid(self) -> Collection[LaunchId]:
+        return self.invariants.upkeep.prepaid
 
     # --- fresh data ---
 

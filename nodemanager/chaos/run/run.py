@@ -10,6 +10,7 @@ from nodemanager.chaos.run.history_file import HistoryFile
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs
 from nodemanager.chaos.run.peers import PeerWorld
 from nodemanager.chaos.run.script import Script
+from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.facts import OperatorFact
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.ports import JoinPort
@@ -31,6 +32,7 @@ class Run(Protocol):
     provider: SimulatedProvider
     boots: BootFaults
     invariants: Invariants
+    upkeep: UpkeepTruth
     jobs: SubmittedJobs
     peers: PeerWorld | None  # None in a run without other instances
     history: HistoryFile | None  # None in a run whose history file is not disturbed

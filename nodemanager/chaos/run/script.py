@@ -19,6 +19,7 @@ JOBS_AT_ONCE = (1, 1, 2, 4)
 JOB_S = (1.0, 40.0)
 
 JOB = "job"
+UPKEEP = "upkeep"  # an area of faults
 
 T = TypeVar("T")
 
@@ -151,6 +152,9 @@ PEER_KINDS: Mapping[str, FaultKind] = MappingProxyType(
 PEER_JOBS = FaultKind(12.0, JOB_S)
 JOBS = (JOB, PEER_JOB)
 
+# What also happens on a site with all of upkeep on. There all faults of upkeep occur.
+UPKEEP_KINDS: Mapping[str, FaultKind] = MappingProxyType({"upkeep.gives_back": FaultKind(12.0)})
+
 # Faults of runs in which nodes join by ticket.
 JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
     {
@@ -182,6 +186,7 @@ class Script:
     acts: tuple[Act, ...]
     stacked: bool = False  # the nodes are the pods of a MiniCluster
     peers: int = 0  # other instances in which jobs may run
+    upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
@@ -213,10 +218,13 @@ NOT_STACKED = (
 )
 
 
-def draw_script(seed: int, *, joins: bool = False, stacked: bool = False, peers: bool = False) -> Script:
+def draw_script(
+    seed: int, *, joins: bool = False, stacked: bool = False, peers: bool = False, upkeep: bool = False
+) -> Script:
     """Draw the script of a seed.
 
     ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster. ``peers``: jobs may run elsewhere.
+    ``upkeep``: the site has all of upkeep on.
     """
     draws = Random(f"{seed}/script")
     site = Script(
@@ -228,18 +236,20 @@ def draw_script(seed: int, *, joins: bool = False, stacked: bool = False, peers:
         budget=draws.choice([None, None, Decimal("0.40"), Decimal(2)]),
         joins=joins,
         acts=(),
+        upkeep=upkeep,
     )
-    kinds = {**KINDS, **JOIN_KINDS} if joins else KINDS
+    kinds = {**KINDS, **(JOIN_KINDS if joins else {}), **(UPKEEP_KINDS if upkeep else {})}
     areas = {
         area
         for area in dict.fromkeys(_area(name) for name in (*KNOBS, *KINDS))
-        if _stream(seed, area).random() < AREA_SHARE
+        if _stream(seed, area).random() < AREA_SHARE or (upkeep and area == UPKEEP)
     }
     drawn = _draw_jobs(draws)
     for name in KNOBS:
         drawn += _draw_knob(name, _stream(seed, name), FAULT_SHARE) if _area(name) in areas else []
     for name, kind in kinds.items():
-        drawn += _draw_faults(name, kind, _stream(seed, name)) if _area(name) in areas else []
+        share = 1.0 if upkeep and _area(name) == UPKEEP else FAULT_SHARE
+        drawn += _draw_faults(name, kind, _stream(seed, name), share) if _area(name) in areas else []
     for name in JOIN_KNOBS if joins else ():
         drawn += _draw_knob(name, _stream(seed, name), JOIN_KNOB_SHARE)
     if peers:

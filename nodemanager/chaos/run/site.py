@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
+from random import Random
 
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
 from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
-from nodemanager.core.upkeep.rules import Disruption
+from nodemanager.core.upkeep.rules import Disruption, Schedule
+from nodemanager.core.upkeep.windows import DAY_MINUTES, Window
 from nodemanager.planner.cost import spending
 from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.simulation.cloud.faults import CloudFaults
@@ -16,6 +20,9 @@ CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
 DISRUPTION_MAX = 2
+SCHEDULE_SHARE = 0.6  # of the schedules, in a run with all of upkeep on
+START_AT = 1_700_000_000.0  # when a run begins, in seconds since the epoch: a Tuesday at 22:13:20, UTC
+EPOCH_DAY = 3  # of the week: a Thursday
 BLOCK_SCALE = 1 / 8  # of the usual time for which a refused create blocks other creates
 
 
@@ -88,9 +95,26 @@ POD_SHAPES = (
     Shape(nodes=1, slots=1, cores_per_slot=1, exclusive=True, constraint=OnHosts(("pod3",))),
 )
 
+# The site of a run with all of upkeep on: small nodes wait for the data of their jobs, and a large one is prepaid.
+SCRATCH = "scratch"
+PREPAID = 1
+UPKEEP_TYPES = (
+    replace(NODE_TYPES[0], properties=frozenset({SCRATCH})),
+    replace(NODE_TYPES[1], prepaid=PREPAID),
+    NODE_TYPES[2],
+)
+UPKEEP_SHAPES = (
+    *SHAPES,
+    Shape(nodes=3, slots=1, cores_per_slot=4, exclusive=True),
+    Shape(nodes=2, slots=1, cores_per_slot=1, exclusive=True),
+    Shape(nodes=2, slots=1, cores_per_slot=8, exclusive=True, constraint=HasProperty("large")),
+)
+
 
 def types_of(script: Script) -> tuple[NodeType, ...]:
     """The node types of a script's site."""
+    if script.upkeep:
+        return UPKEEP_TYPES
     return PODS if script.stacked else NODE_TYPES
 
 
@@ -101,6 +125,8 @@ def slots_of(script: Script) -> tuple[Slot, ...]:
 
 def shapes_of(script: Script) -> tuple[Shape, ...]:
     """The shapes of the jobs of a script."""
+    if script.upkeep:
+        return UPKEEP_SHAPES
     return POD_SHAPES if script.stacked else SHAPES
 
 
@@ -138,8 +164,48 @@ def chaos_policy(script: Script) -> Policy:
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
         calls=Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script)),
-        # Half of the seeds consolidate.
-        upkeep=Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX), consolidate=script.seed % 2 == 1),
+        upkeep=_upkeep(script),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),
         budgets={(spending.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
     )
+
+
+def _upkeep(script: Script) -> Upkeep:
+    # Half of the seeds consolidate.
+    upkeep = Upkeep(disruption=Disruption(nodes=DISRUPTION_MAX), consolidate=script.seed % 2 == 1 or script.upkeep)
+    if not script.upkeep:
+        return upkeep
+    return replace(upkeep, schedules=tuple(_schedules(script)), wait_for_data=SCRATCH, data_max_s=60.0)
+
+
+def _schedules(script: Script) -> Iterator[Schedule]:
+    """Draw schedules that open and close within the phase with faults. A week's minutes count from Monday, UTC."""
+    draws = Random(f"{script.seed}/schedules")
+    for schedule in (
+        Schedule("fewer", (), nodes_max=script.nodes_max - draws.randint(1, 2)),
+        Schedule("more", (), nodes_max=script.nodes_max + 1, price_per_hour_max=Decimal("9.00")),
+        Schedule("cheap", (), price_per_hour_max=Decimal("4.00")),
+        Schedule("ready", (), nodes_min=1, idle_timeout_s=60.0),
+        Schedule("spare", (), node_types=("small",), spares=1, idle_timeout_s=20.0),
+    ):
+        if draws.random() < SCHEDULE_SHARE:
+            begins = int(START_AT // 60) + draws.randint(0, 2)
+            yield replace(schedule, windows=(_window(begins, begins + draws.randint(1, 2)),))
+
+
+def _window(begin: int, end: int) -> Window:
+    """The window between two minutes since the epoch."""
+    day = (begin // DAY_MINUTES + EPOCH_DAY) % 7
+    return Window((day,), begin % DAY_MINUTES, end % DAY_MINUTES)
+
+
+def limits_at(script: Script, wall_at: float) -> tuple[int, Decimal]:
+    """The most nodes and the highest price an hour that the site allows at a moment, counted in minutes."""
+    policy, minute = chaos_policy(script), int(wall_at // 60)
+    nodes, price = policy.limits.nodes_max, policy.limits.price_per_hour_max
+    for schedule in policy.upkeep.schedules:
+        window = schedule.windows[0]
+        if window.begin_minute <= minute % DAY_MINUTES < window.end_minute:
+            nodes = nodes if schedule.nodes_max is None else schedule.nodes_max
+            price = price if schedule.price_per_hour_max is None else schedule.price_per_hour_max
+    return nodes, price

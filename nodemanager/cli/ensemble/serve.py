@@ -61,7 +61,8 @@ def _miniclusters(chosen: Namespace) -> MembersPort:
     try:
         access = from_kubeconfig(Path(chosen.kubeconfig), clock.wall_at) if chosen.kubeconfig else in_cluster()
     except AccessError as error:
-        raise MaterialUnusable(str(error)) from error
+        what = "" if chosen.kubeconfig else "--miniclusters needs a pod with a service account, or --kubeconfig: "
+        raise MaterialUnusable(f"{what}{error}") from error
     names = [name.strip() for name in chosen.miniclusters.split(",") if name.strip()]
     namespace = chosen.namespace or access.namespace or "default"
     client = Client(access, clock, timeout_s=CALL_TIMEOUT_S)

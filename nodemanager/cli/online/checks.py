@@ -52,7 +52,8 @@ def check_online(
         yield (account := check_account(make_port))
         if account.verdict is Verdict.OK:
             yield from check_creates()
-        yield from check_prices(compared_prices)
+        if site.cloud.provider is not Provider.LOCAL:
+            yield from check_prices(compared_prices)
     if site.flux.simulated:
         yield Finding("instance", Verdict.OK, "simulated, so there is none to ask")
         return

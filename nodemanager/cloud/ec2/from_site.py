@@ -9,6 +9,7 @@ from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
 from nodemanager.cloud.ec2.credentials import KeySource, key_source
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
+from nodemanager.cloud.ec2.quotas import CpuQuota, read_cpu_quotas
 from nodemanager.cloud.ec2.run_instances import Ec2Placement
 from nodemanager.config.providers.ec2 import subnets_of
 from nodemanager.config.site import Site
@@ -27,6 +28,13 @@ def ec2_factory(
 def ec2_cloud(site: Site, user_data: UserDataSource, clock: Clock) -> Ec2Cloud:
     """Return one port."""
     return _make_port(site, user_data, clock, key_source(site.credentials, os.environ, clock))
+
+
+def ec2_quotas(site: Site, clock: Clock) -> tuple[CpuQuota, ...]:
+    """Read the region's quotas on virtual CPUs. Raises :class:`CloudError`."""
+    endpoint = endpoint_of(site.cloud.region, site.cloud.endpoint)
+    keys = key_source(site.credentials, os.environ, clock)
+    return read_cpu_quotas(endpoint, keys, clock, site.cloud.call_timeout_s)
 
 
 def _make_port(

@@ -191,6 +191,18 @@ class Ec2Cloud:
         else:
             raise CloudError(FailureKind.CONFIG, "the server knows no dry run, and may have created a node")
 
+    def dry_terminate(self, provider_id: ProviderId) -> None:
+        """Ask EC2 whether it would terminate an instance. Raises :class:`CloudError` if it would not.
+
+        Call it only after :meth:`dry_run`, which proves that the server knows dry runs.
+        """
+        try:
+            with self._as_cloud_errors():
+                self._driver.call(Action.TERMINATE_INSTANCES, {"InstanceId.1": provider_id, "DryRun": "true"})
+        except CloudError as error:
+            if not error.detail.startswith(_WOULD_SUCCEED):
+                raise
+
     def check_reads(self) -> None:
         """Make every call that only reads, once. Raises :class:`CloudError` at the first that is refused."""
         with self._as_cloud_errors():

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import Job, JobState
-from nodemanager.core.nodes import USABLE, LaunchId
+from nodemanager.core.nodes import USABLE, CallKind, LaunchId
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, SlotName
@@ -48,6 +48,12 @@ def is_emptying(node: Node) -> bool:
     """Whether new jobs are kept off the node so that it empties."""
     drain_reason = node.rank.drain_reason if node.rank is not None else None
     return drain_reason is not None and drain_reason == emptying_text(node.id)
+
+
+def _takes_no_more(node: Node) -> bool:
+    """Whether the node is emptying, or its rank is being drained: perhaps for that."""
+    drained_now = node.call is not None and node.call.kind is CallKind.DRAIN
+    return is_emptying(node) or (drained_now and node.state in USABLE)
 
 
 def free_while_emptying(node: Node, snapshot: Snapshot) -> tuple[int, int]:
@@ -181,7 +187,8 @@ class _Choice:
                 gpus = node.rank.gpus - sum(gpus for _, _, gpus in held)
                 self._free[node.id] = node_type, max(0, cores), max(0, gpus)
         self._nodes_left = len(up)
-        self._most = policy.upkeep.disruption.count_of(len(up)) - len(leaving)
+        under_way = sum(map(_takes_no_more, snapshot.nodes.values()))
+        self._more = policy.upkeep.disruption.count_of(len(up)) - len(leaving) - under_way
         # Room for one more job as large as the largest that runs.
         jobs = [cores for held in by_rank.values() for _, cores, _ in held]
         self._reserve = max(jobs, default=1)
@@ -192,7 +199,7 @@ class _Choice:
         saved = Decimal(0)
         for it in self._candidates:
             emptying = is_emptying(it.node)
-            if len(old) + len(new) >= self._most and not emptying:
+            if len(new) >= self._more and not emptying:
                 break
             if self._moves(it, reserve=0 if emptying else self._reserve):
                 why = because(Code.EMPTIES, cores=it.cores, price_per_hour=it.price)

@@ -174,7 +174,7 @@ class JobManager:
         """Let a running job, an instance, give back ranks but its first one."""
         job = self._active[job_id]
         held = sorted(Rank(grant.rank) for grant in job.grants)
-        job.given_back = frozenset(ranks) & frozenset(held[1:])
+        job.given_back |= frozenset(ranks) & frozenset(held[1:])
         self._giving_back[job_id] = job
 
     def given_back(self) -> Mapping[Rank, JobId]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 SITE = """
 [Site]
 cluster = lab
+{uuid}
 state_dir = state
 [Flux]
 uri = local:///nowhere/local-0
@@ -62,13 +63,13 @@ def moto(monkeypatch: pytest.MonkeyPatch) -> Iterator[MotoFront]:
     front.close()
 
 
-def on_ec2(moto: MotoFront, folder: Path, **changes: str) -> Path:
+def on_ec2(moto: MotoFront, folder: Path, uuid: str = "", **changes: str) -> Path:
     from tests.cloud.ec2.moto_front import IMAGE, REGION  # noqa: PLC0415
 
     keys = {"provider": "ec2", "region": REGION, "endpoint": moto.url, "image": IMAGE, **changes}
     file = folder / "site.ini"
     cloud = "\n".join(f"{key} = {value}" for key, value in keys.items())
-    file.write_text(SITE.format(cloud=cloud, size="c5.large"), encoding="utf-8")
+    file.write_text(SITE.format(cloud=cloud, size="c5.large", uuid=uuid), encoding="utf-8")
     return file
 
 
@@ -80,10 +81,53 @@ def test_a_sound_account_on_ec2_is_ok_in_every_line(
     assert found["account"].startswith("ok it answers")
     assert found["permissions"].startswith("ok to list nodes")
     assert found["nodes of small"].startswith("ok EC2 would create c5.large from ami-")
-    assert "6 cores may run at once" in found["quotas"]
+    assert found["termination"].startswith("ok not tried")
+    assert found["quotas"].startswith("ok 6 cores may run at once")
+    assert "Allow servicequotas:ListServiceQuotas" in found["quotas"]
     assert found["rank 0"].startswith("warning 127.0.0.1:9: ")
     assert found["instance"].startswith("fault ")
     assert moto.instances() == {}
+
+
+STANDARD = "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"
+OTHERS = {
+    "Running On-Demand P instances": 0.0,
+    "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "told"),
+    [
+        (6.0, "ok they allow all nodes of nodes_max"),
+        (5.0, f"warning 6 virtual CPUs may be needed, and 5 may run: {STANDARD}"),
+    ],
+)
+def test_the_quotas_of_the_sizes_in_use_are_compared(
+    moto: MotoFront, tmp_path: Path, capsys: pytest.CaptureFixture[str], cpus: float, told: str
+) -> None:
+    moto.cpu_quotas = {**OTHERS, STANDARD: cpus}
+    assert lines(on_ec2(moto, tmp_path), capsys)["quotas"].startswith(told)
+
+
+def test_the_permission_to_terminate_is_tried_on_a_node_of_the_cluster(
+    moto: MotoFront, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.cloud.ec2.moto_faults import Fault  # noqa: PLC0415
+    from tests.contract.cloud_subjects import a_launch, a_type  # noqa: PLC0415
+    from tests.contract.ec2_subject import a_cloud  # noqa: PLC0415
+
+    a_cloud(moto, "lab").create(a_launch("one"), a_type("t3.micro"))
+    (instance,) = moto.instances()
+    assert found_again(moto, tmp_path, capsys) == f"ok EC2 would terminate {instance} (a dry run)"
+    moto.faults.append(Fault("TerminateInstances", code="UnauthorizedOperation", status=403, times=9))
+    assert found_again(moto, tmp_path, capsys).startswith("fault UnauthorizedOperation")
+    assert [made.id for made in moto.standing()] == [instance], "it runs on"
+
+
+def found_again(moto: MotoFront, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    uuid = "cluster_uuid = 11111111-1111-4111-8111-111111111111"
+    return lines(on_ec2(moto, tmp_path, uuid), capsys)["termination"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +174,7 @@ def on_openstack(folder: Path, size: str, **changes: str) -> Path:
     cloud = "\n".join(f"{key} = {value}" for key, value in {"network": "private", **keys}.items())
     cloud += f"\n[Cloud Credentials]\nusername = demo\npassword = {PASSWORD}\nproject = demo"
     file = folder / "site.ini"
-    file.write_text(SITE.format(cloud=cloud, size=size), encoding="utf-8")
+    file.write_text(SITE.format(cloud=cloud, size=size, uuid=""), encoding="utf-8")
     file.chmod(0o600)
     return file
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import json
 import re
 import threading
 import time
@@ -59,6 +60,7 @@ class MotoFront:
         self.page_max = 1_000
         self.capacity: int | None = None
         self.quota: int | None = None
+        self.cpu_quotas: dict[str, float] | None = None  # by the name in Service Quotas; None: not allowed
         self.throttling = False
         self.bucket: InstanceBucket | None = None
         self.faults: list[Fault] = []
@@ -136,6 +138,8 @@ class MotoFront:
             name[5:].lower().replace("_", "-"): text for name, text in environ.items() if name[:5] == "HTTP_"
         }
         headers["content-type"] = environ.get("CONTENT_TYPE", "")
+        if "x-amz-target" in headers:
+            return self._list_quotas(start_response, headers, body)
         parameters = dict(parse_qsl(environ["QUERY_STRING"]) + parse_qsl(body.decode(), keep_blank_values=True))
         call = Received(
             parameters["Action"], environ["REQUEST_METHOD"], environ["QUERY_STRING"], headers, parameters
@@ -161,6 +165,24 @@ class MotoFront:
         if fault is not None and fault.rewrite is not None:
             content = fault.rewrite(content)
         return _send(start_response, 200, {}, content)
+
+    def _list_quotas(self, start_response: Any, headers: Mapping[str, str], body: bytes) -> Iterable[bytes]:
+        """Service Quotas, of which moto knows only those of VPCs: one quota a page, in the documented form."""
+        assert headers["x-amz-target"] == "ServiceQuotasV20190624.ListServiceQuotas"
+        asked = json.loads(body)
+        assert asked["ServiceCode"] == "ec2"
+        status = 200
+        answer: dict[str, Any]
+        if not is_signed("POST", headers, body, SECRETS):
+            status, answer = 403, {"__type": "InvalidSignatureException", "message": "Check your key."}
+        elif self.cpu_quotas is None:
+            status, answer = 400, {"__type": "AccessDeniedException", "message": "not authorized to perform"}
+        else:
+            at = int(asked.get("NextToken", 0))
+            names = list(self.cpu_quotas)
+            quotas = [{"QuotaName": names[at], "Value": self.cpu_quotas[names[at]], "Unit": "None"}]
+            answer = {"Quotas": quotas, **({"NextToken": str(at + 1)} if at + 1 < len(names) else {})}
+        return _send(start_response, status, {}, json.dumps(answer).encode())
 
     def _next_fault(self, parameters: Parameters) -> Fault | None:
         for fault in self.faults:

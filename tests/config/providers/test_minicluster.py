@@ -54,6 +54,15 @@ def test_what_the_operator_could_not_carry_out_is_a_fault(tmp_path: Path, old: s
         load_site(site_file(tmp_path, EXAMPLE.replace(old, new)))
 
 
+def test_the_service_s_material_is_relative_to_the_site(tmp_path: Path) -> None:
+    keys = "service = both-grpc.flux.svc:50051\nservice_material = secrets\n"
+    site = load_site(site_file(tmp_path, EXAMPLE.replace("[Cloud]\n", f"[Cloud]\n{keys}")))
+    assert site.cloud.service == "both-grpc.flux.svc:50051"
+    assert site.cloud.service_material == tmp_path / "secrets"
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        load_site(site_file(tmp_path, EXAMPLE.replace("[Cloud]\n", "[Cloud]\nservice = both-grpc\n")))
+
+
 def test_a_kubeconfig_is_relative_to_the_site(tmp_path: Path) -> None:
     site = load_site(site_file(tmp_path, EXAMPLE.replace("[Cloud]\n", "[Cloud]\nkubeconfig = kube/config\n")))
     assert site.cloud.kubeconfig == tmp_path / "kube" / "config"

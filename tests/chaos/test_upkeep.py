@@ -1,0 +1,113 @@
+"""Runs with all of upkeep on: every fourth seed of ``flux-node-manager chaos``.
+
+``test_seeds`` looks for seeds that break a rule. Here each rule is broken on purpose, and a seed catches it. Each
+mutation is listed with a seed that caught it. That seed is tried first, and after a change of the simulator others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pytest
+
+from nodemanager.chaos.command import UPKEEP_EVERY, run_seed, scenario_for_seed, silence_logs
+from nodemanager.chaos.run.script import UPKEEP_KINDS, draw_script
+from nodemanager.chaos.run.site import START_AT, chaos_policy, limits_at
+from nodemanager.core.upkeep.windows import is_open, next_change_at
+from nodemanager.planner import brain, plan
+from nodemanager.planner.steps import idle, leaving
+from nodemanager.planner.upkeep import consolidation, turns
+from nodemanager.simulation.flux.job_manager import JobManager
+
+SEEDS_MAX = 200
+WITH_UPKEEP = range(UPKEEP_EVERY - 1, SEEDS_MAX, UPKEEP_EVERY)
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    silence_logs()
+
+
+def test_every_fourth_seed_has_all_of_upkeep_on() -> None:
+    assert [scenario_for_seed(seed).script.upkeep for seed in range(8)] == [False, False, False, True] * 2
+
+
+def test_jobs_give_nodes_back_and_the_slots_are_used_again_and_data_is_said_late() -> None:
+    scenarios = [scenario_for_seed(seed) for seed in WITH_UPKEEP[:12]]
+    for scenario in scenarios:
+        scenario.run()
+    truths = [scenario.upkeep for scenario in scenarios]
+    assert sum(len(truth.gave_back) for truth in truths) > 5
+    assert sum(truth.used_again for truth in truths) > 3
+    assert sum(truth.said_late for truth in truths) > 20
+    assert sum(len(truth.prepaid) for truth in truths) > 5
+
+
+def test_every_kind_of_fault_of_upkeep_happens() -> None:
+    drawn = {act.kind for seed in range(10) for act in draw_script(seed, upkeep=True).acts}
+    assert drawn >= {*UPKEEP_KINDS, "upkeep.new_image", "upkeep.ages", "upkeep.operator_replaces"}
+
+
+@pytest.mark.parametrize("seed", WITH_UPKEEP[:20])
+def test_schedules_open_and_close_within_the_run(seed: int) -> None:
+    script = draw_script(seed, upkeep=True)
+    policy = chaos_policy(script)
+    for schedule in policy.upkeep.schedules:
+        assert START_AT - 60 <= next_change_at(schedule.windows, START_AT) <= START_AT + 160
+        assert not is_open(schedule.windows, START_AT + 300)
+    assert limits_at(script, START_AT + 300) == (policy.limits.nodes_max, policy.limits.price_per_hour_max)
+
+
+# --- rules that are broken on purpose ---
+
+
+def not_waiting_for_data(patch: Patch) -> None:
+    for module in (idle, leaving):
+        patch.setattr(module, "why_held_for_data", lambda *_: None)
+
+
+def taking_all_ranks_of_a_job_that_gave_one_back(patch: Patch) -> None:
+    def all_of_them(manager: JobManager) -> Any:
+        return {grant.rank: job.id for job in manager._giving_back.values() for grant in job.grants}
+
+    patch.setattr(JobManager, "given_back", all_of_them)
+
+
+def emptying_more_than_may_be(patch: Patch) -> None:
+    patch.setattr(consolidation, "_takes_no_more", lambda _: False)
+
+
+def replacing_more_than_may_be(patch: Patch) -> None:
+    patch.setattr(turns._Turns, "_why_no_turn", lambda *_: None)
+
+
+def ignoring_schedules(patch: Patch) -> None:
+    patch.setattr(brain, "scheduled_policy", lambda policy, _wall_at: policy)
+
+
+def taking_more_nodes_for_prepaid(patch: Patch) -> None:
+    patch.setattr(plan, "prepaid_left", lambda *_: {"large": 9})
+
+
+MUTATIONS: dict[Callable[[Patch], None], int] = {
+    not_waiting_for_data: 7,
+    taking_all_ranks_of_a_job_that_gave_one_back: 23,
+    emptying_more_than_may_be: 259,
+    replacing_more_than_may_be: 11,
+    ignoring_schedules: 35,
+    taking_more_nodes_for_prepaid: 27,
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("broken", MUTATIONS)
+def test_a_broken_rule_is_caught(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    broken(monkeypatch)
+    seeds: Collection[int] = [MUTATIONS[broken], *WITH_UPKEEP]
+    caught_by = next((seed for seed in seeds if run_seed(seed) is not None), None)
+    assert caught_by is not None, f"{broken.__name__}: no seed of {WITH_UPKEEP} catches it"
+    if caught_by != MUTATIONS[broken]:
+        print(f"{broken.__name__}: list seed {caught_by} with it, to find it at once")
