@@ -9,6 +9,7 @@ pods, which ``list_nodes`` reads, show what came of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 from urllib.parse import quote
 
@@ -165,9 +166,11 @@ class MiniClusterCloud:
 
     def _read(self) -> MiniCluster:
         try:
-            return read_minicluster(self._client.get(self._paths.minicluster))
+            found = read_minicluster(self._client.get(self._paths.minicluster))
         except UnreadableObject as error:
             raise CloudError(FailureKind.CONFIG, f"MiniCluster {self._name} cannot be read: {error}") from error
+        # Without the service, nobody removes what it has once written there.
+        return found if self._service is not None else replace(found, share="")
 
     def _refuse_autoscaler(self) -> None:
         """Raise :class:`CloudError` if a HorizontalPodAutoscaler changes the size too."""

@@ -296,6 +296,16 @@ def test_members_that_finished_or_were_deleted_have_no_share(cluster: Cluster) -
         cluster.members.resize(SizeChange("b", 1))
 
 
+@pytest.mark.parametrize("cluster", [6], indirect=True)
+def test_a_manager_that_uses_the_service_no_more_gives_nothing_back(cluster: Cluster) -> None:
+    cluster.port("a").resize(creates_in("a", 1, 2, 3, 4))
+    cluster.port("b").resize(creates_in("b", 1, 2))
+    assert any(it.owed for it in cluster.port("a").list_nodes())
+    scope = Scope(CLUSTER, CLUSTER_UUID, TypeName("small"))
+    alone = MiniClusterCloud(cluster.client("member"), NAMESPACE, "a", scope, SystemClock())
+    assert not any(it.owed for it in alone.list_nodes())
+
+
 def test_the_member_s_minimum_comes_before_all_shares(material: ServiceMaterial) -> None:
     cluster = Cluster(6, material)
     try:
