@@ -127,6 +127,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "provider's default group.",
         "key_name": "For `ec2` and `openstack`: the key pair for logging in. Default: none.",
         "instance_profile": "For `ec2`: the name or ARN of the nodes' role. Default: none.",
+        "nodes_max": "The most nodes of this cloud, within `[Limits] nodes_max`. Default: no limit of its own.",
+        "price_per_hour_max": "The most that the nodes of this cloud may cost an hour, within `[Limits] "
+        "price_per_hour_max`. Default: no limit of its own.",
+        "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
+        "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
         "auth_url": "For `openstack`: the address of the identity service.",
         "microversion": "For `openstack`: the version of Nova's API.",
         "config_drive": "For `openstack`: whether servers read their user-data from a drive. Use it if the "
@@ -343,6 +348,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Node NAME": {
         "size": "The provider's name for this type. Default: NAME.",
+        "cloud": "The NAME of the `[Cloud NAME]` in which its nodes are created. Default: `[Cloud]`, or the only "
+        "cloud.",
         "sizes": "Instead of `size`: the sizes that may serve as nodes of this type, by name or by pattern. The "
         "cheapest one that can be had is bought ([slots.md](slots.md)).",
         "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
@@ -389,10 +396,13 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Schedule NAME": {
         "when": "The windows in which the rest of the section applies ([upkeep.md](upkeep.md#schedules)).",
-        "node_types": "The node types whose `spares` and `idle_timeout` are set. Default: all.",
-        "nodes_min": "Replaces `nodes_min` of `[Limits]`.",
-        "nodes_max": "Replaces `nodes_max` of `[Limits]`.",
-        "price_per_hour_max": "Replaces `price_per_hour_max` of `[Limits]`.",
+        "node_types": "The node types to which the other keys apply, each by itself. Default: the whole fleet.",
+        "nodes_min": "Replaces `nodes_min` of `[Limits]`. With `node_types`: so many nodes of each type are kept "
+        "up.",
+        "nodes_max": "Replaces `nodes_max` of `[Limits]`. With `node_types`: at most so many nodes of each type, "
+        "within that of `[Limits]`. 0 closes the type.",
+        "price_per_hour_max": "Replaces `price_per_hour_max` of `[Limits]`. With `node_types`: what the nodes of "
+        "each type may cost an hour, within that of `[Limits]`.",
         "spares": "Replaces `spares` of the node types.",
         "idle_timeout": "Replaces `idle_timeout` of `[Policy]`.",
     },
@@ -435,6 +445,9 @@ its line; the exit status is then 78. An unknown key is a fault.
 
 `[Site]`, `[Cloud]` and `[Limits]` have required keys, and so does every `[Node NAME]`. There must be at least one
 `[Node NAME]`. A real Flux also needs `head_address`.
+
+A site with several clouds has a `[Cloud NAME]` for each, with the keys of `[Cloud]`, and credentials in a
+`[Cloud NAME Credentials]` ([clouds.md](clouds.md#several-clouds)).
 """
 
 CREDENTIALS = """\

@@ -29,6 +29,7 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 JOIN_EVERY = 5  # in every fifth seed, nodes join by ticket
 PEERS_EVERY = 3  # in every third seed, jobs may run in other instances
+GROUPS_EVERY = 7  # in every seventh seed, nodes are created in placement groups
 UPKEEP_EVERY = 4  # in every fourth seed, all of upkeep is on
 SHRINK_RUNS_MAX = 300
 TRACE_SHOWN = 60  # lines
@@ -60,8 +61,9 @@ def scenario_for_seed(
     """Return the scenario of a seed; with ``only``, of only these acts. ``stacked``: with a MiniCluster."""
     joins = not stacked and seed % JOIN_EVERY == JOIN_EVERY - 1
     peers = not stacked and seed % PEERS_EVERY == PEERS_EVERY // 2
+    groups = not stacked and seed % GROUPS_EVERY == GROUPS_EVERY - 2
     upkeep = not stacked and seed % UPKEEP_EVERY == UPKEEP_EVERY - 1
-    script = draw_script(seed, joins=joins, stacked=stacked, peers=peers, upkeep=upkeep)
+    script = draw_script(seed, joins=joins, stacked=stacked, peers=peers, upkeep=upkeep, groups=groups)
     return build_scenario(script if only is None else script.with_acts(only), trace)
 
 

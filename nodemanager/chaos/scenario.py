@@ -342,6 +342,7 @@ class Scenario:
 
     def _all_done(self) -> bool:
         here = not self.flux.leases and not self.our_nodes() and not self._unfinished_jobs()
+        here = here and not self.provider.groups()
         return here and (self.peers is None or not self.peers.truth.unfinished())
 
     def _unfinished_jobs(self) -> list[JobId]:
@@ -383,6 +384,7 @@ class Scenario:
             f"jobs {self._unfinished_jobs()[:5]} ({len(waiting)} waiting)",
             f"nodes {self.our_nodes()}",
             f"leases {sorted(self.flux.leases)}",
+            f"groups {list(self.provider.groups())}",
         ]
         parts += [f"copies {self.peers.truth.unfinished()}"] if self.peers is not None else []
         if self.published is not None:

@@ -187,7 +187,8 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if warning:
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
     if not site.flux.simulated:
-        print(f"{site.path}: note: {POWEROFF_EFFECTS[site.cloud.provider]}")
+        providers = dict.fromkeys(part.cloud.provider for part in site.by_cloud.values())
+        print(*(f"{site.path}: note: {POWEROFF_EFFECTS[it]}" for it in providers), sep="\n")
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     if slots > site.limits.nodes_max:
         print(
@@ -205,7 +206,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 def _check_online(site: Site) -> int:
     from nodemanager.cli.cloud_test import make_test_site, user_data
-    from nodemanager.cli.online.checks import check_online
+    from nodemanager.cli.online.checks import check_cloud, check_flux
     from nodemanager.cloud.common.findings import Finding, Verdict
     from nodemanager.cloud.preflight import check_creates
     from nodemanager.cloud.providers import cloud_factory
@@ -215,23 +216,25 @@ def _check_online(site: Site) -> int:
         site = service.with_cluster_uuid(site)
     except service.NotInitialised:
         site = make_test_site(site)  # nothing of the cluster exists yet
-    prices = _compare_prices(site, _bundled_prices(site))
-    is_good = True
-
     clock = service.SystemClock()
 
-    def script(_launch: Launch, _node_type: NodeType) -> str:
-        return user_data(site)
+    def of_cloud(part: Site) -> Iterator[Finding]:
+        def script(_launch: Launch, _node_type: NodeType) -> str:
+            return user_data(part)
 
-    def make_port() -> CloudPort:
-        return cloud_factory(site, script, clock, service.size_service(site))()
+        def make_port() -> CloudPort:
+            return cloud_factory(part, script, clock, service.size_service(part))()
 
-    def creates() -> Iterator[Finding]:
-        return check_creates(site, script, clock)
+        prices = _compare_prices(part, _bundled_prices(part))
+        return check_cloud(part, make_port, lambda: check_creates(part, script, clock), prices)
 
-    for finding in check_online(site, make_port, creates, prices):
-        print(escape_unprintable(str(finding)), flush=True)
-        is_good = is_good and finding.verdict is not Verdict.FAULT
+    parts = site.by_cloud
+    is_good = True
+    for name, findings in (*((name, of_cloud(part)) for name, part in parts.items()), ("", check_flux(site))):
+        for finding in findings:
+            where = f"cloud {name}: " if name and len(parts) > 1 else ""
+            print(where + escape_unprintable(str(finding)), flush=True)
+            is_good = is_good and finding.verdict is not Verdict.FAULT
     return EXIT_OK if is_good else EXIT_FAILED
 
 
@@ -377,6 +380,9 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.core.ports import CloudError
     from nodemanager.service import service
 
+    if (chosen_site := _site_of_cloud(site, chosen.cloud)) is None:
+        return EXIT_CONFIG
+    site = chosen_site
     if site.cloud.provider is Provider.SIMULATED:
         print(f"{site.path}: [Cloud] provider = simulated: there is no account to test", file=sys.stderr)
         return EXIT_FAILED
@@ -401,6 +407,9 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
     """Compare the site's prices with a price list."""
     from nodemanager.config.price_list import PriceTableError, read_table
 
+    if (chosen_site := _site_of_cloud(site, chosen.cloud)) is None:
+        return EXIT_CONFIG
+    site = chosen_site
     try:
         table = read_table(Path(chosen.table)) if chosen.table else _bundled_prices(site)
     except PriceTableError as error:
@@ -409,6 +418,16 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
     compared = _compare_prices(site, table, (chosen.region,) if chosen.region else ())
     _print_prices(compared, table)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
+
+
+def _site_of_cloud(site: Site, name: str) -> Site | None:
+    """The site as if the named cloud were its only one. Prints what is wrong and returns None if it has none."""
+    parts = {str(cloud): part for cloud, part in site.by_cloud.items()}
+    if not name and len(parts) == 1:
+        return next(iter(parts.values()))
+    if name not in parts:
+        print(f"{site.path}: give --cloud NAME, with one of {', '.join(parts)}", file=sys.stderr)
+    return parts.get(name)
 
 
 def _bundled_prices(site: Site) -> PriceTable:

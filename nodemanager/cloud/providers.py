@@ -78,6 +78,10 @@ def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:
 
 def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return warnings about the site that only its provider's adapter can give, one sentence each."""
+    return tuple(text for part in site.by_cloud.values() for text in _warnings_of(part, environment))
+
+
+def _warnings_of(site: Site, environment: Mapping[str, str]) -> tuple[str, ...]:
     match site.cloud.provider:
         case Provider.EC2:
             from nodemanager.cloud.ec2 import credentials  # noqa: PLC0415
@@ -105,7 +109,7 @@ def _local_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Cloud
     from nodemanager.cloud.local.port import LocalCloud  # noqa: PLC0415
 
     return lambda: LocalCloud(
-        site.state_dir / "cloud",
+        site.cloud_dir,
         site.cluster,
         site.cluster_uuid,
         user_data,

@@ -8,6 +8,7 @@ from dataclasses import fields
 from pydantic import BaseModel
 
 from nodemanager.config.site import Site
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
 
 # A reload applies only these. At the start, all other settings were built into adapters, threads or the instance.
 RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
@@ -20,7 +21,9 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     "timing": None,
     "web": frozenset({"tokens_file"}),  # the file is read again at each reload
     # Each create names its image, and no existing node depends on it.
-    "cloud": frozenset({"creates_per_s", "creates_burst", "image", "price_list"}),
+    "cloud": frozenset(
+        {"creates_per_s", "creates_burst", "image", "price_list", "nodes_max", "price_per_hour_max", "priority"}
+    ),
     "nodes": frozenset(
         {
             "price_per_hour",
@@ -39,19 +42,28 @@ NOT_RELOADABLE = {
     "timing": frozenset({"probe_s", "relist_s", "manager_silence_max_s"}),  # the last is in the user-data
     "policy": frozenset({"misfit", "burst", "delegate_to", "wait_for_data", "early_release"}),
 }
-DERIVED = frozenset({"path", "node_types", "networks"})  # computed from other settings, which are compared
+# Computed from other settings, which are compared; and what each cloud has of its own.
+DERIVED = frozenset({"path", "node_types", "networks", "cloud", "cloud_name", "credentials", "parts", "alone"})
 
 
 def needs_restart(old: Site, new: Site) -> tuple[str, ...]:
     """List the changed settings that need a restart, as ``[Section] key``."""
     if old.acts != new.acts:
         return ("whether the manager acts at all ([Site] mode, [Node NAME] mode)",)
-    return tuple(
+    if list(old.by_cloud) != list(new.by_cloud):
+        return ("the list of [Cloud NAME]",)
+    of_clouds = (
+        changed
+        for name, cloud in old.by_cloud.items()
+        for changed in _cloud_restart_keys(name, cloud, new.by_cloud[name])
+    )
+    of_site = (
         changed
         for field in fields(Site)
         if field.name not in DERIVED
         for changed in _restart_keys(field.name, getattr(old, field.name), getattr(new, field.name))
     )
+    return (*of_clouds, *of_site)
 
 
 def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
@@ -73,6 +85,14 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
                 yield f"[{name.title()}] {_key_in_file(type(old), key)}"
     else:
         yield f"[Site] {name}"
+
+
+def _cloud_restart_keys(name: CloudName, old: Site, new: Site) -> Iterator[str]:
+    """What a cloud has of its own."""
+    section = "Cloud" if name == DEFAULT_CLOUD else f"Cloud {name}"
+    yield from (key.replace("[Cloud]", f"[{section}]") for key in _restart_keys("cloud", old.cloud, new.cloud))
+    if old.credentials != new.credentials:
+        yield f"[{section} Credentials]"
 
 
 def _node_restart_keys(old: Mapping[str, BaseModel], new: Mapping[str, BaseModel]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,8 @@ from uuid import UUID
 
 from pydantic import SecretStr, ValidationError
 
+from nodemanager.config import clouds as several
+from nodemanager.config.clouds import CloudSection
 from nodemanager.config.fingerprints import with_fingerprints
 from nodemanager.config.price_list import PriceTable
 from nodemanager.config.providers import azure, common, ec2, gce, minicluster, openstack
@@ -63,7 +65,17 @@ from nodemanager.config.text.settings import (
     WebSettings,
     allowed_keys,
 )
-from nodemanager.core.slots import Market, Misfit, NodePlacement, NodeType, Size, SlotName, TypeName
+from nodemanager.core.slots import (
+    DEFAULT_CLOUD,
+    CloudName,
+    Market,
+    Misfit,
+    NodePlacement,
+    NodeType,
+    Size,
+    SlotName,
+    TypeName,
+)
 
 __all__ = [
     "Burst",
@@ -89,6 +101,7 @@ _LOCAL = "local://"  # followed by a socket's path, which may be relative to the
 # The sections of which there may be several: how they may be named.
 _NAMED = {
     _NODE: (NAME, NAME_ALLOWED),
+    several.NAMED: (ENSEMBLE_NAME, ENSEMBLE_NAME_ALLOWED),
     _PEER: (HOST_NAME, HOST_NAME_ALLOWED),
     _ENSEMBLE: (ENSEMBLE_NAME, ENSEMBLE_NAME_ALLOWED),
     _SCHEDULE: (NAME, NAME_ALLOWED),
@@ -168,6 +181,22 @@ class Site:
     peers: Mapping[str, PeerSettings]  # other instances that jobs may run in
     ensembles: Mapping[str, EnsembleSettings]  # that the service runs
     schedules: Mapping[str, ScheduleSettings]  # in the order of the file
+    cloud_name: CloudName = DEFAULT_CLOUD
+    # Of several clouds, the site as if each were the only one; then the fields above describe the first. {}: one.
+    parts: Mapping[CloudName, Site] = field(default_factory=dict)
+    alone: bool = True  # whether the cloud is the only one
+
+    @property
+    def by_cloud(self) -> Mapping[CloudName, Site]:
+        """The site of each cloud, with only that cloud's settings, credentials and node types."""
+        if not self.parts:
+            return {self.cloud_name: self}
+        return {name: replace(part, cluster_uuid=self.cluster_uuid) for name, part in self.parts.items()}
+
+    @property
+    def cloud_dir(self) -> Path:
+        """The folder of the nodes of a local cloud."""
+        return self.state_dir / ("cloud" if self.cloud_name == DEFAULT_CLOUD else f"cloud-{self.cloud_name}")
 
     @property
     def slots(self) -> tuple[SlotName, ...]:
@@ -208,7 +237,8 @@ class Site:
         """
         cloud = self.cloud
         return (
-            cloud.provider is Provider.EC2
+            self.alone  # the join service checks the identities of one region only
+            and cloud.provider is Provider.EC2
             and self.flux.join is JoinMethod.SERVICE
             and cloud.nodes_per_call > 1
             and (not self.join.client or "nodes_per_call" in cloud.model_fields_set)
@@ -262,9 +292,25 @@ def load_site(
 
 
 def _without_credentials(document: Document) -> Document:
-    sections = {name: section for name, section in document.sections.items() if name != credentials.SECTION}
-    faults = tuple(fault for fault in document.faults if fault.section != credentials.SECTION)
+    sections = {name: section for name, section in document.sections.items() if not _is_secret(name)}
+    faults = tuple(fault for fault in document.faults if not _is_secret(fault.section))
     return replace(document, sections=sections, faults=faults)
+
+
+def _is_secret(section: str) -> bool:
+    return several.is_cloud_section(section) and section.endswith("Credentials")
+
+
+@dataclass(frozen=True, slots=True)
+class _CloudPart:
+    """What the site says of one cloud. ``document``: as if it were the only one."""
+
+    section: CloudSection
+    document: Document
+    settings: CloudSettings
+    nodes: Mapping[TypeName, NodeSettings]
+    secrets: Mapping[str, SecretStr]
+    node_types: tuple[NodeType, ...]
 
 
 class _SiteLoader:
@@ -280,7 +326,6 @@ class _SiteLoader:
         self._faults += _unknown_sections(self._document)
         site = self._section("Site", SiteSettings)
         flux = self._section("Flux", FluxSettings)
-        cloud = self._section("Cloud", CloudSettings)
         limits = self._section("Limits", LimitsSettings)
         timing = self._section("Timing", TimingSettings)
         policy = self._section("Policy", PolicySettings)
@@ -295,8 +340,8 @@ class _SiteLoader:
         peers = self._peers()
         ensembles = self._ensembles()
         schedules = self._schedules(nodes)
-        secrets, secret_faults = credentials.read_credentials(self._document, self._folder)
-        self._faults += secret_faults
+        parts = self._cloud_parts(nodes)
+        cloud = parts[0].settings if parts else None
         state_dir = _absolute(self._folder / site.state_dir) if site else self._folder
         cluster_uuid = self._cluster_uuid(site.cluster_uuid, state_dir) if site else ""
         if site:
@@ -306,12 +351,15 @@ class _SiteLoader:
         )
         if web and web.exposes_plaintext:
             self._fault("Web", "grpc_plaintext", "grpc_listen must then be an address of the loopback interface")
-        if cloud:
-            needed = _provider_faults(self._document, cloud, nodes)
-            self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
+        if len(parts) > 1:
+            settings = {part.section: part.settings for part in parts}
+            secrets = {part.section.name: part.secrets for part in parts}
+            is_simulated = bool(flux and flux.simulated)
+            self._faults += several.faults_of_several(self._document, settings, secrets, simulated=is_simulated)
         if policy and policy.wait_for_data != NEVER:
             self._check_property(policy.wait_for_data, nodes)
-        node_types = self._node_types(nodes, cloud) if cloud else ()
+        by_name = {it.name: it for part in parts for it in part.node_types}
+        node_types = tuple(by_name[name] for name in nodes if name in by_name)  # they number the slots
         flux = self._complete_flux(flux, cloud, state_dir) if flux else None
         if flux and not flux.simulated:
             node_types = self._with_configured_slots(node_types, flux)
@@ -331,8 +379,7 @@ class _SiteLoader:
             and simulation
         ):
             raise ConfigError(tuple(sorted(self._faults, key=lambda fault: fault.line)))
-        join = self._complete_join(join, flux, cloud, state_dir)
-        return Site(
+        site_of_all = Site(
             path=self._document.file,
             cluster=site.cluster,
             cluster_uuid=cluster_uuid,
@@ -340,10 +387,10 @@ class _SiteLoader:
             mode=site.mode,
             flux=flux,
             cloud=self._complete_cloud(cloud),
-            credentials=MappingProxyType(secrets),
+            credentials=MappingProxyType({}),
             limits=limits,
             timing=timing,
-            policy=with_default_misfit(policy, cloud),
+            policy=with_default_misfit(policy, *(part.settings for part in parts)),
             join=join,
             budget=budget,
             disruption=disruption,
@@ -351,12 +398,69 @@ class _SiteLoader:
             journal=journal,
             notify=notify,
             simulation=simulation,
-            node_types=with_fingerprints(node_types, nodes, cloud, flux, join),
-            networks=MappingProxyType({name: node.network or cloud.network for name, node in nodes.items()}),
+            node_types=node_types,
+            networks=MappingProxyType({}),
             nodes=MappingProxyType(nodes),
             peers=MappingProxyType(peers),
             ensembles=MappingProxyType(ensembles),
             schedules=MappingProxyType(schedules),
+        )
+        sites = {part.section.name: self._site_of(part, site_of_all, alone=len(parts) == 1) for part in parts}
+        first = next(iter(sites.values()))
+        if len(sites) == 1:
+            return first
+        complete = {it.name: it for one in sites.values() for it in one.node_types}
+        networks = {name: network for one in sites.values() for name, network in one.networks.items()}
+        return replace(
+            first,
+            node_types=tuple(complete[it.name] for it in node_types),
+            networks=MappingProxyType(networks),
+            nodes=MappingProxyType(nodes),
+            parts=MappingProxyType(sites),
+        )
+
+    def _cloud_parts(self, nodes: Mapping[TypeName, NodeSettings]) -> list[_CloudPart]:
+        """Read the clouds, and check each as if it were the only one. One with faults of its own is left out."""
+        sections = several.cloud_sections(self._document)
+        self._faults += several.name_faults(self._document, sections)
+        homes, faults = several.find_homes(self._document, nodes, sections)
+        self._faults += faults
+        read = {it: self._section(it.section, CloudSettings) for it in sections}
+        return [self._cloud_part(it, cloud, nodes, homes) for it, cloud in read.items() if cloud]
+
+    def _cloud_part(
+        self,
+        section: CloudSection,
+        cloud: CloudSettings,
+        nodes: Mapping[TypeName, NodeSettings],
+        homes: Mapping[TypeName, CloudName],
+    ) -> _CloudPart:
+        here = {name: node for name, node in nodes.items() if homes.get(name) == section.name}
+        document = several.document_of(section, self._document)
+        secrets, faults = credentials.read_credentials(document, self._folder)
+        needed = (*faults, *_provider_faults(document, cloud, here))
+        known = len(self._faults)
+        self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
+        node_types = self._node_types(here, cloud, document)
+        self._faults[known:] = [several.in_own_words(fault, section) for fault in self._faults[known:]]
+        node_types = tuple(replace(it, cloud=section.name, priority=cloud.priority) for it in node_types)
+        return _CloudPart(section, document, cloud, here, secrets, node_types)
+
+    def _site_of(self, part: _CloudPart, site: Site, *, alone: bool) -> Site:
+        """The site as if this cloud were the only one."""
+        cloud = self._complete_cloud(part.settings)
+        join = self._complete_join(site.join, site.flux, cloud, site.state_dir)
+        node_types = tuple(it for it in site.node_types if it.cloud == part.section.name)
+        return replace(
+            site,
+            cloud=cloud,
+            cloud_name=part.section.name,
+            alone=alone,
+            credentials=MappingProxyType(dict(part.secrets)),
+            join=join,
+            node_types=with_fingerprints(node_types, part.nodes, cloud, site.flux, join),
+            networks=MappingProxyType({name: node.network or cloud.network for name, node in part.nodes.items()}),
+            nodes=MappingProxyType(dict(part.nodes)),
         )
 
     def _section(self, name: str, settings: type[_S]) -> _S | None:
@@ -392,7 +496,9 @@ class _SiteLoader:
                 )
         return {name: node for name, node in nodes.items() if node}
 
-    def _node_types(self, nodes: Mapping[TypeName, NodeSettings], cloud: CloudSettings) -> tuple[NodeType, ...]:
+    def _node_types(
+        self, nodes: Mapping[TypeName, NodeSettings], cloud: CloudSettings, document: Document
+    ) -> tuple[NodeType, ...]:
         """Return the node types with their sizes and prices. A type without a price is left out, with a fault."""
         table: PriceTable | None = None
         node_types: list[NodeType] = []
@@ -400,7 +506,7 @@ class _SiteLoader:
             sizes: tuple[Size, ...] = ()
             if node.sizes:
                 if table is None:
-                    read = read_price_list(self._document, cloud)
+                    read = read_price_list(document, cloud)
                     if isinstance(read, Fault):
                         self._faults.append(read)
                         return ()
@@ -475,10 +581,13 @@ class _SiteLoader:
                     self._fault(
                         section, "node_types", f"there is no [Node {node_type}]", nearest_name(node_type, nodes)
                     )
-            if schedule.node_types and schedule.spares is None and schedule.idle_timeout_s is None:
-                self._fault(
-                    section, "node_types", "only spares and idle_timeout can be set by type: give one of them"
-                )
+            if schedule.nodes_max == 0 and not schedule.node_types:
+                self._fault(section, "nodes_max", "0 closes a node type: name it in node_types, or write 1 or more")
+            for of in schedule.node_types if schedule.nodes_min else ():
+                if of in nodes and len(nodes[TypeName(of)].slots) < (schedule.nodes_min or 0):
+                    self._fault(
+                        section, "nodes_min", f"[Node {of}] has only {len(nodes[TypeName(of)].slots)} slots"
+                    )
             nodes_min, nodes_max = schedule.nodes_min, schedule.nodes_max
             if nodes_min is not None and nodes_max is not None and nodes_min > nodes_max:
                 self._fault(section, "nodes_min", f"must not be above nodes_max = {nodes_max}")
@@ -611,9 +720,10 @@ class _SiteLoader:
         self._faults.append(self._document.fault(section, key, problem, nearest))
 
 
-def with_default_misfit(policy: PolicySettings, cloud: CloudSettings) -> PolicySettings:
-    """Accept misfits if nodes are parts of machines, unless the site says otherwise."""
-    if cloud.provider in _SHARES_MACHINES and "misfit" not in policy.model_fields_set:
+def with_default_misfit(policy: PolicySettings, *clouds: CloudSettings) -> PolicySettings:
+    """Accept misfits if all nodes are parts of machines, unless the site says otherwise."""
+    shares = all(cloud.provider in _SHARES_MACHINES for cloud in clouds)
+    if shares and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
     return policy
 
@@ -651,15 +761,18 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: 
 
 def _unknown_sections(document: Document) -> Iterator[Fault]:
     for name in document.sections:
+        if _is_secret(name):
+            continue
         kind = next((kind for kind in _NAMED if name.startswith(kind)), None)
-        if kind is not None:
+        if kind is not None and not several.is_misspelt(name):
             pattern, allowed = _NAMED[kind]
             if not pattern.fullmatch(name.removeprefix(kind)):
                 yield document.fault(name, "", f"[{kind}NAME] needs a name: {allowed}")
         elif name not in _SECTIONS:
             _, _, rest = name.partition(" ")
             named = [kind + (rest or "NAME") for kind in _NAMED]
-            nearest = nearest_name(name, (*_SECTIONS, *named))
+            misspelt = several.is_misspelt(name)
+            nearest = credentials.SECTION if misspelt else nearest_name(name, (*_SECTIONS, *named))
             known = ", ".join((*_SECTIONS, *(f"{kind}NAME" for kind in _NAMED)))
             problem = "no such section" + ("" if nearest else f"; the sections are {known}")
             yield document.fault(name, "", problem, nearest)

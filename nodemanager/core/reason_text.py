@@ -170,7 +170,9 @@ SENTENCES: Mapping[str, str] = {
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
     Code.CLOUD_CLOSED: "nothing is done in the cloud {cloud}: {why}",
+    Code.CLOUD_FULL: "the cloud {cloud} gets no more nodes: {why}",
     Code.NO_NODE_TYPE: "the site has no node type",
+    Code.TYPE_LIMIT: "a schedule allows {nodes_max} nodes of {node_type}",
     Code.NO_FREE_SLOT: "{short} short of {node_type}: too few of the {slots} slots that fit are free",
     Code.ALL_SLOTS_TAKEN: "all {slots} slots of {node_type} are taken",
     Code.NODES_MAX: "the fleet has reached nodes_max, {short} more needed",
@@ -302,6 +304,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
     Code.MAKES_ROOM: "makes room for job {job}",
+    Code.TYPE_ABOVE_NODES_MAX: "there are {node_count} nodes of {node_type}, and a schedule allows {nodes_max}",
     Code.ABOVE_NODES_MAX: "the fleet has {node_count} nodes, and nodes_max is {nodes_max}",
     Code.RETIRED_BY_OPERATOR: "retired by {by}",
     Code.NEVER_JOINED: "did not join within {boot_timeout_s}",
@@ -356,6 +359,7 @@ SENTENCES: Mapping[str, str] = {
 # Added to the sentence if the reason has this figure.
 _OPERATOR = (("until_at", ", until {until_at}"), ("why", ": {why}"))
 ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    Code.TYPE_LIMIT: (("short", ", {short} more needed"), ("jobs", "; waits for jobs {jobs}")),
     Code.NO_FREE_SLOT: (("jobs", "; waits for jobs {jobs}"),),
     Code.DEMAND: (
         ("group", ", in placement group {group}"),

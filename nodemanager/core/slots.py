@@ -59,6 +59,18 @@ class Size:
     memory_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class TypeLimits:
+    """What a schedule allows of one node type, within the limits of the whole fleet. None: nothing of its own."""
+
+    nodes_min: int = 0
+    nodes_max: int | None = None
+    price_per_hour_max: Decimal | None = None
+
+
+NO_LIMITS = TypeLimits()
+
+
 class NodePlacement(StrEnum):
     """Where the nodes of a type are created within a zone."""
 
@@ -83,6 +95,7 @@ class NodeType:
     image: str = ""
     zones: tuple[str, ...] = ()  # in the order in which they are tried; () leaves the choice to the provider
     placement: NodePlacement = NodePlacement.ANYWHERE
+    limits: TypeLimits = NO_LIMITS  # what the open schedules set for this type
     spares: int = 0  # nodes kept up beyond what jobs need, so that the next job starts at once
     prepaid: int = 0  # so many nodes at once cost nothing more
     prepaid_until_at: float = 0.0  # when that ends, in seconds since the epoch; 0: never
@@ -92,6 +105,7 @@ class NodeType:
     max_age_s: float | None = None  # older nodes are replaced; None: at no age
     made_from: str = ""  # the fingerprint of what its nodes are made from (``core.upkeep.rules``); "" if unknown
     cloud: CloudName = DEFAULT_CLOUD  # where its nodes are created
+    priority: int = 0  # of its cloud: the highest is bought first, whatever the price
 
     def with_promise(self, promise: Promise) -> NodeType:
         """The type with the resources that the instance declares instead of the site's."""

@@ -19,7 +19,7 @@ from decimal import Decimal
 from math import inf
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState, launch_id
+from nodemanager.core.nodes import LEAVING, USABLE, CallKind, LaunchId, NodeState, launch_id
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -50,13 +50,14 @@ from nodemanager.planner.cost.prepaid import prepaid_left
 from nodemanager.planner.health.safe_mode import safe_mode_ends_s
 from nodemanager.planner.limits.holds import hold_orders, may_hold
 from nodemanager.planner.limits.make_room import make_room
+from nodemanager.planner.limits.type_limits import TypeCounts, type_counts
 from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.observe.operator import count_held, with_words
 from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import CopyOrder, copies_change_s, copy_orders, requeue_orders
-from nodemanager.planner.spares import Purchaser, count_ready, count_usable, spare_purchases
+from nodemanager.planner.spares import Purchaser, count_of_types, count_ready, count_usable, spare_purchases
 from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of, with_node_index
@@ -413,10 +414,23 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         cloud_calls_left=_cloud_calls_left(snapshot, policy),
         upkeep=upkeep,
         emptying=basis.emptying,
+        of_types=_counts_of_types(snapshot, policy, ended),
     )
     if policy.stacked:
         order_nodes(context)
     return step_nodes(context)
+
+
+def _counts_of_types(snapshot: Snapshot, policy: Policy, ended: Collection[LaunchId]) -> TypeCounts:
+    """The nodes of the types that have limits of their own."""
+    if not policy.limited_types:
+        return TypeCounts()
+    live = Counter(
+        node.launch.type_name
+        for node in snapshot.nodes.values()
+        if node.may_be_billed and node.state not in LEAVING and node.id not in ended
+    )
+    return type_counts(policy.limited_types, count_of_types(snapshot, policy, USABLE), live)
 
 
 def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int]:
@@ -459,7 +473,7 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
 
 def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
-    extra = policy.has_spares or policy.limits.nodes_min > 0
+    extra = policy.has_spares or policy.limits.nodes_min > 0 or bool(policy.limited_types)
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
     wanted = [
         *((purchase, _demand(purchase, weighed, basis)) for purchase in needs.purchases),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -26,7 +27,7 @@ def spare_purchases(
 ) -> list[tuple[Purchase, Reason]]:
     """The purchases beyond what jobs need, each with its reason."""
     bought: list[tuple[Purchase, Reason]] = []
-    if not policy.has_spares and policy.limits.nodes_min <= 0:
+    if not policy.has_spares and policy.limits.nodes_min <= 0 and not policy.limited_types:
         return bought
     have = count_ready(snapshot, policy, needs.needed)
     for node_type in policy.node_types:
@@ -34,6 +35,9 @@ def spare_purchases(
             purchase = purchaser.buy(node_type)
             why = because(Code.SPARE, node_type=node_type.name, spares=node_type.spares)
             bought += [(purchase, why)] if purchase is not None else []
+    bought += _purchases_for_type_minimums(
+        snapshot, policy, purchaser, [*needs.purchases, *(it for it, _ in bought)]
+    )
     short = -count_beyond_nodes_min(snapshot, policy)
     for _ in range(short - len(needs.purchases) - len(bought)):
         for node_type in policy.types_by_price:
@@ -45,6 +49,37 @@ def spare_purchases(
             if purchaser.frees_soon(node_type):
                 break
     return bought
+
+
+def _purchases_for_type_minimums(
+    snapshot: Snapshot, policy: Policy, purchaser: Purchaser, purchases: Sequence[Purchase]
+) -> list[tuple[Purchase, Reason]]:
+    """The purchases that bring each type to its own ``nodes_min``."""
+    bought: list[tuple[Purchase, Reason]] = []
+    coming = Counter(purchase.node_type.name for purchase in purchases)
+    for node_type in policy.limited_types:
+        nodes_min = node_type.limits.nodes_min
+        there = count_of_types(snapshot, policy, (*USABLE, *COMING)).get(node_type.name, 0)
+        for _ in range(nodes_min - there - coming[node_type.name]):
+            purchase = purchaser.buy(node_type)
+            why = because(Code.NODES_MIN, node_type=node_type.name, nodes_min=nodes_min)
+            bought += [(purchase, why)] if purchase is not None else []
+    return bought
+
+
+def count_of_types(
+    snapshot: Snapshot, policy: Policy, states: Container[NodeState], ended: Container[LaunchId] = ()
+) -> Mapping[TypeName, int]:
+    """How many nodes in these states take jobs, of each type with limits of its own. ``ended``: leases left out."""
+    names = {node_type.name for node_type in policy.limited_types}
+    return Counter(
+        node.launch.type_name
+        for node in snapshot.nodes.values()
+        if node.launch.type_name in names
+        and node.state in states
+        and node.id not in ended
+        and takes_jobs(node, snapshot, policy)
+    )
 
 
 def count_usable(snapshot: Snapshot, policy: Policy) -> int:

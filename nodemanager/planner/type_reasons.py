@@ -18,6 +18,7 @@ from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.core.upkeep.rules import Drift
 from nodemanager.planner.backoff.boot_failures import open_breakers
 from nodemanager.planner.backoff.drain_breaker import users_put_off
+from nodemanager.planner.cost.fleet import nodes_max_of_type
 from nodemanager.planner.health.node_health import alarms, drained_nodes, price_of
 from nodemanager.planner.outcome import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.infeasibility import pieces_per_node
@@ -61,6 +62,8 @@ def _why_not(node_type: NodeType, placement: Placement, instead: Reason | None) 
         for shape in short
     ):
         return because(Code.FITS_NO_JOB_THAT_IS_SHORT)
+    if supply.count_free(name) <= 0 and supply.is_held_back(name):
+        return because(Code.TYPE_LIMIT, node_type=name, nodes_max=nodes_max_of_type(node_type) or 0)
     if supply.count_free(name) <= 0:
         return because(Code.ALL_SLOTS_TAKEN, node_type=name, slots=supply.rank_index.slots.get(name, 0))
     better = placement.allocation.dominated.get(name)

@@ -10,15 +10,16 @@ from collections.abc import Container, Mapping, Sequence
 from decimal import Decimal
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import COMING, CallKind, LaunchId, NodeState
+from nodemanager.core.nodes import COMING, USABLE, CallKind, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.backoff.allowance import unavailable_types
 from nodemanager.planner.cost import billing, fleet
+from nodemanager.planner.limits.type_limits import type_counts
 from nodemanager.planner.outcome import FleetNeeds
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.spares import count_beyond_nodes_min, count_ready
+from nodemanager.planner.spares import count_beyond_nodes_min, count_of_types, count_ready
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -187,14 +188,17 @@ def _unwanted(
         return reviewed
     beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.limits.nodes_min > 0 else len(leases)
     ready = count_ready(snapshot, policy, needs.needed, ended)
+    taking = count_of_types(snapshot, policy, (*USABLE, *COMING), ended) if policy.limited_types else {}
+    of_types = type_counts(policy.limited_types, taking, {})
     for node in sorted(
         leases, key=lambda node: (-billing.price_per_hour(node.launch, policy), -node.create.requested_s, node.id)
     ):
         name = node.launch.type_name
         node_type = policy.types.get(name)
         spare = node_type is not None and node_type.spares > 0 and ready.get(name, 0) <= node_type.spares
-        if spare or beyond <= 0:
+        if spare or beyond <= 0 or of_types.is_at_min(name):
             continue
+        of_types.note(name, -1, takes_jobs=True)
         reviewed[node.id] = LeaseReview(because(Code.LEASE_NOT_WANTED))
         beyond -= 1
         ready[name] = ready.get(name, 0) - 1

@@ -55,7 +55,7 @@ from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
-from nodemanager.planner.state.policy import Calls, Limits, Policy, Rules, Timing, Upkeep
+from nodemanager.planner.state.policy import Calls, CloudRules, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 from nodemanager.web.state.token import TokenError
@@ -181,6 +181,10 @@ def policy_of(site: Site) -> Policy:
         bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
         stacked=site.cloud.provider is Provider.MINICLUSTER,
+        clouds={
+            name: CloudRules(_calls(part), part.cloud.nodes_max, part.cloud.price_per_hour_max)
+            for name, part in site.by_cloud.items()
+        },
     )
 
 
@@ -308,14 +312,14 @@ def make_ports(
     )
     watch = flux.watch(probe_s=site.timing.probe_s, relist_s=site.timing.relist_s)
     try:
-        user_data, batch_script = _user_data(site)
-        cloud = cloud_factory(site, user_data, clock, size_service(site), batch_script)
+        clouds = {name: _cloud_factory(part, clock) for name, part in site.by_cloud.items()}
         news = cloud_watch(site, clock)
     except CloudError as error:
         raise NodesCannotJoin(f"{site.path}: {error.detail}") from error
     join = _exchange(site) if site.flux.join is JoinMethod.SERVICE else None
     delegation = _delegation_ports(site, flux, clock) if site.delegates and site.acts else None
-    return SitePorts(clock, flux.port, cloud, watch, flux.close, join, delegation, flux.job_end, news)
+    first = next(iter(clouds.values()))
+    return SitePorts(clock, flux.port, first, watch, flux.close, join, delegation, flux.job_end, news, clouds)
 
 
 def size_service(site: Site) -> SizeService | None:
@@ -376,6 +380,12 @@ def _exchange(site: Site) -> Callable[[], JoinPort]:
     from nodemanager.join.exchange import ExchangePaths, FileExchange  # noqa: PLC0415
 
     return lambda: FileExchange(ExchangePaths(site.join.material_dir))
+
+
+def _cloud_factory(site: Site, clock: Clock) -> Callable[[], CloudPort]:
+    """Return the factory of ports for a site's only cloud. Raises :class:`CloudError` and ``NodesCannotJoin``."""
+    user_data, batch_script = _user_data(site)
+    return cloud_factory(site, user_data, clock, size_service(site), batch_script)
 
 
 def _user_data(site: Site) -> tuple[UserDataSource, BatchScript | None]:

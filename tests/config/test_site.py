@@ -891,8 +891,8 @@ def test_schedules_are_read_in_the_order_of_the_file(tmp_path: Path) -> None:
         ("when", "", "must name a window"),
         ("when", "Mon-Fri 8-18", "a list such as"),
         ("nodes_min", "9", "must not be above nodes_max = 3"),
+        ("nodes_max", "0", "0 closes a node type: name it in node_types"),
         ("node_types", "cpo", "there is no [Node cpo]"),
-        ("node_types", "cpu", "only spares and idle_timeout can be set by type"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(tmp_path: Path, key: str, value: str, problem: str) -> None:
@@ -901,6 +901,12 @@ def test_a_schedule_that_makes_no_sense_is_refused(tmp_path: Path, key: str, val
     with pytest.raises(ConfigError) as raised:
         site_of(tmp_path, *((*place, text) for place, text in keys.items()))
     assert problem in str(raised.value)
+
+
+def test_a_type_cannot_be_kept_at_more_nodes_than_it_has_slots(tmp_path: Path) -> None:
+    of_type = ("Schedule office", "node_types", "cpu"), ("Schedule office", "nodes_min", "99")
+    with pytest.raises(ConfigError, match=r"\[Node cpu\] has only \d+ slots"):
+        site_of(tmp_path, OFFICE, *of_type)
 
 
 def test_a_contract_ends_with_its_last_day(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from nodemanager.core.facts import CloudCallFailed, CloudListed
@@ -160,3 +161,39 @@ def test_an_old_lease_belongs_to_the_only_cloud_whatever_its_name_is_now() -> No
     assert orders(world.plan()) == [f"drain {world.id('east1')}"]
     made = world.wait(61.0).plan()
     assert ListCloud(EAST) in made.asks
+
+
+def test_a_cloud_at_its_own_limit_leaves_the_rest_to_the_next() -> None:
+    for rules in (CloudRules(nodes_max=1), CloudRules(price_per_hour_max=Decimal("0.15"))):
+        world = two_clouds(rules_of={EAST: rules, WEST: CloudRules()}).job(*[whole_nodes(1)] * 3)
+        assert boots(world.plan()) == ["east1", "west1", "west2"]
+        full = in_cloud(two_clouds(rules_of={EAST: rules, WEST: CloudRules()}).busy_node("east1"), "east1", EAST)
+        made = full.job(whole_nodes(1)).plan()
+        assert boots(made) == ["west1"]
+        assert made.types[TypeName("east")].code == "cloud_full"
+
+
+def test_a_lease_above_the_limit_of_its_cloud_gets_no_create() -> None:
+    world = two_clouds(rules_of={EAST: CloudRules(nodes_max=1), WEST: CloudRules()}).job(*[whole_nodes(1)] * 2)
+    for slot in ("east1", "east2"):
+        world = in_cloud(world.node(slot, NodeState.REQUESTED), slot, EAST)
+    made = orders(world.plan())
+    assert sum(order.startswith("create east") for order in made) == 1
+    assert sum(order.startswith("end-lease east") for order in made) == 1
+
+
+def with_priority(east: int, west: int, east_price: str = "0.10", west_price: str = "0.40") -> World:
+    types = (
+        replace(a_type_in(EAST, "east", east_price, slots=2), priority=east),
+        replace(a_type_in(WEST, "west", west_price, slots=2), priority=west),
+    )
+    world = a_world(*types, clouds={EAST: CloudRules(), WEST: CloudRules()})
+    fresh = Account(source=Source(seen_s=NOW_S - 1), swept_s=NOW_S - 1)
+    return world.but(accounts={EAST: fresh, WEST: fresh})
+
+
+def test_a_higher_priority_is_bought_first_whatever_the_price() -> None:
+    assert boots(with_priority(0, 0).job(whole_nodes(1)).plan()) == ["east1"]
+    assert boots(with_priority(0, 1).job(whole_nodes(1)).plan()) == ["west1"]
+    assert boots(with_priority(-1, 0, east_price="0").job(whole_nodes(1)).plan()) == ["west1"]
+    assert sorted(boots(with_priority(0, 1).job(*[whole_nodes(1)] * 3).plan())) == ["east1", "west1", "west2"]

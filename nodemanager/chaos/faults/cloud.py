@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import Act, pick
+from nodemanager.chaos.run.site import ZONES
 from nodemanager.core.nodes import FailureKind, Identity, LaunchId
 
 FOREIGN_UUID = "f0e1900f-0000-4000-8000-000000000000"
@@ -51,6 +52,17 @@ def _stockout(run: Run, act: Act) -> EndFault:
     return end
 
 
+def _zone_full(run: Run, act: Act) -> EndFault:
+    """No placement group has room in one of the zones."""
+    faults, zone = run.provider.faults, pick(ZONES, act.amount)
+    faults.zones_full |= {zone} if zone is not None else set()
+
+    def end() -> None:
+        faults.zones_full.clear()
+
+    return end
+
+
 def _slow_end(run: Run, act: Act) -> EndFault:
     """Nodes destroyed now take long to terminate."""
     faults, usual = run.provider.faults, run.provider.faults.stop_delay_s
@@ -91,6 +103,7 @@ CLOUD_FAULTS: Mapping[str, FaultAction] = {
     "cloud.credentials": _credentials,
     "cloud.quota": _quota,
     "cloud.stockout": _stockout,
+    "cloud.zone_full": _zone_full,
     "cloud.slow_end": _slow_end,
     "cloud.stranger": _stranger,
     "cloud.impostor": _impostor,

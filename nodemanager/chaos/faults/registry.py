@@ -14,7 +14,7 @@ from nodemanager.chaos.faults.people import PEOPLE_FAULTS
 from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.faults.upkeep import UPKEEP_FAULTS
 from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import JOIN_KNOBS, KNOBS, PEER_KNOBS, Act
+from nodemanager.chaos.run.script import GROUP_KNOBS, JOIN_KNOBS, KNOBS, PEER_KNOBS, Act
 from nodemanager.core.nodes import CloudState
 
 FAULTS: Mapping[str, FaultAction] = {
@@ -31,7 +31,7 @@ FAULTS: Mapping[str, FaultAction] = {
 
 def apply_fault(run: Run, act: Act) -> EndFault | None:
     """Apply a fault to a run. Call the returned function to end the fault; None if there is nothing to end."""
-    if act.kind in KNOBS or act.kind in JOIN_KNOBS:
+    if act.kind in KNOBS or act.kind in JOIN_KNOBS or act.kind in GROUP_KNOBS:
         _turn_knob(run, act)
         return None
     if act.kind in PEER_KNOBS:
@@ -53,6 +53,8 @@ CLOUD_KNOBS: Mapping[str, str] = {
     "cloud.shuffled_list": "p_shuffled_list",
     "cloud.capacity": "p_capacity",
     "cloud.destroy_ignored": "p_destroy_ignored",
+    "cloud.group_only": "p_group_only",
+    "cloud.group_full": "p_group_full",
     "boot.dead": "p_boot_fail",
     "boot.hangs": "p_boot_hang",
     "boot.slow": "p_boot_slow",
@@ -68,7 +70,7 @@ def _turn_knob(run: Run, act: Act) -> None:
     if act.kind in JOIN_KNOBS:
         run.turn_join_knob(act.kind.partition(".")[2], JOIN_KNOBS[act.kind] * act.amount)
         return
-    value = KNOBS[act.kind] * act.amount
+    value = {**KNOBS, **GROUP_KNOBS}[act.kind] * act.amount
     faults = run.provider.faults
     match act.kind:
         case "cloud.no_tokens":

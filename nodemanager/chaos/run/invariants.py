@@ -14,7 +14,7 @@ from nodemanager.core.jobs import JobId, JobResult, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import BatchCloudPort, CloudError, CloudPort, SizedCloudPort
-from nodemanager.core.slots import NodeType, Rank
+from nodemanager.core.slots import NodePlacement, NodeType, Rank
 from nodemanager.planner.cost import billing
 from nodemanager.planner.health.node_health import KILLS_MAX
 from nodemanager.planner.state.policy import Policy
@@ -55,6 +55,9 @@ class Invariants:
     # Launches whose node ended and left the list before the manager process that ended the lease ever saw it.
     unseen_launches: set[LaunchId] = field(default_factory=set)
     destroyed: set[ProviderId] = field(default_factory=set)
+    groups: dict[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # of each placement group, the type and the zone
     _checked: int = -1
 
     def check(self) -> None:
@@ -90,9 +93,20 @@ class Invariants:
         of_type = self.flux.slot_types[launch.slot]
         self.require(of_type == launch.type_name, f"create of a {launch.type_name} for {launch.slot}, a {of_type}")
         self.require(held, f"create of {launch.id} without its lease on record")
+        self._check_group(launch)
         self.upkeep.check_slot(launch.rank)
         standing = [node.identity.launch for node in self.our_nodes() if node.identity is not None]
         self.upkeep.note_create(launch, standing)
+
+    def _check_group(self, launch: Launch) -> None:
+        """A node is in a placement group if its type is to be, and a group has one type and one zone."""
+        close = self.policy.types[launch.type_name].placement is not NodePlacement.ANYWHERE
+        self.require(close == bool(launch.group), f'{launch.id} was to be created in the group "{launch.group}"')
+        if close:
+            place = launch.type_name, launch.zone
+            known = self.groups.setdefault(launch.group, place)
+            self.require(known == place, f"{launch.group} is of {known}, and was to get {launch.id} of {place}")
+            self.require(list(self.groups.values()).count(place) == 1, f"{place} has two groups")
 
     def check_destroy(self, provider_id: ProviderId) -> None:
         """Before a destroy: the node must be ours, and no job may run on it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
@@ -12,7 +13,7 @@ from nodemanager.chaos.run.script import Script
 from nodemanager.chaos.run.site import DISRUPTION_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
-from nodemanager.core.nodes import USABLE, CloudNode, CloudState, LaunchId, NodeState, ProviderId
+from nodemanager.core.nodes import COMING, USABLE, CloudNode, CloudState, LaunchId, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode
 from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.state.constraints import holds
@@ -55,6 +56,7 @@ class PlanChecks:
             self._check_schedules(published, boots)
             self._check_budget(published)
             self._check_not_bought_twice(published, boots)
+            self._check_whole_gangs(published, boots)
         if made.stands_still is None:
             self._check_orphans(now_s)
         else:
@@ -195,6 +197,29 @@ class PlanChecks:
             self.invariants.require(
                 coming <= wanted + DISRUPTION_MAX,
                 f"{coming} nodes of {type_name} bought or coming, {wanted} wanted at the most",
+            )
+
+    def _check_whole_gangs(self, published: Publication, boots: Sequence[BootNode]) -> None:
+        """If nodes of a placement group are bought for a job of several nodes, all of it must fit in their zone.
+
+        Purchases that quotas put off count too, slots that are free in a moment, and nodes that drain, because they
+        may be undrained for the job.
+        """
+        basis = published.plan.basis
+        purchases = basis.needs.purchases if basis is not None else ()
+        places = {(purchase.zone, purchase.place[0]) for purchase in purchases} | {
+            (node.launch.zone, node.launch.slot)
+            for node in published.snapshot.nodes.values()
+            if node.state in (*USABLE, *COMING, NodeState.DRAINING)
+        }
+        there = Counter(zone for zone, _ in places)
+        soon = sum(node.state is NodeState.GONE for node in published.snapshot.nodes.values())
+        for boot in boots:
+            wide = (self.jobs.shapes.get(job) for job in boot.serves if boot.launch.group)
+            wanted = max((shape.nodes or 1 for shape in wide if shape is not None), default=0)
+            zone = boot.launch.zone
+            self.invariants.require(
+                there[zone] + soon >= wanted, f"{boot.launch.id} is bought in {zone} for a job of {wanted} nodes"
             )
 
     def _matches(self, shape: Shape, node_type: NodeType) -> list[int]:

@@ -152,6 +152,10 @@ PEER_KINDS: Mapping[str, FaultKind] = MappingProxyType(
 PEER_JOBS = FaultKind(12.0, JOB_S)
 JOBS = (JOB, PEER_JOB)
 
+# Faults of runs in which nodes are created in placement groups.
+GROUP_KNOBS: Mapping[str, float] = MappingProxyType({"cloud.group_only": 0.3, "cloud.group_full": 0.2})
+GROUP_KINDS: Mapping[str, FaultKind] = MappingProxyType({"cloud.zone_full": FaultKind(50.0, (10.0, 100.0))})
+
 # What also happens on a site with all of upkeep on. There all faults of upkeep occur.
 UPKEEP_KINDS: Mapping[str, FaultKind] = MappingProxyType({"upkeep.gives_back": FaultKind(12.0)})
 
@@ -186,6 +190,7 @@ class Script:
     acts: tuple[Act, ...]
     stacked: bool = False  # the nodes are the pods of a MiniCluster
     peers: int = 0  # other instances in which jobs may run
+    groups: bool = False  # nodes of two types are created in placement groups, in two zones
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
 
     def with_acts(self, numbers: Collection[int]) -> Script:
@@ -219,11 +224,18 @@ NOT_STACKED = (
 
 
 def draw_script(
-    seed: int, *, joins: bool = False, stacked: bool = False, peers: bool = False, upkeep: bool = False
+    seed: int,
+    *,
+    joins: bool = False,
+    stacked: bool = False,
+    peers: bool = False,
+    upkeep: bool = False,
+    groups: bool = False,
 ) -> Script:
     """Draw the script of a seed.
 
     ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster. ``peers``: jobs may run elsewhere.
+    ``groups``: there are zones, and placement groups.
     ``upkeep``: the site has all of upkeep on.
     """
     draws = Random(f"{seed}/script")
@@ -255,6 +267,12 @@ def draw_script(
     if peers:
         site = replace(site, peers=_stream(seed, PEER_JOB).randint(2, 3))
         drawn += _draw_peer_acts(seed)
+    if groups:
+        site = replace(site, groups=True)
+        for name in GROUP_KNOBS:
+            drawn += _draw_knob(name, _stream(seed, name), FAULT_SHARE)
+        for name, kind in GROUP_KINDS.items():
+            drawn += _draw_faults(name, kind, _stream(seed, name))
     if stacked:
         site = replace(site, stacked=True)
         drawn = [act for act in drawn if act.kind not in NOT_STACKED]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from random import Random
 
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
-from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.slots import Billing, NodePlacement, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.core.upkeep.windows import DAY_MINUTES, Window
 from nodemanager.planner.cost import spending
@@ -20,6 +20,8 @@ CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
 DISRUPTION_MAX = 2
+ZONES = ("a", "b")
+SWEEP_S = 20.0  # with placement groups: a sweep must find each left group twice before the run ends
 SCHEDULE_SHARE = 0.6  # of the schedules, in a run with all of upkeep on
 START_AT = 1_700_000_000.0  # when a run begins, in seconds since the epoch: a Tuesday at 22:13:20, UTC
 EPOCH_DAY = 3  # of the week: a Thursday
@@ -111,11 +113,20 @@ UPKEEP_SHAPES = (
 )
 
 
+def close_types(node_types: Sequence[NodeType]) -> tuple[NodeType, ...]:
+    """The same types in two zones. Those that wide jobs run on have placement groups."""
+    return tuple(
+        replace(it, zones=ZONES, placement=NodePlacement.ANYWHERE if it.gpus else NodePlacement.CLUSTER)
+        for it in node_types
+    )
+
+
 def types_of(script: Script) -> tuple[NodeType, ...]:
     """The node types of a script's site."""
-    if script.upkeep:
-        return UPKEEP_TYPES
-    return PODS if script.stacked else NODE_TYPES
+    if script.stacked:
+        return PODS
+    types = UPKEEP_TYPES if script.upkeep else NODE_TYPES
+    return close_types(types) if script.groups else types
 
 
 def slots_of(script: Script) -> tuple[Slot, ...]:
@@ -161,6 +172,7 @@ def chaos_policy(script: Script) -> Policy:
             relist_s=20.0,
             housekeeping_max_s=10.0,
             safe_mode_max_s=300.0,
+            sweep_s=SWEEP_S if script.groups else Timing().sweep_s,
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
         calls=Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script)),

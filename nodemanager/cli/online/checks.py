@@ -45,6 +45,17 @@ def check_online(
     compared_prices: Sequence[PriceComparison],
 ) -> Iterator[Finding]:
     """Check the clock, the account, its nodes, the prices, the instance and the addresses, in this order."""
+    yield from check_cloud(site, make_port, check_creates, compared_prices)
+    yield from check_flux(site)
+
+
+def check_cloud(
+    site: Site,
+    make_port: Callable[[], CloudPort],
+    check_creates: Callable[[], Iterator[Finding]],
+    compared_prices: Sequence[PriceComparison],
+) -> Iterator[Finding]:
+    """Check the clock, the account, its nodes and the prices of a site's only cloud."""
     if site.cloud.provider is Provider.SIMULATED:
         yield Finding("account", Verdict.OK, "simulated, so there is none to ask")
     else:
@@ -54,6 +65,10 @@ def check_online(
             yield from check_creates()
         if site.cloud.provider is not Provider.LOCAL:
             yield from check_prices(compared_prices)
+
+
+def check_flux(site: Site) -> Iterator[Finding]:
+    """Check the instance, and the addresses to which nodes connect."""
     if site.flux.simulated:
         yield Finding("instance", Verdict.OK, "simulated, so there is none to ask")
         return

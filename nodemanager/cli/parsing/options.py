@@ -80,6 +80,7 @@ def _nested(parser: Parser) -> None:
 
 def _cloud_test(parser: Parser) -> None:
     parser.add_argument("--keep", action="store_true", help="keep the node, which then costs money")
+    parser.add_argument("--cloud", metavar="NAME", default="", help="test this one of the site's clouds")
 
 
 def _prices(parser: Parser) -> None:
@@ -89,6 +90,7 @@ def _prices(parser: Parser) -> None:
     parser.add_argument(
         "--region", metavar="NAME", help="use this region of the price list, if the site does not name it"
     )
+    parser.add_argument("--cloud", metavar="NAME", default="", help="compare this one of the site's clouds")
 
 
 def _slots(parser: Parser) -> None:

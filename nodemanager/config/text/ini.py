@@ -20,6 +20,7 @@ from nodemanager.core.notation import escape_unprintable
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _HEADER = re.compile(r"\[(?P<header>[^\]]+)\]\s*(?:[#;].*)?$")
 _VALUE_SHOWN_MAX = 80
+_OF_CREDENTIALS = "Credentials"  # the end of a section's name: no value there is shown
 _SECRET_WORDS = ("secret", "password", "passwd", "passphrase", "token", "key")
 _NOT_SECRET = frozenset({"key_name", "ssh_public_key", "token_file", "tokens_file"})
 
@@ -84,7 +85,7 @@ class Document:
         """Make a fault at a key, at its section if the key is not given, or at the file."""
         found = self.section(section)
         entry = found.entries.get(key)
-        hidden = section in self.secret_sections or is_secret_key(key)
+        hidden = section in self.secret_sections or section.endswith(_OF_CREDENTIALS) or is_secret_key(key)
         value = entry.written if entry and not hidden else None
         return Fault(self.file, problem, entry.line if entry else found.line, section, key, value, nearest)
 

@@ -583,6 +583,10 @@ class CloudSettings(SectionSettings):
     identity_certificate: Annotated[Path | None, ValueFormat("a path", _path)] = None
     boot_delay_s: _Duration = Field(default=0.0, validation_alias="boot_delay")
     call_timeout_s: _Period = Field(default=60.0, validation_alias="call_timeout")
+    # None means only the limits of the whole site.
+    nodes_max: Annotated[int | None, _whole(1)] = None
+    price_per_hour_max: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
+    priority: Annotated[int, _whole(0, 9)] = 0
 
 
 class LimitsSettings(SectionSettings):
@@ -705,7 +709,7 @@ class ScheduleSettings(SectionSettings):
     when: _Windows
     node_types: _Words = ()
     nodes_min: Annotated[int | None, _whole(0)] = None
-    nodes_max: Annotated[int | None, _whole(1)] = None
+    nodes_max: Annotated[int | None, _whole(0)] = None
     price_per_hour_max: Annotated[Decimal | None, _PRICE] = None
     spares: Annotated[int | None, _whole(0)] = None
     idle_timeout_s: Annotated[float | None, _DURATION] = Field(default=None, validation_alias="idle_timeout")
@@ -798,6 +802,7 @@ class NodeSettings(SectionSettings):
     disruption_max: Annotated[tuple[int | None, float] | None, _DISRUPTION_MAX] = None
     disruption_windows: Annotated[tuple[Window, ...] | None, _WINDOWS] = None  # None means those of [Disruption]
     mode: Annotated[Mode | None, _one_of(Mode)] = None  # None means the site's mode
+    cloud: _OptionalWord = ""
     image: _OptionalWord = ""
     zones: _Words = ()
     network: _JoinedWords = ""  # several are joined by ","

@@ -48,7 +48,8 @@ class Disruption:
 class Schedule:
     """What applies within some windows of the week. None: as otherwise.
 
-    ``node_types``: the types whose spares and idle timeout are set; empty for all types.
+    ``node_types``: the types to each of which it applies. If empty, ``nodes_min``, ``nodes_max`` and
+    ``price_per_hour_max`` apply to the whole fleet, and the rest to every type.
     """
 
     name: str

@@ -8,10 +8,11 @@ from math import inf
 
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import Market, NodeType, TypeName
+from nodemanager.core.slots import CloudName, Market, NodeType, TypeName
 from nodemanager.planner.backoff.boot_failures import NOT_UP_YET, breaker_open, failed_boots, open_breaker
 from nodemanager.planner.backoff.scopes import count_billed, scope_name, trial_scope
 from nodemanager.planner.backoff.zones import block_on_all_zones, block_reason, scopes_of
+from nodemanager.planner.cost.cloud_room import CloudRoom, room_of
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Quota, Scope, Snapshot
@@ -25,12 +26,16 @@ class Allowance:
     policy: Policy
     sent_only: bool = False  # count only nodes whose create was sent: used for leases that wait for theirs
     _taken: dict[Scope, int] = field(default_factory=dict)
+    _clouds: dict[CloudName, CloudRoom] = field(default_factory=dict)
 
     def why_none(self, node_type: NodeType) -> Reason | None:
         """Why no node of the type may be bought now; None if one may."""
         broken = self._why_breaker_open(node_type)
         if broken is not None:
             return broken
+        room = self._room_of(node_type)
+        if room is not None and room.count_left(node_type) <= 0:
+            return because(Code.CLOUD_FULL, cloud=node_type.cloud, why=room.limit_reached(node_type))
         for scope in scopes_of(node_type) if self.snapshot.learned.quotas else ():
             quota = self.snapshot.learned.quotas.get(scope)
             if quota is not None and self._left(scope, quota) <= 0:
@@ -47,16 +52,28 @@ class Allowance:
         """How many more nodes of the type may be bought as this size; None if no quota is known."""
         quotas = self.snapshot.learned.quotas
         left = [self._left(scope, quotas[scope]) for scope in scopes_of(node_type) if scope in quotas]
+        if (room := self._room_of(node_type)) is not None:
+            left.append(room.count_left(node_type))
         return max(0, min(left)) if left else None
 
     def take(self, node_type: NodeType) -> bool:
         """Whether one more may be bought; if so, it is counted."""
         if self.why_none(node_type) is not None:
             return False
+        if (room := self._room_of(node_type)) is not None:
+            room.take(node_type)
         counts = self.snapshot.learned.quotas or self.snapshot.learned.streaks
         for scope in (*scopes_of(node_type), trial_scope(node_type)) if counts else ():
             self._taken[scope] = self._taken.get(scope, 0) + 1
         return True
+
+    def _room_of(self, node_type: NodeType) -> CloudRoom | None:
+        """What the limits of the type's cloud leave; None if it has none of its own."""
+        if not self.policy.limits_of(node_type.cloud):
+            return None
+        if node_type.cloud not in self._clouds:
+            self._clouds[node_type.cloud] = room_of(node_type.cloud, self.snapshot, self.policy, self.sent_only)
+        return self._clouds[node_type.cloud]
 
     def _left(self, scope: Scope, quota: Quota) -> int:
         probing = 1 if quota.probe_s <= self.snapshot.now_s else 0
@@ -85,7 +102,8 @@ class Allowance:
 def unavailable_sizes(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
     """The sizes of each type that blocks, quotas or breakers keep from being bought now, each with the reason."""
     learned = snapshot.learned
-    if not (learned.blocks or learned.quotas or learned.streaks):
+    limited = any(map(policy.limits_of, policy.clouds))
+    if not (learned.blocks or learned.quotas or learned.streaks or limited):
         return {}
     allowance = Allowance(snapshot, policy)
 

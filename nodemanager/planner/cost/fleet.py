@@ -53,6 +53,31 @@ def price_per_hour(snapshot: Snapshot, policy: Policy) -> Decimal:
     return price
 
 
+def nodes_left_of_type(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> int | None:
+    """How many further nodes a type's own limits allow, each as its dearest size; None if they do not limit it."""
+    limits = node_type.limits
+    counts = {it: count for it, count in node_index_of(snapshot).count_by_size.items() if it[0] == node_type.name}
+    left: list[int] = []
+    if limits.nodes_max is not None:
+        left.append(limits.nodes_max - sum(counts.values()))
+    dearest = max(it.price_per_hour for it in node_type.by_size())
+    if limits.price_per_hour_max is not None and dearest > 0:
+        known = ((_type_bought(bought, policy) or node_type, count) for bought, count in counts.items())
+        price = sum((it.price_per_hour * count for it, count in known), Decimal(0))
+        left.append(int((limits.price_per_hour_max - price) // dearest))
+    return max(0, min(left)) if left else None
+
+
+def nodes_max_of_type(node_type: NodeType) -> int | None:
+    """How many nodes a type's own limits allow in an empty fleet; None if they do not limit it."""
+    limits = node_type.limits
+    most = [limits.nodes_max] if limits.nodes_max is not None else []
+    dearest = max(it.price_per_hour for it in node_type.by_size())
+    if limits.price_per_hour_max is not None and dearest > 0:
+        most.append(int(limits.price_per_hour_max // dearest))
+    return min(most) if most else None
+
+
 def _type_bought(bought: Bought, policy: Policy) -> NodeType | None:
     """A type as the size it was bought as; None if the site no longer has the type or the size."""
     node_type = policy.types.get(bought[0])

@@ -10,6 +10,7 @@ from nodemanager.core.jobs import ANYWHERE, Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
+from nodemanager.planner.cost.fleet import nodes_max_of_type
 from nodemanager.planner.scheduler.sched_simple import pieces_of, slots_per_piece
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
@@ -71,14 +72,21 @@ def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
     if want <= 0:
         return None
     memory = memory_per_piece(shape, supply)
+    held_back, limited = 0, None  # pieces for which only the limits of single types leave no node
     for node_type in by_preference(policy, shape):
         if want <= 0:
             break
         if each := pieces_per_node(node_type, shape, memory):
             taken = min(supply.count_slots_for(node_type, shape.constraint), -(-want // each))
+            most = nodes_max_of_type(node_type)
+            if most is not None and most < taken:
+                held_back, limited = held_back + (taken - most) * each, limited or node_type
+                taken = most
             want -= taken * each
             nodes += taken
             price += taken * node_type.price_per_hour
+    if limited is not None and 0 < want <= held_back:
+        return Obstacle(Hindrance.BEYOND_LIMITS, _type_limit(limited, -(-want // pieces_per_node(limited, shape))))
     if nodes == 0:
         return Obstacle(Hindrance.NO_SLOT_FITS, _why_no_type_fits(shape, policy))
     if want > 0:
@@ -192,6 +200,9 @@ def pieces_in(cores: int, gpus: int, shape: Shape) -> int:
 
 def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:
     node_type, policy = first.node_type, supply.policy
+    if not first.has_free and supply.is_held_back(node_type.name):
+        reason = _type_limit(policy.types[node_type.name], short)
+        return Obstacle(Hindrance.NO_FREE_SLOT, reason, node_type.name)
     if not first.has_free:
         return _no_free_slot(node_type, first.slots, short)
     if first.nodes_left <= 0:
@@ -207,6 +218,12 @@ def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:
         price_per_hour_max=policy.limits.price_per_hour_max,
     )
     return Obstacle(Hindrance.LIMIT_REACHED, reason)
+
+
+def _type_limit(node_type: NodeType, short: int) -> Reason:
+    return because(
+        Code.TYPE_LIMIT, node_type=node_type.name, nodes_max=nodes_max_of_type(node_type) or 0, short=short
+    )
 
 
 def _no_free_slot(node_type: NodeType, slots: int, short: int) -> Obstacle:

@@ -21,6 +21,7 @@ from nodemanager.planner.supply.offers import Offer, coming_offers
 from nodemanager.planner.supply.supply import Supply
 
 PACKING_STEPS_MAX = 250_000  # for all packings of a plan that are better than greedy
+DEARER = 1000  # how many times the nodes of a cloud count as dearer than those of the next higher priority
 
 
 @dataclass(slots=True)
@@ -89,15 +90,21 @@ class OnOffer:
     def _cost(self) -> Callable[[Offer, float], int]:
         """The cost of a node for as long as a job may run, plus 1: among equal costs, fewer nodes win.
 
-        The cost of a spot node includes the work that is likely to be lost.
+        The cost of a spot node includes the work that is likely to be lost. A node on sale in a cloud of a lower
+        priority counts as dearer than any node of a higher one.
         """
+        levels = sorted({it.priority for it in self.policy.node_types}, reverse=True)
+        below = {priority: level for level, priority in enumerate(levels)}
+        dearest = max((self._price(it) for it in self.offers), default=0) if len(levels) > 1 else 0
 
         def cost(offer: Offer, span_s: float) -> int:
             boot_s = timings.boot_s(self.snapshot, offer.node_type.name) or 0.0
             billed_s = SECONDS_PER_HOUR if span_s == inf else paid_s(offer.node_type.billing, boot_s + span_s)
             cost = self._price(offer) * int(billed_s)
             factor = timings.rerun_factor(self.snapshot, offer.node_type, self.policy, span_s)
-            return (int(cost * factor) if factor > 1.0 else cost) + 1
+            cost = (int(cost * factor) if factor > 1.0 else cost) + 1
+            level = 0 if offer.is_ordered else below[offer.node_type.priority]
+            return (cost + dearest * int(billed_s)) * DEARER**level if level else cost
 
         return cost
 

@@ -12,6 +12,7 @@ from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.slots import (
     DEFAULT_CLOUD,
+    NO_LIMITS,
     CloudName,
     ForeignDrain,
     Market,
@@ -118,6 +119,8 @@ class CloudRules:
     """How one of several clouds is used: a ``[Cloud NAME]`` of the site."""
 
     calls: Calls = Calls()
+    nodes_max: int | None = None  # its own limits, within those of the whole fleet
+    price_per_hour_max: Decimal | None = None
 
 
 @dataclass(frozen=True)
@@ -176,6 +179,11 @@ class Policy:
         """The cloud that a lease means by this name."""
         return self.only_cloud(name) if name == DEFAULT_CLOUD else name
 
+    def limits_of(self, cloud: CloudName) -> bool:
+        """Whether a cloud has limits of its own."""
+        rules = self.clouds.get(cloud)
+        return rules is not None and not (rules.nodes_max is None and rules.price_per_hour_max is None)
+
     def calls_of(self, cloud: CloudName) -> Calls:
         """How a cloud is called."""
         return self.clouds[cloud].calls if len(self.clouds) > 1 and cloud in self.clouds else self.calls
@@ -221,6 +229,11 @@ class Policy:
     def has_spares(self) -> bool:
         """Whether any type keeps spare nodes."""
         return any(node_type.spares for node_type in self.node_types)
+
+    @cached_property
+    def limited_types(self) -> tuple[NodeType, ...]:
+        """The types that have limits of their own now."""
+        return tuple(it for it in self.node_types if it.limits != NO_LIMITS)
 
     @cached_property
     def clustered_types(self) -> tuple[NodeType, ...]:
@@ -279,6 +292,6 @@ class Policy:
         return {slot: node_type for node_type in self.node_types for slot in node_type.slots}
 
 
-def by_price(node_type: NodeType) -> tuple[Decimal, int, str]:
-    """The sort key of node types, the cheapest first."""
-    return node_type.price_per_hour, node_type.cores, node_type.name
+def by_price(node_type: NodeType) -> tuple[int, Decimal, int, str]:
+    """The sort key of node types: of the clouds with the highest priority first, and there the cheapest."""
+    return -node_type.priority, node_type.price_per_hour, node_type.cores, node_type.name

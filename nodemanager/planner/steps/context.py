@@ -24,6 +24,7 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, Rank, SlotName, TypeName
 from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.cost import timings
+from nodemanager.planner.limits.type_limits import TypeCounts
 from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
@@ -91,6 +92,7 @@ class StepContext:
     cloud_calls_left: dict[CloudName, int]  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced
     emptying: Emptying  # which nodes take no new job so that they empty
+    of_types: TypeCounts = field(default_factory=TypeCounts)  # of the types that have limits of their own
     gap: Rank | None = None  # the lowest slot without a node, if nodes come in the order of the slots
     stack: Stack | None = None  # the order in which nodes leave; None if any may leave
     known_stop_times: dict[TypeName, StopTimes] = field(default_factory=dict)

@@ -23,11 +23,13 @@ def retirement_times(context: StepContext) -> Iterator[Iterator[TimedNode]]:
             yield ((-inf, id_) for _, id_ in resting.idle_since)
         elif node_type.cloud in context.snapshot.closed_clouds:
             continue
-        elif name not in policy.observed and not _are_spares(node_type, context):
+        elif name not in policy.observed and not _are_needed(node_type, context):
             lead_s = context.stop_times(name).lead_s
             yield resting.by_time(node_type.billing, policy.idle_timeout_s(node_type), lead_s, context.now_s)
 
 
-def _are_spares(node_type: NodeType, context: StepContext) -> bool:
-    """Whether all idle nodes of the type are needed as spares."""
+def _are_needed(node_type: NodeType, context: StepContext) -> bool:
+    """Whether all idle nodes of the type are needed as spares, or for its ``nodes_min``."""
+    if context.of_types.is_at_min(node_type.name):
+        return True
     return 0 < node_type.spares >= context.count_ready.get(node_type.name, 0)

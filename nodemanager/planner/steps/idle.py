@@ -6,7 +6,7 @@ from nodemanager.core.drains import drain_text, emptying_text, hold_text, is_our
 from nodemanager.core.orders import CordonNode, DrainNode, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import ForeignDrain
+from nodemanager.core.slots import ForeignDrain, NodeType
 from nodemanager.planner.health.node_health import why_give_up, why_unfit
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
@@ -32,29 +32,46 @@ def step_idle(node: Node, context: StepContext) -> Step:
     counts = takes_jobs(node, context.snapshot, policy)
     # A node that takes no jobs does not count towards nodes_min.
     surplus = context.count_usable - policy.limits.nodes_min if counts else 1
+    name = node.launch.type_name
+    may_leave = (
+        surplus > 0 and not (counts and context.of_types.is_at_min(name)) and _is_confirmed_idle(node, policy)
+    )
     if context.overspent is not None and not is_drained(node):  # at once, so that no job starts there
         return retire(node, context.overspent, context)
     if (held := why_held_for_data(node, context.snapshot, policy)) is not None:
         return Step(held, again_at_s=overdue_at_s(node, context.snapshot, policy))
-    if context.count_live > policy.limits.nodes_max and surplus > 0 and _is_confirmed_idle(node, policy):
-        return _retire_surplus(
-            node,
-            because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=policy.limits.nodes_max),
-            context,
-        )
-    job, retiring = context.jobs.makes_room if context.jobs.makes_room is not None else (None, ())
-    if node.launch.id in retiring and surplus > 0 and _is_confirmed_idle(node, policy):
-        return _retire_surplus(node, because(Code.MAKES_ROOM, job=str(job)), context)
-    name = node.launch.type_name
+    if may_leave and (too_many := _why_too_many(node, context)) is not None:
+        return _retire_surplus(node, too_many, context)
     node_type = policy.types.get(name)
-    spares = node_type.spares if node_type is not None and counts else 0
-    spare = spares > 0 and context.count_ready.get(name, 0) <= spares
-    verdict = should_retire(node, node_type, policy, context.now_s, surplus, spare, context.stop_times(name))
+    kept = _why_type_keeps(node_type, context) if node_type is not None and counts else None
+    verdict = should_retire(node, node_type, policy, context.now_s, surplus, kept, context.stop_times(name))
     if not verdict.retires:
         return Step(verdict.reason, again_at_s=verdict.again_at_s)
     if counts and context.why_kept(node) is None:
         context.count_ready[name] = context.count_ready.get(name, 0) - 1
     return _retire_surplus(node, verdict.reason, context)
+
+
+def _why_type_keeps(node_type: NodeType, context: StepContext) -> Reason | None:
+    """Why a type needs all of its idle nodes; None if one may leave."""
+    if context.of_types.is_at_min(node_type.name):
+        return because(Code.NODES_MIN, nodes_min=node_type.limits.nodes_min, node_type=node_type.name)
+    if 0 < node_type.spares >= context.count_ready.get(node_type.name, 0):
+        return because(Code.SPARE, node_type=node_type.name, spares=node_type.spares)
+    return None
+
+
+def _why_too_many(node: Node, context: StepContext) -> Reason | None:
+    """Why an idle node goes whatever is paid for it: a limit is exceeded, or a job needs the room; None if not."""
+    nodes_max, name = context.policy.limits.nodes_max, node.launch.type_name
+    if context.count_live > nodes_max:
+        return because(Code.ABOVE_NODES_MAX, node_count=context.count_live, nodes_max=nodes_max)
+    if context.of_types.is_above_max(name):
+        nodes_max = context.policy.types[name].limits.nodes_max or 0
+        count = nodes_max + context.of_types.above_max[name]
+        return because(Code.TYPE_ABOVE_NODES_MAX, node_type=name, node_count=count, nodes_max=nodes_max)
+    job, retiring = context.jobs.makes_room if context.jobs.makes_room is not None else (None, ())
+    return because(Code.MAKES_ROOM, job=str(job)) if node.launch.id in retiring else None
 
 
 def _step_upkeep(node: Node, context: StepContext) -> Step | None:

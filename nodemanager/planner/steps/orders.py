@@ -43,6 +43,7 @@ def reprieve(node: Node, context: StepContext, reason: Reason) -> Step:
         context.stack.note_staying(node)
     context.count_live += 1
     context.count_usable += 1
+    context.of_types.note(node.launch.type_name, 1, takes_jobs=True)
     return Step(reason, UndrainNode(node.id, node.launch.rank, reason))
 
 
@@ -50,8 +51,10 @@ def retire(node: Node, reason: Reason, context: StepContext) -> Step:
     """Drain the node, and stop counting it for the steps of the nodes after it."""
     if context.stack is not None:
         context.stack.note_leaving(node)
+    takes = takes_jobs(node, context.snapshot, context.policy)
     context.count_live -= 1
-    context.count_usable -= takes_jobs(node, context.snapshot, context.policy)
+    context.count_usable -= takes
+    context.of_types.note(node.launch.type_name, -1, takes_jobs=takes)
     return _drain(node, reason)
 
 

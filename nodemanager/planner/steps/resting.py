@@ -12,6 +12,7 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.cost import billing
+from nodemanager.planner.limits.type_limits import TypeCounts
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
@@ -102,6 +103,9 @@ class RestingReasons:
             found: dict[LaunchId, None] = {}
             if self._at_rest and context.jobs.makes_room is not None:
                 found |= dict.fromkeys(id_ for id_ in context.jobs.makes_room[1] if id_ in self._at_rest)
+            above = (name for name in context.of_types.above_max if context.of_types.is_above_max(name))
+            for resting in (self._resting[name] for name in above if name in self._resting):
+                found |= dict.fromkeys(id_ for _, id_ in resting.idle_since)
             for times in retirement_times(self._context):
                 found |= dict.fromkeys(id_ for _, id_ in takewhile(lambda it: it[0] <= context.now_s, times))
             yield from map(self._at_rest.__getitem__, found)
@@ -125,22 +129,29 @@ class RestingReasons:
 
     def _step(self, node: Node) -> Step:
         turn = bisect_left(self._turns, step_order(node, self._context.policy))
-        live, usable, ready = self._counts[turn - 1]
+        live, usable, ready, of_types = self._counts[turn - 1]
         stack = self._context.stack.copy() if self._context.stack is not None else None
-        then = replace(self._context, count_live=live, count_usable=usable, count_ready=dict(ready), stack=stack)
+        then = replace(
+            self._context,
+            count_live=live,
+            count_usable=usable,
+            count_ready=dict(ready),
+            of_types=of_types.copy(),
+            stack=stack,
+        )
         return next_step(node, then)
 
-    def _counts_now(self) -> tuple[int, int, Mapping[TypeName, int]]:
+    def _counts_now(self) -> tuple[int, int, Mapping[TypeName, int], TypeCounts]:
         context = self._context
-        return context.count_live, context.count_usable, dict(context.count_ready)
+        return context.count_live, context.count_usable, dict(context.count_ready), context.of_types.copy()
 
     def _kinds(self) -> object:
         """What the reasons of all nodes depend on, before the first and after the last step."""
         policy = self._context.policy
         kinds = []
-        for _, usable, ready in (self._counts[0], self._counts[-1]):
+        for _, usable, ready, of_types in (self._counts[0], self._counts[-1]):
             spares = [it.name for it in policy.node_types if 0 < it.spares >= ready.get(it.name, 0)]
-            kinds.append((usable > policy.limits.nodes_min, spares))
+            kinds.append((usable > policy.limits.nodes_min, spares, of_types.signs()))
         snapshot = self._context.snapshot
         return kinds, policy.observed, policy.node_types, snapshot.operator.steering, snapshot.closed_clouds
 

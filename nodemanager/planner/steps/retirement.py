@@ -37,12 +37,12 @@ def should_retire(
     policy: Policy,
     now_s: float,
     surplus: int,
-    spare: bool = False,
+    kept: Reason | None = None,
     stop_times: StopTimes | None = None,
 ) -> Verdict:
     """Whether to retire an idle node that no waiting job would use.
 
-    ``surplus``: how many nodes there are beyond ``nodes_min``. ``spare``: the node is one of its type's spares.
+    ``surplus``: how many nodes there are beyond ``nodes_min``. ``kept``: why its type needs the node.
     """
     if node.rank is not None and node.rank.drain_reason is not None:
         return Verdict(because(Code.HELD_BY_DRAIN, drain_reason=node.rank.drain_reason))
@@ -54,8 +54,8 @@ def should_retire(
         )
     if surplus <= 0:
         return Verdict(because(Code.NODES_MIN, nodes_min=policy.limits.nodes_min))
-    if spare and node_type is not None:
-        return Verdict(because(Code.SPARE, node_type=node_type.name, spares=node_type.spares))
+    if kept is not None:
+        return Verdict(kept)
     if node_type is None:
         return Verdict(because(Code.UNKNOWN_TYPE, node_type=node.launch.type_name), retires=True)
     idle_s = _idle_s(node, now_s)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from itertools import chain, islice
+from math import inf
 
 from nodemanager.core.jobs import ANYWHERE, Constraint
 from nodemanager.core.nodes import FluxRank, NodeState
@@ -18,7 +19,7 @@ from nodemanager.planner.backoff.allowance import Allowance, unavailable_sizes, 
 from nodemanager.planner.backoff.zones import open_zones
 from nodemanager.planner.cost.billing import PREPAID
 from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes
-from nodemanager.planner.cost.fleet import ownerless_strays
+from nodemanager.planner.cost.fleet import nodes_left_of_type, ownerless_strays
 from nodemanager.planner.cost.prepaid import prepaid_left
 from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.constraints import Matches
@@ -138,10 +139,30 @@ class Supply:
             for offer in self._offers_of(node_type, constraints, prepaid.get(node_type.name, 0))
         ]
 
+    @lazy_property
+    def type_room(self) -> Mapping[TypeName, int]:
+        """How many further nodes the own limits of types allow, for types that have such limits."""
+        left = {it.name: nodes_left_of_type(it, self.snapshot, self.policy) for it in self.policy.limited_types}
+        return {name: count for name, count in left.items() if count is not None}
+
+    def is_held_back(self, type_name: TypeName) -> bool:
+        """Whether the type's own limits allow fewer nodes than it has free slots."""
+        return self.type_room.get(type_name, inf) < sum(self._free_slots(type_name))
+
     def count_free(self, type_name: TypeName) -> int:
-        """How many slots of the type are free now or in a moment."""
+        """How many slots of the type are free now or in a moment, and may get a node."""
+        return sum(self._slots_to_use(type_name))
+
+    def _free_slots(self, type_name: TypeName) -> tuple[int, int]:
+        """How many slots of the type are free now, and in a moment."""
         vacant = len(self.rank_index.vacant.get(type_name, ()))
-        return vacant - len(self.leased_indexes.get(type_name, ())) + len(self.ending_indexes.get(type_name, ()))
+        return vacant - len(self.leased_indexes.get(type_name, ())), len(self.ending_indexes.get(type_name, ()))
+
+    def _slots_to_use(self, type_name: TypeName) -> tuple[int, int]:
+        """The same, but only as many as the type's own limits allow."""
+        now, soon = self._free_slots(type_name)
+        room = self.type_room.get(type_name)
+        return (now, soon) if room is None else (min(now, room), min(soon, max(0, room - now)))
 
     def count_free_for(self, node_type: NodeType, constraint: Constraint) -> int:
         """How many slots of the type are free now or in a moment and meet the constraint."""
@@ -169,11 +190,13 @@ class Supply:
         vacant = self.rank_index.vacant.get(node_type.name, ())
         free = self._places(node_type, (index for index in vacant if index not in leased))
         of_slot = node_index_of(self.snapshot).launch_of_slot
-        return (place for place in free if place[0] not in of_slot)
+        found = (place for place in free if place[0] not in of_slot)
+        return islice(found, self.type_room.get(node_type.name))
 
     def slots_free_soon(self, node_type: NodeType) -> Iterator[SlotAndRank]:
         """The slots of the type that are free in a moment, in the order of the site."""
-        return self._places(node_type, self.ending_indexes.get(node_type.name, ()))
+        found = self._places(node_type, self.ending_indexes.get(node_type.name, ()))
+        return islice(found, self._slots_to_use(node_type.name)[1])
 
     def _places(self, node_type: NodeType, indexes: Iterable[int]) -> Iterator[SlotAndRank]:
         rank_of_slot = self.snapshot.slots.rank_of_slot
@@ -197,9 +220,7 @@ class Supply:
                 yield offer
 
     def _priced_offers_of(self, node_type: NodeType, constraints: Sequence[Constraint]) -> Iterator[Offer]:
-        name = node_type.name
-        now = self.count_free(name) - len(self.ending_indexes.get(name, ()))
-        soon = len(self.ending_indexes.get(name, ()))
+        now, soon = self._slots_to_use(node_type.name)
         for standing, count, places in (
             (Availability.NEW, now, partial(self.slots_free_now, node_type)),
             (Availability.COMING, soon, partial(self.slots_free_soon, node_type)),
@@ -227,6 +248,9 @@ class Supply:
         """The same slots as each size that may be bought now, with as many nodes as quotas allow."""
         sizes = self.on_sale[node_type.name]
         if len(sizes) == 1:
+            if self.policy.limits_of(node_type.cloud):
+                left = Allowance(self.snapshot, self.policy).count_left(sizes[0])
+                count = count if left is None else max(1, min(count, left))
             zones = open_zones(sizes[0], self.snapshot)
             yield Offer(sizes[0], standing, count, example, places, zones, self.matches)
             return

@@ -125,6 +125,8 @@ def _candidate(
     node_type = policy.types.get(node.launch.type_name)
     if node_type is None or node.launch.prepaid or node_type.name in policy.observed or node_type.spares:
         return None
+    if node_type.limits.nodes_min:
+        return None
     if node.launch.slot in needed or node.call is not None or not _is_up(node, snapshot, policy, leaving):
         return None
     if snapshot.is_out_of_reach(node, policy):

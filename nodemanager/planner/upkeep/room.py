@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Container
 
 from nodemanager.core.nodes import COMING, USABLE, LaunchId, NodeState
-from nodemanager.core.slots import NodeType, SlotName
+from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.health.node_health import gets_no_work
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
@@ -27,6 +28,7 @@ class SpareRoom:
         self._free: dict[LaunchId, tuple[NodeType, int, int]] = {}
         self._coming: dict[LaunchId, tuple[NodeType, int, int]] = {}
         self._usable = 0
+        self._of_type: Counter[TypeName] = Counter()  # the usable ones
         for node in snapshot.nodes.values():
             node_type = policy.types.get(node.launch.type_name)
             if node_type is None or node.id in without or snapshot.steered(node):
@@ -35,6 +37,7 @@ class SpareRoom:
                 continue
             if node.state in USABLE and node.rank is not None and node.rank.schedulable:
                 self._usable += 1
+                self._of_type[node_type.name] += 1
                 if node.launch.slot not in needed:
                     self._free[node.id] = node_type, node.rank.cores_free, node.rank.gpus_free
             elif node.state in COMING and node.launch.slot not in needed:
@@ -49,6 +52,7 @@ class SpareRoom:
         own = self._free.pop(node.id, None)
         if self._fits(node) and self._takes(node, self._free):
             self._usable -= 1
+            self._of_type[node.launch.type_name] -= 1
             return True
         if own is not None:
             self._free[node.id] = own
@@ -68,6 +72,8 @@ class SpareRoom:
         if counts and self._usable - 1 < self._policy.limits.nodes_min:
             return False
         node_type = self._policy.types.get(node.launch.type_name)
+        if counts and node_type is not None and self._of_type[node_type.name] - 1 < node_type.limits.nodes_min:
+            return False
         if node_type is None or not node_type.spares or node.state is not NodeState.IDLE:
             return True
         nodes, at_rest = self._snapshot.nodes, node_index_of(self._snapshot).at_rest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from nodemanager.core.slots import NodeType
+from nodemanager.core.slots import NodeType, TypeLimits
 from nodemanager.core.upkeep.rules import Schedule
 from nodemanager.core.upkeep.windows import is_open, next_change_at
 from nodemanager.planner.state.policy import Policy
@@ -32,6 +32,9 @@ def schedule_changes_at(policy: Policy, wall_at: float) -> float:
 
 
 def _with_schedule(policy: Policy, schedule: Schedule) -> Policy:
+    types = tuple(_with_schedule_of_type(of, schedule) for of in policy.node_types)
+    if schedule.node_types:
+        return replace(policy, node_types=types)
     limits, rules = policy.limits, policy.rules
     nodes_max = schedule.nodes_max if schedule.nodes_max is not None else limits.nodes_max
     # Ensembles may keep more nodes than the site says: a schedule may raise that, but not take it away.
@@ -45,9 +48,8 @@ def _with_schedule(policy: Policy, schedule: Schedule) -> Policy:
         nodes_min=min(nodes_min, nodes_max),
         price_per_hour_max=price if price is not None else limits.price_per_hour_max,
     )
-    if schedule.idle_timeout_s is not None and not schedule.node_types:
+    if schedule.idle_timeout_s is not None:
         rules = replace(rules, idle_timeout_s=schedule.idle_timeout_s)
-    types = tuple(_with_schedule_of_type(of, schedule) for of in policy.node_types)
     return replace(policy, limits=changed, rules=rules, node_types=types)
 
 
@@ -58,4 +60,16 @@ def _with_schedule_of_type(of: NodeType, schedule: Schedule) -> NodeType:
     idle_timeout_s = of.idle_timeout_s
     if schedule.idle_timeout_s is not None and schedule.node_types:
         idle_timeout_s = schedule.idle_timeout_s
-    return replace(of, spares=spares, idle_timeout_s=idle_timeout_s)
+    limits = _limits_of_type(of.limits, schedule) if schedule.node_types else of.limits
+    return replace(of, spares=spares, idle_timeout_s=idle_timeout_s, limits=limits)
+
+
+def _limits_of_type(limits: TypeLimits, schedule: Schedule) -> TypeLimits:
+    nodes_max = schedule.nodes_max if schedule.nodes_max is not None else limits.nodes_max
+    nodes_min = schedule.nodes_min if schedule.nodes_min is not None else limits.nodes_min
+    price = schedule.price_per_hour_max
+    return TypeLimits(
+        nodes_min=nodes_min if nodes_max is None else min(nodes_min, nodes_max),
+        nodes_max=nodes_max,
+        price_per_hour_max=price if price is not None else limits.price_per_hour_max,
+    )

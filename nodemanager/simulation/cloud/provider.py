@@ -143,6 +143,8 @@ class SimulatedProvider:
     def empty_groups(self, cluster_uuid: str) -> frozenset[str]:
         """Return the cluster's placement groups without nodes."""
         with self._world.lock:
+            if not self._groups:
+                return frozenset()
             self._maybe_refuse("sweep")
             self._maybe_throttle("sweep")
             used = {node.group for node in self.nodes()}
@@ -190,16 +192,18 @@ class SimulatedProvider:
                 return [self._as_it_is_now(answer) for answer in self._by_batch_token[token]]
             answers: list[CloudNode | CloudError] = []
             refusal: CloudError | None = None
-            for identity in identities:
+            for launch, identity in zip(launches, identities, strict=True):
                 try:
                     if refusal is None:
                         self._check_capacity(node_type)
+                        self._check_group(launch)
                 except CloudError as error:
                     refusal = error
                 if refusal is not None:
                     answers.append(refusal)
                     continue
                 machine = self._add_machine(identity, "", node_type)
+                machine.node = replace(machine.node, group=launch.group)
                 self._world.after(self._draw(self.faults.boot_delay_s), partial(self._run, machine))
                 answers.append(machine.node)
             if isinstance(answers[0], CloudError):
