@@ -13,6 +13,7 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
