@@ -127,11 +127,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "provider's default group.",
         "key_name": "For `ec2` and `openstack`: the key pair for logging in. Default: none.",
         "instance_profile": "For `ec2`: the name or ARN of the nodes' role. Default: none.",
-        "nodes_max": "The most nodes of this cloud, within `[Limits] nodes_max`. Default: no limit of its own.",
-        "price_per_hour_max": "The most that the nodes of this cloud may cost an hour, within `[Limits] "
-        "price_per_hour_max`. Default: no limit of its own.",
-        "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
-        "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
         "auth_url": "For `openstack`: the address of the identity service.",
         "microversion": "For `openstack`: the version of Nova's API.",
         "config_drive": "For `openstack`: whether servers read their user-data from a drive. Use it if the "
@@ -166,6 +161,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "boot_delay": "For `local`: how long a node stays pending before it runs its user-data.",
         "call_timeout": "How long to wait for the answer to a call to the cloud or to Flux. After that the manager "
         "looks at the node again. The call itself is not aborted.",
+        "nodes_max": "The most nodes of this cloud, within `[Limits] nodes_max`. Default: no limit of its own.",
+        "price_per_hour_max": "The most that the nodes of this cloud may cost an hour, within `[Limits] "
+        "price_per_hour_max`. Default: no limit of its own.",
+        "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
+        "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
     },
     "Limits": {
         "nodes_max": "How many nodes may cost money at once. Booting and leaving nodes count, and so do nodes that "
@@ -348,8 +348,6 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
     },
     "Node NAME": {
         "size": "The provider's name for this type. Default: NAME.",
-        "cloud": "The NAME of the `[Cloud NAME]` in which its nodes are created. Default: `[Cloud]`, or the only "
-        "cloud.",
         "sizes": "Instead of `size`: the sizes that may serve as nodes of this type, by name or by pattern. The "
         "cheapest one that can be had is bought ([slots.md](slots.md)).",
         "cores": "The number of cores that each slot declares to Flux. Flux does not check it, so it must be "
@@ -386,6 +384,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "`[Disruption]`.",
         "mode": "`act`: nodes of this type are bought and terminated. `observe`: decisions are only reported, and "
         "existing nodes stay. Default: the value in `[Site]`.",
+        "cloud": "The NAME of the `[Cloud NAME]` in which its nodes are created. Default: `[Cloud]`, or the only "
+        "cloud.",
         "image": FROM_CLOUD,
         "zones": FROM_CLOUD,
         "network": FROM_CLOUD,

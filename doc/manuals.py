@@ -213,6 +213,9 @@ _flux_node_manager()
             {verbs}) verb+=${{verb:+ }}${{COMP_WORDS[at]}} ;;
         esac
     done
+    case $verb:$before in
+{choices}
+    esac
     case $before in
         {directories})
             compopt -o filenames
@@ -221,6 +224,9 @@ _flux_node_manager()
         --slots)
             compopt -o nospace
             mapfile -t COMPREPLY < <(compgen -W "$(_flux_node_manager_names types)" -S = -- "$current")
+            return ;;
+        --type)
+            mapfile -t COMPREPLY < <(compgen -W "$(_flux_node_manager_names types)" -- "$current")
             return ;;
         {values})
             return ;; # usually a file: bash completes it
@@ -236,6 +242,8 @@ _flux_node_manager()
         esac
     elif [[ $verb == hold || $verb == release || $verb == retire ]]; then
         words=$(_flux_node_manager_names nodes)
+    elif [[ $verb == data-safe || $verb == expand ]]; then
+        words=$(timeout 5 flux jobs -no '{{id}}' 2>/dev/null)
     fi
     mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
 }}
@@ -251,7 +259,8 @@ def bash_completion(parser: Parser) -> str:
     values = _names(option for option in options if option.nargs != 0)
     return COMPLETION.format(
         directories=_pattern(directories),
-        values=_pattern([name for name in values if name not in (*directories, "--slots")]),
+        choices="\n".join(line for name, it in parsers.items() for line in _choices(name, it)),
+        values=_pattern([name for name in values if name not in (*directories, "--slots", "--type")]),
         verbs=_pattern([_quoted(name) for name in parsers if name]),
         cases="\n".join(_case(name, it) for name, it in parsers.items()),
     )
@@ -270,6 +279,15 @@ def _case(name: str, parser: Parser) -> str:
     words += [str(choice) for action in parser.arguments() for choice in action.choices or ()]
     shown = f' words="{" ".join(words)}"' if words else ""
     return f'        {_quoted(name)}) options="{" ".join(_names(parser.options()))}"{shown} ;;'
+
+
+def _choices(name: str, parser: Parser) -> Iterator[str]:
+    """A case for each option of a verb that takes one of a few words."""
+    for option in parser.options():
+        if option.choices:
+            words = " ".join(str(choice) for choice in option.choices)
+            cases = _pattern([f'"{name}:{it}"' for it in option.option_strings])
+            yield f'        {cases}) mapfile -t COMPREPLY < <(compgen -W "{words}" -- "$current"); return ;;'
 
 
 def _quoted(name: str) -> str:

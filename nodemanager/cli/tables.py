@@ -453,7 +453,9 @@ def event(document: Mapping[str, Any]) -> Text:
     text = Text(f"{clock(document['at'])}  ", style="dim")
     text.append(f"{document['kind']:<10} ", style="bold" if document["kind"] in ("decided", "alarm") else "")
     text.append(f"{document['what']:<14} {document['subject']}", style="")
-    if document["reason"]:
+    if (document["kind"], document["what"]) == ("standstill", "ends"):
+        text.append("  decides again", style="cyan")  # its reason is why nothing was decided
+    elif document["reason"]:
         text.append(f"  {why(document['reason'])}", style="cyan")
     elif document["figures"].get("detail"):
         text.append(f"  {document['figures']['detail']}", style="dim")

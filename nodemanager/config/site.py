@@ -438,7 +438,7 @@ class _SiteLoader:
         here = {name: node for name, node in nodes.items() if homes.get(name) == section.name}
         document = several.document_of(section, self._document)
         secrets, faults = credentials.read_credentials(document, self._folder)
-        needed = (*faults, *_provider_faults(document, cloud, here))
+        needed = (*faults, *_provider_faults(document, self._complete_cloud(cloud), here))
         known = len(self._faults)
         self._faults += (it for it in needed if self._with_credentials or it.section != credentials.SECTION)
         node_types = self._node_types(here, cloud, document)
@@ -654,6 +654,8 @@ class _SiteLoader:
         completed = {"service_material": _absolute(self._folder / cloud.service_material)}
         if cloud.kubeconfig is not None:
             completed["kubeconfig"] = _absolute(self._folder / cloud.kubeconfig)
+        if cloud.identity_certificate is not None:
+            completed["identity_certificate"] = _absolute(self._folder / cloud.identity_certificate)
         return cloud.model_copy(update=completed)
 
     def _complete_web(self, web: WebSettings, state_dir: Path) -> WebSettings:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from nodemanager.join.rate_limits import network_of
 
@@ -38,6 +38,7 @@ class ConnectionBounds:
 
     connections_max: int = 2000
     per_source_max: int = 128
+    per_launch_max: int = 8  # of those that have proven to be of a launch, which count towards no source
     handshake_s: float = 10.0
     headers_s: float = 10.0
     lifetime_s: float = 60.0  # of any connection, busy or not
@@ -61,11 +62,23 @@ class SecuredProtocol(asyncio.Protocol):
     on_lost: Callable[[], None]
 
 
+class ProvenConnection(Protocol):
+    """A connection that a request may prove to be of a launch."""
+
+    def count_for(self, launch: str) -> None:
+        """Count the connection towards the launch, and no longer towards its source, which others may share.
+
+        If the launch has as many as it may, the connection stays with its source.
+        """
+        ...
+
+
 class ConnectionGate:
     """Creates the protocol of each new connection. Pass it to ``asyncio``'s ``create_server`` without TLS.
 
-    ``is_too_fast`` tells whether a source opens connections too fast. ``make_secured`` creates the protocol for a
-    connection whose handshake is done. A gate serves one event loop.
+    ``is_too_fast`` tells whether a source opens connections too fast, and counts one more; ``give_back`` takes that
+    back. ``make_secured`` creates the protocol for a connection whose handshake is done. A gate serves one event
+    loop.
     """
 
     def __init__(
@@ -73,13 +86,15 @@ class ConnectionGate:
         context: ssl.SSLContext,
         bounds: ConnectionBounds,
         is_too_fast: Callable[[str], bool],
-        make_secured: Callable[[], SecuredProtocol],
+        make_secured: Callable[[ProvenConnection], SecuredProtocol],
+        give_back: Callable[[str], None],
     ) -> None:
         self.context = context
         self.bounds = bounds
         self.make_secured = make_secured
         self.tasks: set[asyncio.Task[None]] = set()
         self._is_too_fast = is_too_fast
+        self._give_back = give_back
         self._open_by_source: Counter[str] = Counter()
 
     def __call__(self) -> asyncio.Protocol:
@@ -92,6 +107,16 @@ class ConnectionGate:
             return False
         self._open_by_source[source] += 1
         return True
+
+    def count_for(self, launch: str, source: str) -> str:
+        """Count a connection of this source for a launch. Return by what it is counted from now on."""
+        key = f"launch {launch}"
+        if source == key or self._open_by_source[key] >= self.bounds.per_launch_max:
+            return source
+        self.release(source)
+        self._open_by_source[key] += 1
+        self._give_back(source)
+        return key
 
     def release(self, source: str) -> None:
         """Stop counting a connection of this source."""
@@ -152,12 +177,16 @@ class _PendingConnection(asyncio.Protocol):
             return
         if secured is None or self._source is None:  # the connection was lost during the handshake
             return
-        protocol = self._gate.make_secured()
+        protocol = self._gate.make_secured(self)
         protocol.on_lost = self._release
         secured.set_protocol(protocol)
         protocol.connection_made(secured)
         if self._early:
             protocol.data_received(self._early)
+
+    def count_for(self, launch: str) -> None:
+        if self._source is not None and not self._source.startswith("launch "):
+            self._source = self._gate.count_for(launch, self._source)
 
     def data_received(self, data: bytes) -> None:
         if self._speaks:

@@ -51,3 +51,9 @@ class TokenBuckets:
         if len(self._left) > self._sources_max:
             self._left.popitem(last=False)
         return 0.0 if granted else (1.0 - left) / self._rate_per_s
+
+    def give_back(self, source: str) -> None:
+        """Give a token back that was taken from the source's bucket."""
+        if source in self._left:
+            left, since_s = self._left[source]
+            self._left[source] = (min(self._burst, left + 1.0), since_s)

@@ -40,6 +40,7 @@ from nodemanager.join.connection_limits import (
     BACKLOG,
     ConnectionBounds,
     ConnectionGate,
+    ProvenConnection,
     SecuredProtocol,
     allowed_connections,
     use_small_tls_buffers,
@@ -69,6 +70,7 @@ CLIENT = "/v1/flux-node-join"
 PATHS = (REDEEM, REDEEM_BATCH, FETCH, RENEW, REPORT, CLIENT)
 BODY_MAX_BYTES = 16_384
 BODY_WITHIN_S = 10.0
+CONNECTION = "connection"  # the name of a request's connection in its state
 IDENTITY_MAX_CHARS = 12_288  # EC2's documents have about 2,000
 KEEP_ALIVE_S = 5
 STOP_S = 5  # how long running requests may take to finish when the service stops
@@ -167,6 +169,7 @@ class JoinApi:
     ) -> None:
         self._admission = admission
         self._buckets = TokenBuckets(limits.requests_per_s, limits.requests_burst)
+        self._by_launch = TokenBuckets(limits.requests_per_s, limits.requests_burst)
         self._monotonic_s = monotonic_s
         # Neither refused nor admitted clients may fill the disk with log lines.
         self._refusal_lines = TokenBuckets(LINES_PER_S, LINES_BURST)
@@ -242,10 +245,20 @@ class JoinApi:
         async def handle(request: Request) -> Response:
             source = _source(request)
             answer = await self._answer(request, source, kind, decide)
+            if isinstance(answer, Granted):
+                self._count_for_launch(request, source, answer.launch)
             self._log_answer(request.url.path, source, answer)
             return _response(answer)
 
         return handle
+
+    def _count_for_launch(self, request: Request, source: str, launch: LaunchId) -> None:
+        """Count a granted request towards its launch: many nodes behind one address do not hinder each other."""
+        if not self._by_launch.take(launch, self._monotonic_s()):
+            self._buckets.give_back(network_of(source))
+        connection: ProvenConnection | None = getattr(request.state, CONNECTION, None)
+        if connection is not None:
+            connection.count_for(launch)
 
     async def _answer(
         self, request: Request, source: str, kind: type[_B], decide: Callable[[_B, str], Answer]
@@ -412,7 +425,9 @@ class JoinServer(uvicorn.Server):
         """
         del sockets
         loop = asyncio.get_running_loop()
-        gate = ConnectionGate(self._context, self._bounds, self._is_too_fast, self._make_protocol)
+        gate = ConnectionGate(
+            self._context, self._bounds, self._is_too_fast, self._make_protocol, self._connections.give_back
+        )
         host, port = self.config.host, self.config.port
         try:
             self.servers = [await loop.create_server(gate, host, port, backlog=BACKLOG)]
@@ -424,8 +439,9 @@ class JoinServer(uvicorn.Server):
     def _is_too_fast(self, source: str) -> bool:
         return self._connections.take(source, time.monotonic()) > 0
 
-    def _make_protocol(self) -> SecuredProtocol:
-        protocol = _TimeoutProtocol(self.config, self.server_state, self.lifespan.state)
+    def _make_protocol(self, connection: ProvenConnection) -> SecuredProtocol:
+        state = {**self.lifespan.state, CONNECTION: connection}
+        protocol = _TimeoutProtocol(self.config, self.server_state, state)
         protocol.headers_s = self._bounds.headers_s
         return cast("SecuredProtocol", protocol)
 

@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
+from nodemanager.core.nodes import LaunchId
 from nodemanager.join import connection_limits
 from nodemanager.join.admission import AdmissionRules
 from nodemanager.join.connection_limits import FILES_SPARE, ConnectionBounds, allowed_connections
@@ -58,8 +59,9 @@ async def a_door(
     bounds: ConnectionBounds,
     limits: RequestLimits = LOOSE,
     rig: AdmissionRig | None = None,
+    requests: RequestLimits = LOOSE,
 ) -> AsyncIterator[Door]:
-    app = JoinApi((rig or AdmissionRig()).admission, LOOSE).make_app()
+    app = JoinApi((rig or AdmissionRig()).admission, requests).make_app()
     server = JoinServer(app, "127.0.0.1:0", context, limits, bounds)
     serving = asyncio.create_task(server.serve())
     try:
@@ -119,6 +121,85 @@ def test_one_source_has_a_limit_and_closed_connections_no_longer_count(
             assert await answer(again) == b"HTTP/1.1 404 Not Found"
             for _, writer in (*silent, secured, again):
                 writer.transport.abort()
+
+    run(story())
+
+
+async def redeem(connection: Connection, number: int, ticket: str = "") -> bytes:
+    """Show the ticket of ``cloudN-1`` and keep the connection open. Return the status line."""
+    launch = LaunchId(f"cloud{number}-1")
+    body = json.dumps({"launch": launch, "ticket": ticket or KEY.ticket(launch), "nonce": NONCE}).encode()
+    head = f"POST /v1/redeem HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    connection[1].write(head + body)
+    answered = await connection[0].readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", answered)
+    assert length is not None
+    await connection[0].readexactly(int(length[1]))
+    return answered.partition(b"\r\n")[0]
+
+
+def a_rig_of(nodes: int) -> AdmissionRig:
+    rig = AdmissionRig()
+    rig.roster = tuple(entry(LaunchId(f"cloud{number}-1"), f"cloud{number}") for number in range(1, nodes + 1))
+    return rig
+
+
+def test_nodes_behind_one_address_share_no_limit_once_their_tickets_are_accepted(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        async with a_door(context, ConnectionBounds(per_source_max=2), rig=a_rig_of(9)) as door:
+            held = []
+            for number in range(1, 10):
+                held.append(await door.enter())
+                assert await redeem(held[-1], number) == b"HTTP/1.1 200 OK"
+            strangers = [await door.enter() for _ in range(2)]
+            assert await redeem(strangers[0], 1, "0" * 64) == b"HTTP/1.1 403 Forbidden"
+            assert await is_cut(await door.knock()), "a client without a ticket counts for the address"
+            for _, writer in (*held, *strangers):
+                writer.transport.abort()
+
+    run(story())
+
+
+def test_a_launch_has_a_limit_of_its_own_and_the_rest_counts_for_its_source(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        bounds = ConnectionBounds(per_source_max=2, per_launch_max=3)
+        async with a_door(context, bounds, rig=a_rig_of(1)) as door:
+            held = []
+            for _ in range(5):
+                held.append(await door.enter())
+                assert await redeem(held[-1], 1) == b"HTTP/1.1 200 OK"
+            assert await is_cut(await door.knock())
+            held[0][1].transport.abort()
+            for _, writer in held:
+                writer.transport.abort()
+
+    run(story())
+
+
+def test_nodes_behind_one_address_do_not_use_up_its_rate(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        slow = RequestLimits(requests_per_s=1e-6, requests_burst=2.0)
+        async with a_door(context, ConnectionBounds(), slow, a_rig_of(9), slow) as door:
+            for number in range(1, 10):
+                connection = await door.enter()
+                assert await redeem(connection, number) == b"HTTP/1.1 200 OK"
+                connection[1].transport.abort()
+            stranger = await door.enter()
+            statuses = [await redeem(stranger, 1, "0" * 64) for _ in range(3)]
+            assert statuses == [b"HTTP/1.1 403 Forbidden"] * 2 + [b"HTTP/1.1 429 Too Many Requests"]
+            stranger[1].transport.abort()
+
+    run(story())
+
+
+def test_a_launch_that_asks_too_fast_uses_up_the_rate_of_its_source(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        slow = RequestLimits(requests_per_s=1e-6, requests_burst=2.0)
+        async with a_door(context, ConnectionBounds(), slow, a_rig_of(1), slow) as door:
+            connection = await door.enter()
+            statuses = [await redeem(connection, 1) for _ in range(5)]
+            assert statuses == [b"HTTP/1.1 200 OK"] * 4 + [b"HTTP/1.1 429 Too Many Requests"]
+            connection[1].transport.abort()
 
     run(story())
 

@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nodemanager.join.flux_node_join import ClientSettings, LocalMachine
+from nodemanager.core.nodes import ProviderId, launch_id
+from nodemanager.core.slots import SlotName
+from nodemanager.join.admission import JoinAdmission, Refusal
+from nodemanager.join.ec2.identity import InstanceIdentities
+from nodemanager.join.flux_node_join import CannotJoin, ClientSettings, JoinClient, JoinRefused, LocalMachine
+from tests.join.admission import KEY, SOURCE, AdmissionRig, entry
+from tests.join.identities import signer
 
 EC2_ACTION = "/latest/meta-data/spot/instance-action"
 GCE_PREEMPTED = "/computeMetadata/v1/instance/preempted"
@@ -126,6 +133,91 @@ def test_a_token_is_fetched_once_and_again_after_it_has_expired(tmp_path: Path) 
         server.documents = {EC2_ACTION: '{"action": "stop", "time": "soon"}'}
         assert machine.reclaim_notice() == "stop at soon"
         assert server.tokens_given == 2
+
+
+IDENTITY = "/latest/dynamic/instance-identity/rsa2048"
+
+
+def test_a_machine_shows_what_its_provider_vouches_for(tmp_path: Path) -> None:
+    signed = signer().document("i-0123456789abcdef0")
+    with _metadata(**{IDENTITY: signed}) as server:
+        machine = _machine("ec2", tmp_path, server)
+        assert InstanceIdentities(signer().pem).instance_in(machine.identity()) == "i-0123456789abcdef0"
+        server.token = "token-2"
+        with pytest.raises(OSError, match="status 401"):
+            machine.identity()
+        assert machine.identity() == signed, "with a new token"
+
+
+def test_a_machine_whose_provider_vouches_for_nothing_says_so(tmp_path: Path) -> None:
+    with _metadata() as server, pytest.raises(OSError, match="status 404"):
+        _machine("ec2", tmp_path, server).identity()
+    with pytest.raises(OSError, match="refused"):
+        _machine("ec2", tmp_path, None).identity()
+
+
+def test_a_node_of_a_batch_learns_its_launch_once_and_keeps_it(tmp_path: Path) -> None:
+    """The real client, from its settings to its saved state, with a service that admits two instances."""
+    instances = ("i-00000001", "i-00000002")
+    roster = tuple(
+        entry(launch_id(SlotName(f"cloud{number}"), "19ab"), f"cloud{number}", provider_id=ProviderId(instance))
+        for number, instance in enumerate(instances, 1)
+    )
+    rig = AdmissionRig(roster=roster)
+    rig.admission = JoinAdmission(
+        KEY,
+        rig.rules,
+        rig,
+        lambda: rig.material,
+        rig.store,
+        lambda: rig.now_at,
+        InstanceIdentities(signer().pem).instance_in,
+    )
+    for number, instance in enumerate(instances, 1):
+        with _metadata(**{IDENTITY: signer().document(instance)}) as server:
+            folder = tmp_path / instance
+            folder.mkdir()
+            machine = _Asking(_settings_of_batch(folder, server), rig.admission)
+            client = JoinClient(machine, "", KEY.batch_ticket("19ab"), 60.0, "19ab")
+            client.step()
+            assert (client.launch, machine.asked[:1]) == (f"cloud{number}-19ab", ["redeem-batch"])
+            again = JoinClient(machine, "", KEY.batch_ticket("19ab"), 60.0, "19ab")
+            again.step()
+            assert again.launch == client.launch
+            assert machine.asked.count("redeem-batch") == 1, "its saved key is enough after a restart"
+
+
+class _Asking(LocalMachine):
+    """A machine that asks an admission without a network, and starts no broker."""
+
+    def __init__(self, settings: ClientSettings, admission: JoinAdmission) -> None:
+        super().__init__(settings)
+        self.admission = admission
+        self.asked: list[str] = []
+
+    def ask(self, what: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append(what)
+        match what:
+            case "redeem-batch":
+                answer = self.admission.redeem_batch(
+                    body["batch"], body["ticket"], body["nonce"], body["identity"], SOURCE, body["instance"]
+                )
+            case "fetch":
+                answer = self.admission.fetch(body["launch"], body["key"], SOURCE, body["instance"])
+            case _:
+                return {}
+        if isinstance(answer, Refusal):
+            raise JoinRefused(str(answer.code))
+        return dict(answer.body)
+
+    def check(self, given: dict[str, Any]) -> None:
+        raise CannotJoin("no broker here")
+
+
+def _settings_of_batch(folder: Path, server: Metadata) -> ClientSettings:
+    values = {"BATCH": "19ab", "TICKET": "t", "ADDRESSES": "127.0.0.1:1", "FINGERPRINT": "", "POWEROFF": "true"}
+    values |= {"DIR": str(folder), "HOSTS": str(folder / "hosts"), "SILENCE_MAX_S": "60"}
+    return ClientSettings({**values, "METADATA": f"http://127.0.0.1:{server.server_address[1]}"})
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"action": 1}', '{"time": "now"}'])

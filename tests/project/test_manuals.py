@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -98,6 +99,21 @@ def test_a_verb_has_its_own_options_only(tmp_path: Path) -> None:
     assert completions("flux-node-manager", "ensemble", "stop", "--", folder=tmp_path) == {"--help", "--uri"}
 
 
+def test_an_option_with_a_few_values_offers_them(tmp_path: Path) -> None:
+    offered = completions("flux-node-manager", "init", "--provider", "", folder=tmp_path)
+    assert offered == {"ec2", "openstack", "gce", "azure"}
+    assert completions("flux-node-manager", "init", "--provider", "o", folder=tmp_path) == {"openstack"}
+
+
+def test_jobs_that_only_flux_knows_are_asked_of_flux(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flux = tmp_path / "flux"
+    flux.write_text("#!/bin/sh\n[ \"$*\" = 'jobs -no {id}' ] && printf 'f1Abc\\nf2Def\\n'\n")
+    flux.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert completions("flux-node-manager", "data-safe", "", folder=tmp_path) == {"f1Abc", "f2Def"}
+    assert completions("flux-node-manager", "expand", "f2", folder=tmp_path) == {"f2Def"}
+
+
 def test_names_are_asked_of_the_service(tmp_path: Path) -> None:
     """A stand-in prints its own arguments, as names."""
     program = tmp_path / "flux-node-manager"
@@ -112,6 +128,7 @@ def test_names_are_asked_of_the_service(tmp_path: Path) -> None:
         (("explain", *site, ""), {"ensemble", "job", "node", "type"}),
         (("explain", "--config", "=", "site.ini", "node", "nodes-1"), {"nodes-1"}),
         (("slots", *site, "--slots", ""), {"types-1=", "types-2="}),
+        (("retire", *site, "--all", "--type", ""), {"types-1", "types-2"}),
         (("hold", ""), set()),
     ):
         assert completions(str(program), *typed, folder=tmp_path) == offered, typed

@@ -27,6 +27,10 @@ class Account(ABC):
     def survey(self) -> Survey:
         """Read what the account offers. Raises :class:`CloudError`."""
 
+    def find_image(self, image_id: str) -> OfferedImage | None:
+        """Describe an image that the survey does not list; None if there is none. Raises :class:`CloudError`."""
+        return OfferedImage(image_id, "")
+
     @abstractmethod
     def cloud_keys(self, image: OfferedImage, network: OfferedNetwork) -> dict[str, str]:
         """The keys of ``[Cloud]`` after ``provider``."""

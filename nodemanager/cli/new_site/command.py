@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from nodemanager.cli.new_site.account import DEFAULT_CLUSTER
+from nodemanager.cli.new_site.account import DEFAULT_CLUSTER, Account
 from nodemanager.cli.new_site.accounts import ACCOUNTS
 from nodemanager.cli.new_site.questions import Questions
 from nodemanager.cli.new_site.site_text import SiteChoices, site_text
@@ -54,7 +54,7 @@ def write_new_site(
     except CloudError as error:
         remedy = f". {account.keys_remedy}" if error.kind is FailureKind.CREDENTIALS else ""
         raise NewSiteError(f"{error.detail}{remedy}") from error
-    image = _choose_image(survey, chosen.image, account.missing_image, questions)
+    image = _choose_image(survey, chosen.image, account, questions)
     network = _choose_network(survey, chosen.network, questions)
     sizes = _choose_sizes(survey, image, chosen.size, questions)
     address = questions.choose("address of rank 0", "--head-address", chosen.head_address, [(own_address(), "")])
@@ -80,13 +80,21 @@ def write_new_site(
         say(line)
 
 
-def _choose_image(survey: Survey, given: str | None, if_none: OfferedImage, questions: Questions) -> OfferedImage:
+def _choose_image(survey: Survey, given: str | None, account: Account, questions: Questions) -> OfferedImage:
     by_name = {**{image.name: image for image in survey.images}, **{image.id: image for image in survey.images}}
     if given is None and not survey.images and not questions.can_ask:
-        return if_none
+        return account.missing_image
     offered = [(image.id, f"{image.name} {image.created[:10]}".strip()) for image in survey.images]
     answer = questions.choose("image", "--image", given, offered)
-    return by_name.get(answer, OfferedImage(answer, ""))
+    if answer in by_name:
+        return by_name[answer]
+    try:
+        found = account.find_image(answer)
+    except CloudError as error:
+        raise NewSiteError(f"--image {answer}: {error.detail}") from error
+    if found is None:
+        raise NewSiteError(f"--image {answer}: {survey.region or 'the region'} has no such image")
+    return found
 
 
 def _choose_network(survey: Survey, given: str | None, questions: Questions) -> OfferedNetwork:

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodemanager.cli.new_site.account import (
     CALL_TIMEOUT_S,
@@ -17,6 +18,9 @@ from nodemanager.cli.new_site.account import (
 from nodemanager.cli.new_site.questions import Questions
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, Survey
 from nodemanager.config.price_list import read_bundled_table
+
+if TYPE_CHECKING:
+    from nodemanager.cloud.ec2.driver import Ec2Driver
 
 
 class Ec2Account(Account):
@@ -36,16 +40,25 @@ class Ec2Account(Account):
         self.price_source = describe_price_list("ec2")
 
     def survey(self) -> Survey:
-        # libcloud is slow to import.
-        from nodemanager.cloud.ec2.credentials import key_source  # noqa: PLC0415
-        from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of  # noqa: PLC0415
         from nodemanager.cloud.ec2.survey import survey_region  # noqa: PLC0415
         from nodemanager.service.service import SystemClock  # noqa: PLC0415
 
-        clock = SystemClock()
-        keys = key_source({}, self._environment, clock)
-        driver = Ec2Driver(endpoint_of(self._region, self._endpoint), keys, timeout_s=CALL_TIMEOUT_S)
-        return survey_region(driver, self._region, read_bundled_table("ec2"), clock)
+        return survey_region(self._driver(), self._region, read_bundled_table("ec2"), SystemClock())
+
+    def find_image(self, image_id: str) -> OfferedImage | None:
+        from nodemanager.cloud.ec2.survey import find_image  # noqa: PLC0415
+        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+
+        return find_image(self._driver(), image_id, SystemClock())
+
+    def _driver(self) -> Ec2Driver:
+        # libcloud is slow to import.
+        from nodemanager.cloud.ec2.credentials import key_source  # noqa: PLC0415
+        from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of  # noqa: PLC0415
+        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+
+        keys = key_source({}, self._environment, SystemClock())
+        return Ec2Driver(endpoint_of(self._region, self._endpoint), keys, timeout_s=CALL_TIMEOUT_S)
 
     def cloud_keys(self, image: OfferedImage, network: OfferedNetwork) -> dict[str, str]:
         keys = {"region": self._region}

@@ -66,7 +66,7 @@ def identity_in_batch(tags: Mapping[str, str], index: str) -> Identity | None:
     batch = batch_from_tags(tags)
     if batch is None or not {TAG_CLUSTER, TAG_CLUSTER_UUID, TAG_TYPE} <= tags.keys():
         return None
-    if not index.isdecimal() or int(index) >= len(batch.slots):
+    if not (index.isascii() and index.isdecimal()) or int(index) >= len(batch.slots):
         return None
     return Identity(
         cluster=tags[TAG_CLUSTER],

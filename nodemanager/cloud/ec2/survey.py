@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from xml.etree.ElementTree import Element
 
@@ -38,15 +38,21 @@ def survey_region(driver: Ec2Driver, region: str, prices: PriceTable, clock: Clo
             region,
             tuple(sorted(text_in(item, "regionName") for item in set_in(regions, "regionInfo"))),
             tuple(sorted(text_in(item, "zoneName") for item in set_in(zones, "availabilityZoneInfo"))),
-            tuple(sorted(_images(driver), key=lambda image: image.created, reverse=True)),
+            # The account's own. Anybody can publish an image, so those of others are not offered.
+            tuple(sorted(_images(driver, {"Owner.1": "self"}), key=lambda image: image.created, reverse=True)),
             tuple(_networks(driver)),
             tuple(_sizes(driver, region, prices)),
         )
 
 
-def _images(driver: Ec2Driver) -> Iterator[OfferedImage]:
-    """The account's own images. Anybody can publish an image, so those of others are not offered."""
-    reply = driver.read(SurveyAction.DESCRIBE_IMAGES, {"Owner.1": "self"})
+def find_image(driver: Ec2Driver, image_id: str, clock: Clock) -> OfferedImage | None:
+    """Read an image of any owner; None if it is not available in the region. Raises :class:`CloudError`."""
+    with reading(clock):
+        return next(_images(driver, {"ImageId.1": image_id}), None)
+
+
+def _images(driver: Ec2Driver, which: Mapping[str, str]) -> Iterator[OfferedImage]:
+    reply = driver.read(SurveyAction.DESCRIBE_IMAGES, which)
     for item in set_in(reply, "imagesSet"):
         if text_in(item, "imageState") == "available":
             image, name = text_in(item, "imageId"), text_in(item, "name")

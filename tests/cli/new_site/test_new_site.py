@@ -220,10 +220,36 @@ def test_an_account_on_ec2_gets_a_site_that_passes_check(
     assert f"--vpc-id {vpcs.pop()}" in told
     assert {zone for zone, _ in site.cloud.subnets} == {f"{REGION}{letter}" for letter in "abcdef"}
     assert [it.cores for it in site.node_types] == [2, 16]
+    assert all("g" not in it.size.partition(".")[0][1:] for it in site.node_types), "the image cannot boot on Arm"
     assert all(it.price_per_hour > 0 for it in site.node_types)
     assert main.main(["check", "--config", str(file)]) == 0
     assert json.loads((tmp_path / "site.policy.json").read_text(encoding="utf-8"))["Version"] == "2012-10-17"
     assert moto.instances() == {}, "nothing is created"
+
+
+def test_an_image_that_the_region_lacks_is_named(
+    moto: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.cloud.ec2.moto_front import REGION, SECRETS, MotoFront  # noqa: PLC0415
+
+    assert isinstance(moto, MotoFront)
+    [(key, secret)] = SECRETS.items()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    asked = [
+        "init",
+        "--provider",
+        "ec2",
+        "--region",
+        REGION,
+        "--endpoint",
+        moto.url,
+        "--image",
+        "ami-0123456789abcdef0",
+    ]
+    assert main.main([*asked, "--output", str(tmp_path / "site.ini")]) == main.EXIT_FAILED
+    assert "ami-0123456789abcdef0" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_keys_that_ec2_refuses_are_named(

@@ -13,9 +13,12 @@ from nodemanager.cloud.ec2.from_site import placements_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
 from nodemanager.cloud.ec2.run_instances import Ec2Placement
 from nodemanager.cloud.providers import cloud_factory, provider_warnings
+from nodemanager.config.providers.ec2 import identity_certificate
 from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site, load_site
 from nodemanager.core.slots import TypeName
+from nodemanager.service.service import policy_of
 from tests.contract.cloud_subjects import SystemClock, a_script
+from tests.join.identities import signer
 from tests.paths import CONFIG
 
 EXAMPLE = CONFIG / "ec2.ini"
@@ -281,3 +284,61 @@ def test_keys_in_the_site_and_other_clouds_give_no_warning(tmp_path: Path) -> No
     given = [("Cloud Credentials", "access_key_id", "AKIA"), ("Cloud Credentials", "secret_access_key", "secret")]
     assert provider_warnings(site_of(tmp_path, *given), {"AWS_PROFILE": "ada"}) == ()
     assert provider_warnings(site_of(tmp_path, ("Cloud", "provider", "local")), {"AWS_PROFILE": "ada"}) == ()
+
+
+# --- batches ----------------------------------------------------------------------------------------------
+
+BY_TICKET = (("Flux", "join", "service"), ("Join", "addresses", "10.0.0.1:8443"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "batches"),
+    [
+        ((), True),
+        ((("Flux", "join", None), ("Join", "addresses", None)), False),
+        ((("Cloud", "nodes_per_call", "1"),), False),
+        ((("Cloud", "region", "xx-future-9"),), False),
+        ((("Cloud", "endpoint", "https://ec2.example.org"),), False),
+        ((("Join", "client", "/usr/bin/flux-node-join"),), False),
+        ((("Join", "client", "/usr/bin/flux-node-join"), ("Cloud", "nodes_per_call", "100")), True),
+    ],
+    ids=[
+        "by default",
+        "no tickets",
+        "one a call",
+        "a new region",
+        "another server",
+        "an old client?",
+        "a new client",
+    ],
+)
+def test_one_call_creates_several_nodes_if_each_can_prove_which_it_is(
+    tmp_path: Path, changes: tuple[tuple[str, str, str | None], ...], batches: bool
+) -> None:
+    site = site_of(tmp_path, *BY_TICKET, *changes)
+    calls = policy_of(site).calls
+    assert site.batches is batches
+    assert (calls.nodes_per_create > 1) is batches
+    assert (calls.creates_per_s, calls.creates_burst) == ((2.0, 1000) if batches else (5.0, 20))
+    assert calls.nodes_per_destroy == site.cloud.nodes_per_call
+
+
+def test_the_rate_of_the_site_counts_for_batches_too(tmp_path: Path) -> None:
+    raised = (("Cloud", "creates_per_s", "20"), ("Cloud", "creates_burst", "10000"))
+    calls = policy_of(site_of(tmp_path, *BY_TICKET, *raised)).calls
+    assert (calls.creates_per_s, calls.creates_burst, calls.nodes_per_create) == (20.0, 10_000, 500)
+
+
+def test_the_certificate_of_another_server_is_the_sites(tmp_path: Path) -> None:
+    (tmp_path / "identity.pem").write_text(signer().pem)
+    given = (("Cloud", "endpoint", "https://ec2.example.org"), ("Cloud", "identity_certificate", "identity.pem"))
+    site = site_of(tmp_path, *BY_TICKET, *given)
+    assert site.batches
+    assert identity_certificate(site.cloud) == signer().pem
+
+
+def test_a_certificate_that_cannot_be_read_is_a_fault(tmp_path: Path) -> None:
+    given = ("Cloud", "identity_certificate", "nowhere.pem")
+    (fault,) = faults_of(tmp_path, *BY_TICKET, given)
+    assert fault.startswith("[Cloud] identity_certificate = ")
+    assert fault.endswith("cannot be read: No such file or directory")
