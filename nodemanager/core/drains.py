@@ -41,8 +41,11 @@ def drain_text(launch: LaunchId) -> str:
 
 
 def emptying_text(launch: LaunchId) -> str:
-    """The drain reason of a node that takes no new job so that it empties, and is undrained if a job needs it."""
-    return f"{DRAIN_MARK}{launch} emptying"
+    """The drain reason of a node that takes no new job so that it empties, and is undrained if a job needs it.
+
+    It is one word, because of our own reasons only the first word counts: a note for people may follow it.
+    """
+    return f"{DRAIN_MARK}emptying:{launch}"
 
 
 def hold_text(launch: LaunchId) -> str:

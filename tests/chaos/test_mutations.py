@@ -18,6 +18,7 @@ from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.planner import brain, plan, strays
+from nodemanager.planner.backoff import zones
 from nodemanager.planner.health import node_health
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import calls, cloud_facts, observe, pairing, queue_facts
@@ -29,6 +30,7 @@ from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps import leaving
 from nodemanager.planner.supply import supply
 from nodemanager.planner.supply.supply import Supply
+from nodemanager.simulation.cloud.provider import SimulatedCloud
 from tests.builders import changed, with_settings
 
 SEEDS_MAX = 200
@@ -165,6 +167,14 @@ def buying_for_jobs_that_are_held(patch: Patch) -> None:
     patch.setitem(cast("dict[Any, Any]", observe.HANDLERS), QueueSeen, observe.one_by_one(all_wait))
 
 
+def buying_a_gang_in_two_groups(patch: Patch) -> None:
+    patch.setattr(zones, "gather_wide_jobs", lambda fact, *_: fact)
+
+
+def leaving_empty_groups_behind(patch: Patch) -> None:
+    patch.setattr(SimulatedCloud, "sweep", lambda _: ())
+
+
 def killing_housekeeping_for_ever(patch: Patch) -> None:
     patch.setattr(node_health, "KILLS_MAX", 10**9)
 
@@ -196,6 +206,8 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     buying_for_jobs_that_are_held: 1,
     killing_housekeeping_for_ever: 202,
     submitting_jobs_again_and_again: 1229,
+    buying_a_gang_in_two_groups: 40,
+    leaving_empty_groups_behind: 5,
 }
 
 

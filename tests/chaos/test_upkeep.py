@@ -7,6 +7,7 @@ mutation is listed with a seed that caught it. That seed is tried first, and aft
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import pytest
 from nodemanager.chaos.command import UPKEEP_EVERY, run_seed, scenario_for_seed, silence_logs
 from nodemanager.chaos.run.script import UPKEEP_KINDS, draw_script
 from nodemanager.chaos.run.site import START_AT, chaos_policy, limits_at
+from nodemanager.core.slots import Billing, Tariff
 from nodemanager.core.upkeep.windows import is_open, next_change_at
 from nodemanager.planner import brain, plan
+from nodemanager.planner.cost import billing
 from nodemanager.planner.steps import idle, leaving
 from nodemanager.planner.upkeep import consolidation, turns
 from nodemanager.simulation.flux.job_manager import JobManager
@@ -92,6 +95,10 @@ def taking_more_nodes_for_prepaid(patch: Patch) -> None:
     patch.setattr(plan, "prepaid_left", lambda *_: {"large": 9})
 
 
+def charging_for_prepaid_nodes(patch: Patch) -> None:
+    patch.setattr(billing, "PREPAID", Tariff(Decimal(300), Billing(1.0)))
+
+
 MUTATIONS: dict[Callable[[Patch], None], int] = {
     not_waiting_for_data: 7,
     taking_all_ranks_of_a_job_that_gave_one_back: 23,
@@ -99,6 +106,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     replacing_more_than_may_be: 11,
     ignoring_schedules: 35,
     taking_more_nodes_for_prepaid: 27,
+    charging_for_prepaid_nodes: 3,
 }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodemanager.core.drains import emptying_text
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 from tests.live.test_operate import UNTIL, verb
 
@@ -67,19 +68,56 @@ def test_a_new_image_rolls_through_six_busy_nodes_and_no_job_ends_early(fleet: E
     fleet.eventually("nothing is left", lambda: not fleet.what_is_left(), 90.0)
 
 
-def test_a_schedule_keeps_a_node_from_its_edge_on(fleet: Elastic) -> None:
+@pytest.mark.parametrize(("types", "nodes_min"), [("", 1), ("node_types = cpu\n", 0)], ids=["fleet", "one-type"])
+def test_a_schedule_keeps_a_node_from_its_edge_on(fleet: Elastic, types: str, nodes_min: int) -> None:
+    """``nodes_min`` of the whole fleet, or of one node type, which leaves that of the fleet at 0."""
     fleet.start_manager().until_said("claimed")
     opens = (datetime.now(UTC) + timedelta(seconds=75)).replace(second=0, microsecond=0)
     closes = opens + timedelta(minutes=1)
     when = f"Mon-Sun {opens:%H:%M}-{closes:%H:%M} UTC"
-    change_site(fleet, "[Disruption]", f"[Schedule soon]\nwhen = {when}\nnodes_min = 1\n[Disruption]")
+    change_site(fleet, "[Disruption]", f"[Schedule soon]\nwhen = {when}\n{types}nodes_min = 1\n[Disruption]")
 
     def seen() -> Any:
         return verb(fleet, "status")["limits"]["nodes_min"], len(fleet.launches())
 
     fleet.eventually(
-        "the window opens, and a node is bought without a job", lambda: seen() == (1, 1), EDGE_WITHIN_S
+        "the window opens, and a node is bought without a job", lambda: seen() == (nodes_min, 1), EDGE_WITHIN_S
     )
     assert datetime.now(UTC) >= opens
     fleet.eventually("the window closes, and the node leaves", lambda: seen() == (0, 0), EDGE_WITHIN_S)
     assert datetime.now(UTC) >= closes
+
+
+@pytest.fixture
+def half_empty() -> Iterator[Elastic]:
+    """Three nodes of two cores, on each of which one core works."""
+    with an_elastic_site(
+        [Offer("cpu", "0.40", "cpu[1-3]")], billing="1s", policy="consolidate = yes\n[Disruption]\nmax = 1"
+    ) as elastic:
+        elastic.start_manager().until_said("claimed")
+        jobs = [elastic.flux("submit", "-n1", "-t10m", "sleep", "600") for _ in range(6)]
+
+        def where() -> list[list[str]]:
+            return [line.split() for line in elastic.flux("jobs", "-no", "{id} {nodelist}", *jobs).splitlines()]
+
+        elastic.eventually("all run", lambda: all(len(it) == 2 for it in where()), 90.0)
+        for job in {slot: job for job, slot in where()}.values():
+            elastic.flux("cancel", job)
+        yield elastic
+
+
+def test_a_node_takes_no_new_job_until_it_is_empty_and_goes(half_empty: Elastic) -> None:
+    def emptying() -> list[str]:
+        ranks = half_empty.ranks()
+        return [it.slot for it in half_empty.launches() if ranks[it.slot].drain_reason == emptying_text(it.id)]
+
+    half_empty.eventually("one node empties", lambda: len(emptying()) == 1, 90.0)
+    (slot,) = emptying()
+    (job,) = half_empty.flux("jobs", "-no", "{id}", f"--include={slot}").split()
+    another = half_empty.flux("submit", "-n1", "-t10m", "sleep", "600")
+    half_empty.eventually("a new job runs elsewhere", lambda: half_empty.flux("jobs", "-no", "{nodelist}", another))
+    assert half_empty.flux("jobs", "-no", "{nodelist}", another) != slot
+    assert emptying() == [slot]  # the manager knows its own mark again
+    half_empty.flux("cancel", job)
+    half_empty.eventually("it goes", lambda: slot not in [it.slot for it in half_empty.launches()], 60.0)
+    assert len(half_empty.flux("jobs", "-no", "{id}").split()) == 3

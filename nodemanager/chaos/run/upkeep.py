@@ -35,7 +35,7 @@ class UpkeepTruth:
     used_again: int = 0  # how many jobs gave a slot back on which a node was made later
     said_late: int = 0  # how often data of an ended job was said to be safe
     _used_again: set[JobId] = field(default_factory=set)
-    _unsafe: dict[tuple[JobId, Rank], ProviderId] = field(default_factory=dict)
+    _unsafe: dict[tuple[JobId, Rank], tuple[ProviderId, float]] = field(default_factory=dict)
     _runs_on: dict[JobId, dict[Rank, ProviderId]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class UpkeepTruth:
             if way < SAID_AT_ONCE:
                 self.flux.say_data_safe(job, rank)
                 continue
-            self._unsafe[job, rank] = machine
+            self._unsafe[job, rank] = machine, self.world.wall_at()
             if way < SAID_AT_ONCE + SAID_LATE:
                 self.world.after(draws.uniform(*LATE_S), lambda rank=rank: self._say(job, rank))  # type: ignore[misc]
 
@@ -86,8 +86,13 @@ class UpkeepTruth:
         """Before a node is destroyed: the data of its jobs must be safe, or an operator must have given it up."""
         if launch is None or launch.id in self.flux.steering.retirements:
             return
-        # A machine that joined as another node's rank is not known to have run there.
-        there = [it for it, on in self._unsafe.items() if on == provider_id and it[1] == launch.rank]
+        # Not known: what ran on a machine that joined as another node's rank, and, if the clock was set back since
+        # the launch, which of the jobs that ended before it ran on this node.
+        there = [
+            it
+            for it, (on, ended_at) in self._unsafe.items()
+            if on == provider_id and it[1] == launch.rank and ended_at >= launch.requested_at
+        ]
         unsafe = [job for job, rank in there if (job, rank) not in self.gave_back]
         self.require(not unsafe, f"{provider_id} was to be destroyed, with data of {unsafe}")
 

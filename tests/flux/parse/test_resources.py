@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.core.nodes import FluxRank
+from nodemanager.core.drains import drain_text, emptying_text, hold_text
+from nodemanager.core.nodes import FluxRank, LaunchId
 from nodemanager.core.slots import Hardware, Rank, SlotName, TypeName
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_ranks, read_slots, read_topology
 from tests.flux.recording import FLUXION, replies
@@ -174,6 +175,15 @@ def test_schedulable_is_the_scheduler_s_own_word() -> None:
     instance.resources["drain"] = {"1": {"timestamp": 1.0, "reason": "just now"}}
     instance.scheduler["down"] = an_r(("2", "0-3", "0-1"))
     assert [rank.schedulable for rank in instance.ranks()] == [True, False]
+
+
+@pytest.mark.parametrize("mark", [drain_text, hold_text, emptying_text])
+def test_our_own_marks_are_read_back_without_the_note_that_follows(mark: Callable[[LaunchId], str]) -> None:
+    ours = mark(LaunchId("cloud1-1a2b"))
+    for text in (ours, f"{ours} 3 cores instead of 4"):
+        instance = Instance()
+        instance.resources["drain"] = {"1": {"timestamp": 1.0, "reason": text}}
+        assert instance.ranks()[0].drain_reason == ours
 
 
 def test_drained_torpid_and_excluded_ranks_are_distinguished() -> None:
