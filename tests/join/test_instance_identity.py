@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -20,6 +21,8 @@ from nodemanager.join.ec2.identity import IdentityUnproven, InstanceIdentities
 from tests.join.identities import identity, signer
 
 INSTANCE = "i-0123456789abcdef0"
+SIGNED_DATA, DATA, MESSAGE_DIGEST = (bytes.fromhex(f"2a864886f70d01{end}") for end in ("0702", "0701", "0904"))
+SHA256 = bytes.fromhex("608648016503040201")
 PLAIN = (pkcs7.PKCS7Options.NoAttributes,)
 
 
@@ -80,6 +83,26 @@ def test_no_change_of_one_byte_names_another_instance(position: int, change: int
 def test_any_bytes_are_refused_and_crash_nothing(data: bytes) -> None:
     with pytest.raises(IdentityUnproven):
         InstanceIdentities(signer().pem).instance_in(base64.b64encode(data).decode())
+
+
+def test_a_signer_without_a_signature_proves_nothing() -> None:
+    content = identity(INSTANCE)
+    digest = _value(0x04, hashlib.sha256(content).digest())
+    attributes = _value(0xA0, _value(0x30, _value(0x06, MESSAGE_DIGEST), _value(0x31, digest)))
+    signed_by = _value(0x30, _value(0x02, b"\1"), _value(0x30), _value(0x30, _value(0x06, SHA256)), attributes)
+    for more in (), (_value(0x30),):
+        signers = _value(0x31, _value(0x30, signed_by[4:], *more))
+        data = _value(0x30, _value(0x06, DATA), _value(0xA0, _value(0x04, content)))
+        signed = _value(0x30, _value(0x02, b"\1"), _value(0x31), data, signers)
+        document = _value(0x30, _value(0x06, SIGNED_DATA), _value(0xA0, signed))
+        with pytest.raises(IdentityUnproven):
+            InstanceIdentities(signer().pem).instance_in(base64.b64encode(document).decode())
+
+
+def _value(tag: int, *parts: bytes) -> bytes:
+    """A value of BER with a length of two bytes."""
+    content = b"".join(parts)
+    return bytes([tag, 0x82]) + len(content).to_bytes(2, "big") + content
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class InstanceIdentities:
             instance = json.loads(content)["instanceId"]
         except InvalidSignature as error:
             raise IdentityUnproven("its signature is not by the provider's certificate") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise IdentityUnproven(f"it is no signed identity document ({type(error).__name__})") from error
         if not isinstance(instance, str) or not instance:
             raise IdentityUnproven("it names no instance")
