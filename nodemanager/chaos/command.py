@@ -47,23 +47,32 @@ class FailedSeed:
     trace: tuple[str, ...] = ()
     script: Mapping[str, Any] = field(default_factory=dict)  # with only these acts, as JSON values
     stacked: bool = False  # the nodes are pods of a MiniCluster
+    twin: bool = False  # there is a second cloud
 
     @property
     def command(self) -> str:
         chosen = f" --only {','.join(map(str, self.only))}" if self.only else ""
-        provider = " --provider minicluster" if self.stacked else ""
+        provider = " --provider minicluster" if self.stacked else " --provider two-clouds" if self.twin else ""
         return f"flux-node-manager chaos --seeds {self.seed}{chosen}{provider}"
 
 
 def scenario_for_seed(
-    seed: int, only: Collection[int] | None = None, trace: list[str] | None = None, *, stacked: bool = False
+    seed: int,
+    only: Collection[int] | None = None,
+    trace: list[str] | None = None,
+    *,
+    stacked: bool = False,
+    twin: bool = False,
 ) -> Scenario:
-    """Return the scenario of a seed; with ``only``, of only these acts. ``stacked``: with a MiniCluster."""
-    joins = not stacked and seed % JOIN_EVERY == JOIN_EVERY - 1
-    peers = not stacked and seed % PEERS_EVERY == PEERS_EVERY // 2
-    groups = not stacked and seed % GROUPS_EVERY == GROUPS_EVERY - 2
-    upkeep = not stacked and seed % UPKEEP_EVERY == UPKEEP_EVERY - 1
-    script = draw_script(seed, joins=joins, stacked=stacked, peers=peers, upkeep=upkeep, groups=groups)
+    """Return the scenario of a seed; with ``only``, of only these acts.
+
+    ``stacked``: with a MiniCluster. ``twin``: with a second cloud.
+    """
+    joins = not (stacked or twin) and seed % JOIN_EVERY == JOIN_EVERY - 1
+    peers = not (stacked or twin) and seed % PEERS_EVERY == PEERS_EVERY // 2
+    groups = not (stacked or twin) and seed % GROUPS_EVERY == GROUPS_EVERY - 2
+    upkeep = not (stacked or twin) and seed % UPKEEP_EVERY == UPKEEP_EVERY - 1
+    script = draw_script(seed, joins=joins, stacked=stacked, peers=peers, twin=twin, upkeep=upkeep, groups=groups)
     return build_scenario(script if only is None else script.with_acts(only), trace)
 
 
@@ -78,15 +87,20 @@ def silence_logs() -> None:
 
 
 def run_seed(
-    seed: int, only: Collection[int] | None = None, trace: list[str] | None = None, *, stacked: bool = False
+    seed: int,
+    only: Collection[int] | None = None,
+    trace: list[str] | None = None,
+    *,
+    stacked: bool = False,
+    twin: bool = False,
 ) -> FailedSeed | None:
     """Run a seed. Return None if no rule broke."""
-    scenario = scenario_for_seed(seed, only, trace, stacked=stacked)
+    scenario = scenario_for_seed(seed, only, trace, stacked=stacked, twin=twin)
     try:
         scenario.run()
     except Exception as broken:  # noqa: BLE001 - a bug of the service may raise anything
         rule = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
-        return FailedSeed(seed, rule, len(scenario.script.acts), tuple(only or ()), stacked=stacked)
+        return FailedSeed(seed, rule, len(scenario.script.acts), tuple(only or ()), stacked=stacked, twin=twin)
     return None
 
 
@@ -95,16 +109,16 @@ def shorten(broken: FailedSeed) -> FailedSeed:
     kind = _rule_kind(broken.rule)
 
     def still(only: ActNumbers) -> bool:
-        found = run_seed(broken.seed, only, stacked=broken.stacked)
+        found = run_seed(broken.seed, only, stacked=broken.stacked, twin=broken.twin)
         return found is not None and _rule_kind(found.rule) == kind
 
-    all_acts = scenario_for_seed(broken.seed, stacked=broken.stacked).script.acts
+    all_acts = scenario_for_seed(broken.seed, stacked=broken.stacked, twin=broken.twin).script.acts
     numbers = broken.only or [act.number for act in all_acts]
     only = find_shortest(numbers, still, SHRINK_RUNS_MAX)
     trace: list[str] = []
-    again = run_seed(broken.seed, only, trace, stacked=broken.stacked) or broken
-    script = scenario_for_seed(broken.seed, only, stacked=broken.stacked).script.as_data()
-    return FailedSeed(broken.seed, again.rule, broken.acts, only, tuple(trace), script, broken.stacked)
+    again = run_seed(broken.seed, only, trace, stacked=broken.stacked, twin=broken.twin) or broken
+    script = scenario_for_seed(broken.seed, only, stacked=broken.stacked, twin=broken.twin).script.as_data()
+    return FailedSeed(broken.seed, again.rule, broken.acts, only, tuple(trace), script, broken.stacked, broken.twin)
 
 
 def _rule_kind(rule: str) -> str:
@@ -123,9 +137,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", type=_numbers, metavar="N,N", help="run one seed with only these jobs and faults")
     parser.add_argument(
         "--provider",
-        choices=("clouds", "minicluster"),
+        choices=("clouds", "two-clouds", "minicluster"),
         default="clouds",
-        help="what the nodes are: machines of three types, or the pods of a MiniCluster (default: clouds)",
+        help="what the nodes are: machines of three types, those of two clouds of which one has all the faults, or"
+        " the pods of a MiniCluster (default: clouds)",
     )
     parser.add_argument("--jobs", type=_count, metavar="N", default=1, help="do N runs at once (default: 1)")
 
@@ -139,7 +154,7 @@ def chaos(chosen: argparse.Namespace) -> int:
     silence_logs()
     began_s = time.monotonic()
     found: list[FailedSeed] = []
-    for broken in _failed_seeds(seeds, chosen.only, chosen.jobs, chosen.provider == "minicluster"):
+    for broken in _failed_seeds(seeds, chosen.only, chosen.jobs, chosen.provider):
         found.append(shorten(broken))
         if not chosen.json:
             _show(found[-1])
@@ -154,15 +169,16 @@ def chaos(chosen: argparse.Namespace) -> int:
     return EXIT_FAILED if found else EXIT_OK
 
 
-def _failed_seeds(seeds: Sequence[int], only: ActNumbers | None, jobs: int, stacked: bool) -> Iterator[FailedSeed]:
+def _failed_seeds(seeds: Sequence[int], only: ActNumbers | None, jobs: int, provider: str) -> Iterator[FailedSeed]:
+    run = partial(run_seed, stacked=provider == "minicluster", twin=provider == "two-clouds")
     if jobs == 1:
-        results = (run_seed(seed, only, stacked=stacked) for seed in seeds)
+        results = (run(seed, only) for seed in seeds)
         yield from (broken for broken in results if broken is not None)
         return
     context = multiprocessing.get_context("spawn")
     watched, held = context.Pipe(duplex=False)
     with held, watched, ProcessPoolExecutor(jobs, context, _init_worker, (watched,)) as pool:
-        for broken in pool.map(partial(run_seed, stacked=stacked), seeds, chunksize=4):
+        for broken in pool.map(run, seeds, chunksize=4):
             if broken is not None:
                 yield broken
 

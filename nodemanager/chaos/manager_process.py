@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage
 from nodemanager.chaos.run.history_file import ProcessHistory
-from nodemanager.chaos.run.invariants import WatchedBatches, WatchedFlux, WatchedStack, Witness
+from nodemanager.chaos.run.invariants import WatchedBatches, WatchedCloud, WatchedFlux, WatchedStack, Witness
 from nodemanager.chaos.run.plan_checks import PlanChecks
 from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.site import CLUSTER, CLUSTER_UUID
@@ -29,11 +30,13 @@ from nodemanager.core.orders import (
     ReleaseJobs,
     StartCopy,
 )
+from nodemanager.core.slots import CloudName
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.plan import Action
 from nodemanager.service.service import DelegationPorts, SitePorts, wire, wire_delegation
+from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Killed, Pump
 
@@ -72,11 +75,15 @@ class ManagerProcess:
             delegator = wire_delegation(
                 ports, CLUSTER_UUID, clock, self._on_delegation, Fate(), spawn=self._pump.spawn
             )
-        watched = WatchedStack if run.policy.stacked else WatchedBatches
+        clouds = {
+            name: partial(self._watched_cloud, name, provider)
+            for name, provider in zip(run.policy.cloud_names, run.invariants.providers, strict=True)
+        }
         outside = SitePorts(
             clock=clock,
             flux=lambda: WatchedFlux(run.flux, token, run.invariants, self.witness),
-            cloud=lambda: watched(run.provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness),
+            cloud=clouds[run.policy.cloud_names[0]],
+            clouds=clouds,
             watch=self._watch,
             close=lambda: None,
             join=(lambda: join) if join is not None else None,
@@ -94,6 +101,11 @@ class ManagerProcess:
         if delegator is not None:
             self._pump.start_ticks(delegator, clock)
         self._watch.start(self._take_news, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
+
+    def _watched_cloud(self, name: CloudName, provider: SimulatedProvider) -> WatchedCloud:
+        run = self._run
+        watched = WatchedStack if run.policy.stacked else WatchedBatches
+        return watched(provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness, name)
 
     def kill(self) -> None:
         self.calls_left = None  # a call on the wire may still be carried out, and must not kill the process again

@@ -100,9 +100,13 @@ class Scenario:
             self.provider = StackedProvider(self.world, healthy_cloud(), types[0].slots)
         self.boots = BootFaults(self.world, self.flux, self.provider)
         self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
+        twin = None
+        if self.script.twin:
+            twin = SimulatedProvider(self.world, healthy_cloud(), number=1)
+            twin.on_boot, twin.on_end = self.flux.on_node_booted, self.flux.on_node_ended
         with_data = frozenset(it.name for it in types if SCRATCH in it.properties)
         self.upkeep = UpkeepTruth(self.world, self.flux, with_data, PREPAID, Invariants.require)
-        self.invariants = Invariants(self.flux, self.provider, self.policy, self.upkeep)
+        self.invariants = Invariants(self.flux, self.provider, self.policy, self.upkeep, twin)
         if isinstance(self.flux, DelegatingFlux):
             self.peers = PeerWorld(self.world, self.flux, self.script.peers, self.invariants.require)
         self.jobs = self.invariants.jobs

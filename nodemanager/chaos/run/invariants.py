@@ -14,7 +14,7 @@ from nodemanager.core.jobs import JobId, JobResult, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import BatchCloudPort, CloudError, CloudPort, SizedCloudPort
-from nodemanager.core.slots import NodePlacement, NodeType, Rank
+from nodemanager.core.slots import CloudName, NodePlacement, NodeType, Rank, TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.planner.health.node_health import KILLS_MAX
 from nodemanager.planner.state.policy import Policy
@@ -47,6 +47,7 @@ class Invariants:
     provider: SimulatedProvider
     policy: Policy
     upkeep: UpkeepTruth
+    twin: SimulatedProvider | None = None  # of the second cloud, if there is one
     creates: int = 0
     destroys: int = 0
     nodes_peak: int = 0
@@ -62,9 +63,10 @@ class Invariants:
 
     def check(self) -> None:
         """Check the limits and the slots. Call it after every event of the world."""
-        if self.provider.changes == self._checked:
+        changes = sum(provider.changes for provider in self.providers)
+        if changes == self._checked:
             return
-        self._checked = self.provider.changes
+        self._checked = changes
         standing = [node for node in self.our_nodes() if node.provider_id not in self.planted]
         self.nodes_peak = max(self.nodes_peak, len(standing))
         nodes_max, price_max = self._highest_limits()
@@ -73,9 +75,29 @@ class Invariants:
         types = [it.type_name for it in paid if it.launch not in self.upkeep.prepaid]
         price = sum((self.policy.types[name].price_per_hour for name in types), Decimal(0))
         self.require(price <= price_max, f"{price} an hour, above price_per_hour_max")
+        for cloud, rules in self.policy.clouds.items():
+            here = sum(1 for name in types if self.policy.types[name].cloud == cloud)
+            most = rules.nodes_max
+            self.require(most is None or here <= most, f"{here} nodes in {cloud}, above its nodes_max")
         slots = Counter(node.identity.slot for node in standing if node.identity is not None)
         twice = [slot for slot, count in slots.items() if count > 1]
         self.require(not twice, f"two nodes on a slot: {twice}")
+
+    @property
+    def providers(self) -> list[SimulatedProvider]:
+        """The providers of all clouds."""
+        return [self.provider] if self.twin is None else [self.provider, self.twin]
+
+    def _nodes(self) -> list[CloudNode]:
+        return [node for provider in self.providers for node in provider.nodes()]
+
+    def check_cloud(self, type_name: TypeName, cloud: CloudName, listed_s: float | None, now_s: float) -> None:
+        """Before a create or a destroy: it must be the type's own cloud, which was listed lately."""
+        home = self.policy.only_cloud(self.policy.types[type_name].cloud)
+        self.require(home == cloud, f"a {type_name} was to be made or ended in {cloud}")
+        limit_s = self.policy.timing.stale_after_s + self.policy.fixed.order_good_s
+        age_s = now_s - listed_s if listed_s is not None else float("inf")
+        self.require(age_s <= limit_s, f"a call to {cloud}, which was last listed {age_s:.0f} s ago")
 
     def _highest_limits(self) -> tuple[int, Decimal]:
         """The most nodes and the highest price an hour that the site and its schedules ever allow."""
@@ -112,7 +134,7 @@ class Invariants:
         """Before a destroy: the node must be ours, and no job may run on it."""
         self.destroys += 1
         self.destroyed.add(provider_id)
-        node = next((node for node in self.provider.nodes() if node.provider_id == provider_id), None)
+        node = next((node for node in self._nodes() if node.provider_id == provider_id), None)
         if node is None:
             return
         self.require(self.is_ours(node), f"{provider_id} is not ours, and was to be destroyed")
@@ -174,7 +196,7 @@ class Invariants:
                 self.require(lacking, f"the lease of {launch.id} was to be ended, and {node.provider_id} stands")
 
     def our_nodes(self) -> list[CloudNode]:
-        return [node for node in self.provider.nodes() if self.is_ours(node)]
+        return [node for node in self._nodes() if self.is_ours(node)]
 
     def is_ours(self, node: CloudNode) -> bool:
         return node.identity is not None and node.identity.cluster_uuid == self.policy.cluster_uuid
@@ -192,7 +214,7 @@ class Invariants:
         ``start_shift_s`` and ``end_shift_s`` bill each node as if it had started or ended that much later.
         """
         cost = Decimal(0)
-        for line in self.provider.bill():
+        for line in (line for provider in self.providers for line in provider.bill()):
             if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None and counts(line):
                 if line.launch in self.upkeep.prepaid:
                     continue
@@ -212,22 +234,26 @@ class Witness:
     def __init__(self, world: World, absences: int, step: Callable[[], None]) -> None:
         self.step = step
         self.answered_s: dict[str, float] = {}
-        self.lists: deque[frozenset[ProviderId]] = deque(maxlen=absences)
-        self.listed: tuple[CloudNode, ...] = ()
+        # Of each cloud: its latest lists, the nodes in the last one, and when that was answered.
+        self.lists: dict[CloudName, deque[frozenset[ProviderId]]] = {}
+        self.listed: dict[CloudName, tuple[tuple[CloudNode, ...], float]] = {}
+        self._absences = absences
         self.knows_leases = False  # whether it has ever held the claim
         self.seen_launches: set[LaunchId] = set()  # launches whose nodes it saw since it knows the leases
-        self.listed_s = 0.0
         self.kill_counts: dict[tuple[float, ...], int] = {}  # by housekeeping: how often it was killed
         self._world = world
+
+    @property
+    def now_s(self) -> float:
+        return self._world.now_s
 
     def note_answer(self, source: str) -> None:
         self.answered_s[source] = self._world.now_s
 
-    def note_list(self, nodes: tuple[CloudNode, ...]) -> None:
-        self.note_answer("cloud")
-        self.listed, self.listed_s = nodes, self._world.now_s
+    def note_list(self, nodes: tuple[CloudNode, ...], cloud: CloudName) -> None:
+        self.listed[cloud] = nodes, self._world.now_s
         standing = (node.provider_id for node in nodes if node.state is not CloudState.TERMINATED)
-        self.lists.append(frozenset(standing))
+        self.lists.setdefault(cloud, deque(maxlen=self._absences)).append(frozenset(standing))
         self.note_nodes(nodes)
 
     def note_nodes(self, nodes: Iterable[CloudNode]) -> None:
@@ -242,9 +268,11 @@ class WatchedCloud:
     port: CloudPort
     invariants: Invariants
     witness: Witness
+    cloud: CloudName
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         self.witness.step()
+        self._check_cloud(node_type.name)
         self.invariants.check_create(launch)
         node = self.port.create(launch, node_type)
         self.witness.note_nodes([node])
@@ -253,8 +281,12 @@ class WatchedCloud:
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         nodes = self.port.list_nodes()
-        self.witness.note_list(nodes)
+        self.witness.note_list(nodes, self.cloud)
         return nodes
+
+    def _check_cloud(self, type_name: TypeName) -> None:
+        _, listed_s = self.witness.listed.get(self.cloud, ((), None))
+        self.invariants.check_cloud(type_name, self.cloud, listed_s, self.witness.now_s)
 
     def destroy(self, provider_id: ProviderId) -> None:
         self.witness.step()
@@ -287,6 +319,7 @@ class WatchedBatches(WatchedCloud):
 
     def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
         self.witness.step()
+        self._check_cloud(node_type.name)
         for launch in launches:
             self.invariants.check_create(launch)
         answers = cast("BatchCloudPort", self.port).create_many(launches, node_type)
@@ -358,7 +391,8 @@ class WatchedFlux(SimulatedFluxPort):
 
     def forget(self, launch: Launch) -> None:
         def check_and_forget() -> None:
-            self._invariants.check_forget(launch, self._witness.lists, self._witness.seen_launches)
+            lists = self._witness.lists.get(self._invariants.policy.cloud_of(launch), ())
+            self._invariants.check_forget(launch, lists, self._witness.seen_launches)
             self._forget(launch)
 
         self._change(check_and_forget)

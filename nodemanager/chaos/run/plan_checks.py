@@ -14,8 +14,9 @@ from nodemanager.chaos.run.site import DISRUPTION_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
 from nodemanager.core.nodes import COMING, USABLE, CloudNode, CloudState, LaunchId, NodeState, ProviderId
-from nodemanager.core.orders import BootNode, CordonNode, DrainNode
-from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.orders import BootNode, CordonNode, CreateNode, DestroyNode, DrainNode, StopBroker
+from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
+from nodemanager.planner.plan import Action
 from nodemanager.planner.state.constraints import holds
 from nodemanager.simulation.cloud.provider import BillLine
 
@@ -46,6 +47,7 @@ class PlanChecks:
         snapshot, made = published.snapshot, published.plan
         now_s = snapshot.now_s
         self._check_fresh_data(published)
+        self._check_other_clouds_go_on(published)
         self._check_every_node_known(published)
         self._note_waiting_jobs(now_s)
         self._check_disruption(published)
@@ -115,18 +117,44 @@ class PlanChecks:
         if not published.plan.actions:
             return
         limit_s = self.invariants.policy.timing.stale_after_s
-        for source in ("queue", "flux", "cloud"):
-            answered_s = self.witness.answered_s.get(source)
+        answered = {source: self.witness.answered_s.get(source) for source in ("queue", "flux")}
+        policy = self.invariants.policy
+        concerned = {cloud for it in published.plan.actions if (cloud := _cloud_of(it, published)) is not None}
+        if len(policy.cloud_names) == 1:
+            concerned = {*policy.cloud_names}  # whatever the orders are about
+        answered |= {cloud: self._listed_s(cloud) for cloud in concerned}
+        for source, answered_s in answered.items():
             age_s = published.snapshot.now_s - answered_s if answered_s is not None else float("inf")
             self.invariants.require(age_s <= limit_s, f"decided on {source}, which last answered {age_s:.0f} s ago")
+
+    def _listed_s(self, cloud: CloudName) -> float | None:
+        return self.witness.listed[cloud][1] if cloud in self.witness.listed else None
+
+    def _check_other_clouds_go_on(self, published: Publication) -> None:
+        """A cloud whose lists are old must not stop the others."""
+        still, policy = published.plan.stands_still, self.invariants.policy
+        if still is None or not str(still.figures.get("source", "")).startswith("cloud"):
+            return
+        heard_s = [self._listed_s(cloud) for cloud in policy.cloud_names]
+        # A list counts from the moment of the question, and takes a while to arrive.
+        limit_s = policy.timing.stale_after_s - 2 * policy.calls.call_timeout_s
+        fresh = [it for it in heard_s if it is not None and published.snapshot.now_s - it < limit_s]
+        arrived = any(account.source.seen_s is not None for account in published.snapshot.accounts.values())
+        self.invariants.require(not (fresh and arrived), f"{still}, although another cloud answers")
 
     # --- every node is known ---
 
     def _check_every_node_known(self, published: Publication) -> None:
         """Every node of ours in the list that the snapshot was made from must be in the snapshot."""
-        snapshot, witness = published.snapshot, self.witness
-        account = snapshot.account_of()
-        if account.source.seen_s is None or account.source.seen_s < witness.listed_s:
+        for cloud, (listed, listed_s) in self.witness.listed.items():
+            self._check_nodes_known(published, cloud, listed, listed_s)
+
+    def _check_nodes_known(
+        self, published: Publication, cloud: CloudName, listed: Iterable[CloudNode], listed_s: float
+    ) -> None:
+        snapshot = published.snapshot
+        account = snapshot.account_of(cloud)
+        if account.source.seen_s is None or account.source.seen_s < listed_s:
             return  # the manager has not received the latest list yet
         of_launch = {node.cloud.provider_id for node in snapshot.nodes.values() if node.cloud is not None}
         known = {
@@ -134,7 +162,7 @@ class PlanChecks:
             *account.strays,
             *(node.provider_id for node in account.intruders),
         }
-        for node in witness.listed:
+        for node in listed:
             if node.state is CloudState.TERMINATED or node.identity is None or node.provider_id in known:
                 continue
             owner = snapshot.nodes.get(node.identity.launch)
@@ -281,3 +309,16 @@ def _nodes_at_most(shape: Shape, node_type: NodeType) -> int:
     """The most nodes of a type that a job could use: one for each of its nodes or slots."""
     fits = node_type.cores >= shape.cores_per_slot and node_type.gpus >= shape.gpus_per_slot
     return (shape.nodes or shape.slots) if fits else 0
+
+
+def _cloud_of(action: Action, published: Publication) -> CloudName | None:
+    """The cloud that an order calls, or whose node it takes out of service; None if it does neither."""
+    match action:
+        case BootNode(launch=launch) | CreateNode(launch=launch):
+            return launch.cloud
+        case DestroyNode(cloud=cloud):
+            return cloud
+        case DrainNode(launch=id_) | StopBroker(launch=id_):
+            return published.snapshot.nodes[id_].launch.cloud
+        case _:
+            return None

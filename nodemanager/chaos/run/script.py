@@ -190,6 +190,7 @@ class Script:
     acts: tuple[Act, ...]
     stacked: bool = False  # the nodes are the pods of a MiniCluster
     peers: int = 0  # other instances in which jobs may run
+    twin: bool = False  # there is a second cloud, which has no faults
     groups: bool = False  # nodes of two types are created in placement groups, in two zones
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
 
@@ -229,12 +230,14 @@ def draw_script(
     joins: bool = False,
     stacked: bool = False,
     peers: bool = False,
+    twin: bool = False,
     upkeep: bool = False,
     groups: bool = False,
 ) -> Script:
     """Draw the script of a seed.
 
     ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster. ``peers``: jobs may run elsewhere.
+    ``twin``: there is a second cloud.
     ``groups``: there are zones, and placement groups.
     ``upkeep``: the site has all of upkeep on.
     """
@@ -248,6 +251,7 @@ def draw_script(
         budget=draws.choice([None, None, Decimal("0.40"), Decimal(2)]),
         joins=joins,
         acts=(),
+        twin=twin,
         upkeep=upkeep,
     )
     kinds = {**KINDS, **(JOIN_KINDS if joins else {}), **(UPKEEP_KINDS if upkeep else {})}

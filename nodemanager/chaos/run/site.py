@@ -9,11 +9,21 @@ from random import Random
 
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
-from nodemanager.core.slots import Billing, NodePlacement, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.slots import Billing, CloudName, NodePlacement, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.core.upkeep.windows import DAY_MINUTES, Window
 from nodemanager.planner.cost import spending
-from nodemanager.planner.state.policy import BLOCK_S, Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
+from nodemanager.planner.state.policy import (
+    BLOCK_S,
+    Calls,
+    CloudRules,
+    Fixed,
+    Limits,
+    Policy,
+    Rules,
+    Timing,
+    Upkeep,
+)
 from nodemanager.simulation.cloud.faults import CloudFaults
 
 CLUSTER = "sim"
@@ -113,6 +123,25 @@ UPKEEP_SHAPES = (
 )
 
 
+# The site of a run with two clouds: all types are in the one that has the faults, and two also in the sound one.
+FAILING, SOUND = CloudName("failing"), CloudName("sound")
+SOUND_NODES_MAX = 4
+_SMALL, _LARGE, _GPU = (replace(node_type, cloud=FAILING) for node_type in NODE_TYPES)
+TWIN_TYPES = (
+    _SMALL,
+    _LARGE,
+    _GPU,
+    replace(_SMALL, name=TypeName("tiny"), cloud=SOUND, price_per_hour=Decimal("0.30"), slots=_slots("tiny", 3)),
+    replace(_LARGE, name=TypeName("huge"), cloud=SOUND, price_per_hour=Decimal("1.10"), slots=_slots("huge", 2)),
+)
+TWIN_SLOTS = tuple(
+    Slot(slot, Rank(rank), node_type.name)
+    for rank, (slot, node_type) in enumerate(
+        ((slot, node_type) for node_type in TWIN_TYPES for slot in node_type.slots), start=1
+    )
+)
+
+
 def close_types(node_types: Sequence[NodeType]) -> tuple[NodeType, ...]:
     """The same types in two zones. Those that wide jobs run on have placement groups."""
     return tuple(
@@ -123,6 +152,8 @@ def close_types(node_types: Sequence[NodeType]) -> tuple[NodeType, ...]:
 
 def types_of(script: Script) -> tuple[NodeType, ...]:
     """The node types of a script's site."""
+    if script.twin:
+        return TWIN_TYPES
     if script.stacked:
         return PODS
     types = UPKEEP_TYPES if script.upkeep else NODE_TYPES
@@ -131,6 +162,8 @@ def types_of(script: Script) -> tuple[NodeType, ...]:
 
 def slots_of(script: Script) -> tuple[Slot, ...]:
     """The slots of a script's site."""
+    if script.twin:
+        return TWIN_SLOTS
     return POD_SLOTS if script.stacked else SLOTS
 
 
@@ -156,6 +189,8 @@ def nodes_per_call(script: Script) -> int:
 def chaos_policy(script: Script) -> Policy:
     """Return the policy of a script's site, with short timeouts."""
     monthly = script.budget
+    calls = Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script))
+    clouds = {FAILING: CloudRules(calls), SOUND: CloudRules(calls, nodes_max=SOUND_NODES_MAX)}
     return Policy(
         cluster=CLUSTER,
         cluster_uuid=CLUSTER_UUID,
@@ -175,7 +210,8 @@ def chaos_policy(script: Script) -> Policy:
             sweep_s=SWEEP_S if script.groups else Timing().sweep_s,
         ),
         rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
-        calls=Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script)),
+        calls=calls,
+        clouds=clouds if script.twin else {},
         upkeep=_upkeep(script),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),
         budgets={(spending.WHOLE_SITE, "month"): monthly} if monthly is not None else {},

@@ -32,6 +32,9 @@ from nodemanager.simulation.time.world import World
 NodeListener = Callable[[CloudNode], None]
 
 
+IDS_EACH = 500_000  # the ids of each account's nodes
+
+
 @dataclass(frozen=True, slots=True)
 class BillLine:
     """The time one node is charged for, from creation to end, in virtual time. ``to_s`` None: it still runs."""
@@ -57,7 +60,7 @@ class Machine:
 
 
 class SimulatedProvider:
-    """One account at the simulated provider.
+    """One account at the simulated provider. ``number``: of several accounts, whose nodes then have other ids.
 
     ``on_boot`` is called when a node's user-data starts. ``on_end`` is called when a running machine stops, for any
     reason; a machine that never ran has no ``on_end``.
@@ -70,17 +73,19 @@ class SimulatedProvider:
         *,
         on_boot: NodeListener | None = None,
         on_end: NodeListener | None = None,
+        number: int = 0,
     ) -> None:
         self.faults = faults or CloudFaults()
         self.on_boot = on_boot
         self.on_end = on_end
         self._world = world
-        self._draws = world.draws_for("cloud")
+        self._draws = world.draws_for(f"cloud {number}" if number else "cloud")
         self._machines: dict[ProviderId, Machine] = {}
         self._by_token: dict[str, ProviderId] = {}
         self._by_batch_token: dict[str, tuple[CloudNode | CloudError, ...]] = {}
         self._bill_lines: list[BillLine] = []
         self._created = 0
+        self._ids_from = number * IDS_EACH
         self._groups: dict[str, str] = {}  # each placement group, with its cluster's UUID
         # Kept apart from the records of ended nodes, so a call stays as fast after ten years as on the first day.
         self._type_of_standing: dict[ProviderId, TypeName | None] = {}
@@ -259,7 +264,7 @@ class SimulatedProvider:
         now_s = self._world.now_s
         high, low = divmod(self._created, 256)
         node = CloudNode(
-            provider_id=ProviderId(f"sim-{self._created:06d}"),
+            provider_id=ProviderId(f"sim-{self._ids_from + self._created:06d}"),
             state=CloudState.PENDING,
             identity=identity,
             created_at=self._world.wall_at() + self.faults.clock_skew_s,
@@ -344,7 +349,7 @@ class SimulatedProvider:
     def _drop(self, machine: Machine) -> None:
         """Remove a terminated node from the list, and its client token with it, as real providers do."""
         provider_id = machine.node.provider_id
-        index = int(provider_id.removeprefix("sim-")) - 1
+        index = int(provider_id.removeprefix("sim-")) - self._ids_from - 1
         self._bill_lines[index] = self._bill_line(index)
         del self._machines[provider_id]
         if self._by_token.get(machine.client_token) == provider_id:
