@@ -793,29 +793,46 @@ def _contradictions(
     """Find keys that contradict each other. A section with faults of its own (None) is not checked."""
     if flux:
         yield from _outside_contradictions(document, flux, cloud)
-    if flux and flux.join is JoinMethod.FLUB and len(nodes) > 1:
+        yield from _join_contradictions(document, flux, cloud, join, nodes)
+    if limits and limits.nodes_min > limits.nodes_max:
+        yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
+    if timing:
+        yield from _timing_contradictions(document, timing)
+    yield from _slots_named_twice(document, flux, nodes)
+
+
+def _join_contradictions(
+    document: Document,
+    flux: FluxSettings,
+    cloud: CloudSettings | None,
+    join: JoinSettings | None,
+    nodes: Mapping[TypeName, NodeSettings],
+) -> Iterator[Fault]:
+    """Find what the chosen way to join cannot do."""
+    if flux.join is JoinMethod.FLUB and len(nodes) > 1:
         yield document.fault(
             "Flux", "join", "with flub a node gets any free rank, so all slots must belong to one [Node NAME]"
         )
-    if (
-        flux
-        and flux.join is JoinMethod.SERVICE
-        and cloud
-        and cloud.provider is Provider.FLUX
-        and join
-        and join.check_source
-    ):
+    outer_instance = cloud is not None and cloud.provider is Provider.FLUX
+    if flux.join is JoinMethod.SERVICE and outer_instance and join and join.check_source:
         yield document.fault(
             "Join",
             "check_source",
             "an outer instance gives only the names of its nodes: with provider = flux write no",
         )
-    if limits and limits.nodes_min > limits.nodes_max:
-        yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
-    if timing and timing.settle_s > timing.settle_max_s:
+
+
+def _timing_contradictions(document: Document, timing: TimingSettings) -> Iterator[Fault]:
+    if timing.settle_s > timing.settle_max_s:
         yield document.fault("Timing", "settle", "must not be longer than settle_max")
-    if timing and timing.stale_after_s <= max(timing.probe_s, timing.relist_s):
+    if timing.stale_after_s <= max(timing.probe_s, timing.relist_s):
         yield document.fault("Timing", "stale_after", "must be longer than probe and relist, or all data is stale")
+
+
+def _slots_named_twice(
+    document: Document, flux: FluxSettings | None, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """Find slots of two node types, and slots with the leader's name."""
     taken = {flux.head_host: "the name of the leader (head_host)"} if flux else {}
     for name, node in nodes.items():
         for slot in node.slots:

@@ -6,7 +6,7 @@ those that are up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
@@ -48,10 +48,12 @@ def unsafe_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reas
     return {name: why for name, why in found.items() if why is not None}
 
 
-def closed_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reason]:
+def closed_clouds(
+    snapshot: Snapshot, policy: Policy, stale: Iterable[CloudName], unsafe: Iterable[CloudName]
+) -> Mapping[CloudName, Reason]:
     """The clouds in which nothing is done now, with the reason that their types and nodes show."""
-    words = dict.fromkeys(unsafe_clouds(snapshot, policy), "a large part of its nodes is gone or unready at once")
-    for name in stale_clouds(snapshot, policy):
+    words = dict.fromkeys(unsafe, "a large part of its nodes is gone or unready at once")
+    for name in stale:
         seen = snapshot.account_of(name).source.seen_s is not None
         words[name] = "it has not answered for too long" if seen else "it has not answered yet"
     for recorded in node_index_of(snapshot).count_by_cloud:

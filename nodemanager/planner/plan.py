@@ -259,14 +259,15 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     """The plan for the types that act under this policy."""
     asks = asks_now(snapshot, policy)
     price = fleet.price_per_hour(snapshot, policy)
-    stands_still = _why_standstill(snapshot, policy)
+    stale, unsafe = stale_clouds(snapshot, policy), unsafe_clouds(snapshot, policy)
+    stands_still = _why_standstill(snapshot, policy, stale, unsafe)
     if stands_still is not None:
         ends_s = safe_mode_ends_s(snapshot, policy)
         return Plan(asks, stands_still=stands_still, price_per_hour=price, again_at_s=ends_s)
     if (paused := snapshot.operator.steering.paused) is not None:
         reason = with_words(because(Code.PAUSED, by=paused.by, since_at=paused.at), paused)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
-    if closed := closed_clouds(snapshot, policy):
+    if closed := closed_clouds(snapshot, policy, stale, unsafe):
         snapshot = replace(snapshot, closed_clouds=closed)
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.slots.wish is not None:
@@ -329,7 +330,9 @@ def _basis(snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool) -
 # --- standing still ---------------------------------------------------------------------------------------
 
 
-def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
+def _why_standstill(
+    snapshot: Snapshot, policy: Policy, stale: Mapping[CloudName, Reason], unsafe: Mapping[CloudName, Reason]
+) -> Reason | None:
     """Why nothing may be decided now, apart from a pause; None if something may."""
     if not snapshot.sources.claimed:
         return because(
@@ -341,12 +344,11 @@ def _why_standstill(snapshot: Snapshot, policy: Policy) -> Reason | None:
         if (why := why_stale(name, source, snapshot, policy)) is not None:
             return why
     # One cloud that cannot be used stops nothing of the others.
-    stale = stale_clouds(snapshot, policy)
     if len(stale) == len(policy.cloud_names):
         return next(iter(stale.values()))
     if snapshot.slots.mismatch is not None:
         return snapshot.slots.mismatch
-    unusable = {**unsafe_clouds(snapshot, policy), **stale}
+    unusable = {**unsafe, **stale}
     return next(iter(unusable.values())) if len(unusable) == len(policy.cloud_names) else None
 
 
@@ -434,13 +436,13 @@ def _counts_of_types(snapshot: Snapshot, policy: Policy, ended: Collection[Launc
 
 def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int]:
     """How many more nodes of each cloud may be created, or destroyed if that takes a call for each."""
-    creates = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.CREATE))
-    destroys = Counter(policy.cloud_of(node.launch) for node in calls_in_flight(snapshot, CallKind.DESTROY))
-    left = {}
-    for cloud in policy.cloud_names:
-        calls = policy.calls_of(cloud)
-        most = calls.calls_in_flight_max * calls.nodes_per_create
-        left[cloud] = most - creates[cloud] - (destroys[cloud] if calls.nodes_per_destroy == 1 else 0)
+    calls = {cloud: policy.calls_of(cloud) for cloud in policy.cloud_names}
+    left = {cloud: it.calls_in_flight_max * it.nodes_per_create for cloud, it in calls.items()}
+    for node in calls_in_flight(snapshot, CallKind.CREATE, CallKind.DESTROY):
+        cloud = policy.cloud_of(node.launch)
+        creates = node.call is not None and node.call.kind is CallKind.CREATE
+        if cloud in left and (creates or calls[cloud].nodes_per_destroy == 1):
+            left[cloud] -= 1
     return left
 
 

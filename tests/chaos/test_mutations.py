@@ -129,8 +129,8 @@ def repeating_a_create_without_its_token(patch: Patch) -> None:
 def deciding_on_old_news(patch: Patch) -> None:
     standstill = plan._why_standstill
 
-    def carefree(snapshot: Snapshot, policy: Policy) -> Reason | None:
-        return standstill(snapshot, with_settings(policy, stale_after_s=1e9))
+    def carefree(snapshot: Snapshot, policy: Policy, _stale: Any, unsafe: Any) -> Reason | None:
+        return standstill(snapshot, with_settings(policy, stale_after_s=1e9), {}, unsafe)
 
     patch.setattr(plan, "_why_standstill", carefree)
 

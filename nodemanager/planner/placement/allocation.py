@@ -54,6 +54,28 @@ class NodeGroup:
 
 
 @dataclass(slots=True)
+class Packable:
+    """Works that are packed together, and what is left of them.
+
+    ``first``: the number of the first of them in the allocation. ``items``: one a work. ``left``: of each, the
+    pieces without a node. ``span_s``: for how long the longest of them needs its nodes.
+    """
+
+    works: Sequence[Work]
+    first: int
+    items: Sequence[Item]
+    left: list[int]
+    span_s: float
+
+    def items_left(self) -> list[Item]:
+        """The items with the pieces that are left of them."""
+        return [
+            replace(item, pieces=left) if left != item.pieces else item
+            for item, left in zip(self.items, self.left, strict=True)
+        ]
+
+
+@dataclass(slots=True)
 class Allocation:
     """The offers, and what has been taken of them so far.
 
@@ -105,7 +127,10 @@ class Allocation:
             dominated=dict(self.dominated),
             effort=Effort(0) if greedily else self.effort,
         )
-        placed = made._pack_work(works, items, share=share)  # noqa: SLF001 - its own class
+        span_s = max((work.span_s for work in works), default=0.0)
+        work = Packable(works, len(self.works), items, [item.pieces for item in items], span_s)
+        made.works += works
+        placed = made._pack_work(work, share=share)  # noqa: SLF001 - its own class
         made.effort = self.effort
         return made if placed else None
 
@@ -172,35 +197,26 @@ class Allocation:
             pool_left[pool] -= counts[number]
         return counts
 
-    def _pack_work(self, works: Sequence[Work], items: Sequence[Item], *, share: bool) -> bool:
+    def _pack_work(self, work: Packable, *, share: bool) -> bool:
         """Pack work in place, and return whether all of it fits.
 
         Few pieces are packed onto all nodes at once. Many go first onto nodes with other work, then onto booting
         nodes, then onto nodes on sale. Booting nodes get first what they were bought for, if it still waits.
         """
-        first, old = len(self.works), list(self.groups)
-        self.works += works
-        span_s = max((work.span_s for work in works), default=0.0)
-        pieces = [item.pieces for item in items]
-        self._give_planned(works, items, first, pieces)
-        if sum(pieces) <= PIECES_EXACT:
+        old = len(self.groups)
+        self._give_planned(work)
+        if sum(work.left) <= PIECES_EXACT:
             # Those that got what they were bought for may take more.
-            groups = list(self.groups) if share else self.groups[len(old) :]
-            return self._pack_onto(
-                items, first, span_s, pieces, groups, self._offers(ordered=True, on_sale=True), on_sale=True
-            )
-        if share:
-            self._pack_onto(items, first, span_s, pieces, list(self.groups), [])
-        elif len(self.groups) > len(old):
-            self._pack_onto(items, first, span_s, pieces, self.groups[len(old) :], [])
+            groups = list(self.groups) if share else self.groups[old:]
+            return self._pack_and_buy(work, groups, self._offers(ordered=True, on_sale=True))
+        self._fill_up(work, list(self.groups) if share else self.groups[old:], [])
         # Fill booting nodes in the order of their purchase.
         coming = self._offers(ordered=True, on_sale=False)
         for _, together in groupby(coming, key=lambda number: self.offers[number].ordered_s):
-            self._pack_onto(items, first, span_s, pieces, [], list(together))
-        few = sum(pieces) <= PIECES_EXACT
+            self._fill_up(work, [], list(together))
+        few = sum(work.left) <= PIECES_EXACT
         groups = list(self.groups) if few and share else []
-        sources = self._offers(ordered=few, on_sale=True)
-        return self._pack_onto(items, first, span_s, pieces, groups, sources, on_sale=True)
+        return self._pack_and_buy(work, groups, self._offers(ordered=few, on_sale=True))
 
     def _offers(self, *, ordered: bool, on_sale: bool) -> list[int]:
         """The offers with nodes left: the ordered ones, those on sale, or both."""
@@ -210,13 +226,14 @@ class Allocation:
             if self.left[number] and (ordered if offer.is_ordered else on_sale and self.nodes_left > 0)
         ]
 
-    def _give_planned(self, works: Sequence[Work], items: Sequence[Item], first: int, pieces: list[int]) -> None:
-        """Give booting nodes the pieces they were bought for. ``pieces``, those that are left, is updated.
+    def _give_planned(self, work: Packable) -> None:
+        """Give booting nodes the pieces they were bought for.
 
         Any other packing of the same pieces might need one node more. Of jobs of one kind, those that lack more
         pieces come first: they need more different nodes.
         """
         of_kind: dict[tuple[Shape, float], list[int]] = {}
+        works = work.works
         for number in sorted(range(len(works)), key=lambda number: -works[number].pieces_each):
             of_kind.setdefault((works[number].shape, works[number].span_s), []).append(number)
         for source, offer in enumerate(self.offers):
@@ -224,41 +241,34 @@ class Allocation:
                 continue
             lot = self._lot(source, 0.0, self.left, sunk=True)
             while self.left[source]:
-                contents = self._planned_contents(offer, source, lot, works, items, of_kind, pieces)
+                contents = self._planned_contents(source, lot, work, of_kind)
                 if not contents:
                     break
-                each = (pieces[number] // count for number, count in contents)
+                each = (work.left[number] // count for number, count in contents)
                 nodes = min(self.left[source], *each)
-                self._add_loads(Packed((Load(0, nodes, contents),), ()), first, [source])
+                self._add_loads(Packed((Load(0, nodes, contents),), ()), work.first, [source])
                 for number, count in contents:
-                    pieces[number] -= nodes * count
+                    work.left[number] -= nodes * count
 
     def _planned_contents(
-        self,
-        offer: Offer,
-        source: int,
-        lot: Lot,
-        works: Sequence[Work],
-        items: Sequence[Item],
-        of_kind: Mapping[tuple[Shape, float], Sequence[int]],
-        pieces: Sequence[int],
+        self, source: int, lot: Lot, work: Packable, of_kind: Mapping[tuple[Shape, float], Sequence[int]]
     ) -> tuple[tuple[int, int], ...]:
         """What one node of an offer gets of that for which it was bought: (item, pieces)."""
         cores, gpus, memory_bytes = lot.cores, lot.gpus, lot.memory_bytes
         contents: dict[int, int] = {}
-        for shape, span_s, pieces_each, planned in offer.load:
+        for shape, span_s, pieces_each, planned in self.offers[source].load:
             numbers = of_kind.get((shape, span_s), ())
             # First the jobs that lack as many pieces as when the node was bought.
-            for number in sorted(numbers, key=lambda it: works[it].pieces_each != pieces_each):
-                item = items[number]
-                if not planned or not self._may_use(source, works[number]):
+            for number in sorted(numbers, key=lambda it: work.works[it].pieces_each != pieces_each):
+                item, left = work.items[number], work.left[number]
+                if not planned or not self._may_use(source, work.works[number]):
                     continue
                 if item.exclusive:
-                    alone = not contents and pieces[number] and pieces_on_empty(item, lot)
+                    alone = not contents and left and pieces_on_empty(item, lot)
                     return ((number, 1),) if alone else tuple(sorted(contents.items()))
                 fitting = pieces_that_fit(item, cores, gpus, memory_bytes)
                 had = contents.get(number, 0)
-                count = min(planned, pieces[number] - had, item.per_node_max - had, fitting)
+                count = min(planned, left - had, item.per_node_max - had, fitting)
                 if count > 0:
                     contents[number] = had + count
                     planned -= count  # noqa: PLW2901 - the rest goes to the next work of this kind
@@ -267,42 +277,55 @@ class Allocation:
                     memory_bytes -= count * item.memory_bytes
         return tuple(sorted(contents.items()))
 
-    def _pack_onto(
-        self,
-        items: Sequence[Item],
-        first: int,
-        span_s: float,
-        pieces: list[int],
-        groups: Sequence[NodeGroup],
-        offers: Sequence[int],
-        *,
-        on_sale: bool = False,
-    ) -> bool:
-        """Pack items onto these nodes, and return whether all fit. ``pieces`` is updated to what is left.
+    def _fill_up(self, work: Packable, groups: Sequence[NodeGroup], offers: Sequence[int]) -> None:
+        """Pack as much of the work as fits onto nodes that are paid for."""
+        if not any(work.left) or not (groups or offers):
+            return
+        items = work.items_left()
+        sources, lots = self._lots(work, groups, offers, {}, sunk=False)
+        self._take(work, fill(items, lots, self._fits(items, work.first, sources, lots)), sources)
 
-        ``on_sale``: some nodes may have to be bought. Otherwise as much as fits is packed, all of it paid for.
+    def _pack_and_buy(self, work: Packable, groups: Sequence[NodeGroup], offers: Sequence[int]) -> bool:
+        """Pack the work onto these nodes at the least cost, and return whether all of it fits.
+
+        The spot nodes among them keep to their share: if too many would be bought, it is packed again with fewer.
         """
-        items = [
-            replace(item, pieces=count) if count != item.pieces else item
-            for item, count in zip(items, pieces, strict=True)
-        ]
-        if not any(pieces):
+        if not any(work.left):
             return True
-        usable, most = self._in_zone(offers, first), dict[int, int]()
+        items, most = work.items_left(), dict[int, int]()
         for tries_left in range(SHARE_TRIES, -1, -1):
-            counts = self.separate_counts(usable, span_s, most)
-            sources: list[NodeGroup | int] = [group for group in groups if group.cores > 0]
-            sources += [number for number in offers if counts[number]]
-            lots = [self._lot(source, span_s, counts, sunk=on_sale) for source in sources]
-            packed, there, left_out = self._pack_best(items, lots, sources, first, on_sale=on_sale)
-            if not on_sale or not (most := self._within_share(packed, there, last=tries_left == 1)):
+            sources, lots = self._lots(work, groups, offers, most, sunk=True)
+            packed, shown, left_out = self._pack_best(items, lots, sources, work.first)
+            if not (most := self._within_share(packed, shown, last=tries_left == 1)):
                 break
         for number, other in left_out.items():
             worse, kept = (self.offers[self._offer_number(sources[it])].node_type.name for it in (number, other))
             if worse != kept:
                 self.dominated[worse] = kept
-        self._add_loads(packed, first, there)
-        pieces[:] = packed.left
+        return self._take(work, packed, shown)
+
+    def _lots(
+        self,
+        work: Packable,
+        groups: Sequence[NodeGroup],
+        offers: Sequence[int],
+        most: Mapping[int, int],
+        *,
+        sunk: bool,
+    ) -> tuple[list[NodeGroup | int], list[Lot]]:
+        """The groups and offers with room, and each as a lot of the packing.
+
+        ``most``: limits for some offers. ``sunk``: as in :meth:`_lot`.
+        """
+        counts = self.separate_counts(self._in_zone(offers, work.first), work.span_s, most)
+        sources: list[NodeGroup | int] = [group for group in groups if group.cores > 0]
+        sources += [number for number in offers if counts[number]]
+        return sources, [self._lot(source, work.span_s, counts, sunk=sunk) for source in sources]
+
+    def _take(self, work: Packable, packed: Packed, sources: list[NodeGroup | int]) -> bool:
+        """Take the nodes of a packing, and return whether nothing of the work is left."""
+        self._add_loads(packed, work.first, sources)
+        work.left[:] = packed.left
         return not any(packed.left)
 
     def _pack_best(
@@ -311,12 +334,8 @@ class Allocation:
         lots: Sequence[Lot],
         sources: Sequence[NodeGroup | int],
         first: int,
-        *,
-        on_sale: bool,
     ) -> tuple[Packed, list[NodeGroup | int], Mapping[int, int]]:
-        """Pack items, the sources that were considered, and which were left out for which better one."""
-        if not on_sale:
-            return fill(items, lots, self._fits(items, first, sources, lots)), list(sources), {}
+        """The packing, the sources that it uses, and which were left out for which better one."""
         limits = PackingLimits(self.nodes_left, self.price_left)
         suits, run_out = self._what_suits(sources, first), set[int]()
         left_out = find_dominated(lots, suits)
