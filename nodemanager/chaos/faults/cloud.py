@@ -52,6 +52,41 @@ def _stockout(run: Run, act: Act) -> EndFault:
     return end
 
 
+def _size_short(run: Run, act: Act) -> EndFault:
+    """There is no capacity for one size, on either market."""
+    return _limit_size(run.provider.faults.capacity_of_size, _pick_size(run, act), 0)
+
+
+def _size_quota(run: Run, act: Act) -> EndFault:
+    """A quota allows a node of one size, or none."""
+    return _limit_size(run.provider.faults.quota_of_size, _pick_size(run, act), act.number % 2)
+
+
+def _limit_size(limits: dict[str, int], size: str, most: int) -> EndFault:
+    limits[size] = most
+
+    def end() -> None:
+        limits.pop(size, None)
+
+    return end
+
+
+def _pick_size(run: Run, act: Act) -> str:
+    sizes = sorted({size.name for it in run.policy.node_types for size in it.sizes})
+    return pick(sizes, act.amount) or ""
+
+
+def _no_spot(run: Run, act: Act) -> EndFault:
+    """There is no spot capacity of any size."""
+    del act
+    run.provider.faults.no_spot = True
+
+    def end() -> None:
+        run.provider.faults.no_spot = False
+
+    return end
+
+
 def _zone_full(run: Run, act: Act) -> EndFault:
     """No placement group has room in one of the zones."""
     faults, zone = run.provider.faults, pick(ZONES, act.amount)
@@ -103,6 +138,9 @@ CLOUD_FAULTS: Mapping[str, FaultAction] = {
     "cloud.credentials": _credentials,
     "cloud.quota": _quota,
     "cloud.stockout": _stockout,
+    "size.short": _size_short,
+    "size.quota": _size_quota,
+    "size.no_spot": _no_spot,
     "cloud.zone_full": _zone_full,
     "cloud.slow_end": _slow_end,
     "cloud.stranger": _stranger,

@@ -11,10 +11,19 @@ from typing import TypeVar, cast
 from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId, JobResult, Shape
-from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Launch, LaunchId, Leftover, ProviderId
+from nodemanager.core.nodes import (
+    CloudNode,
+    CloudState,
+    FailureKind,
+    FluxRank,
+    Launch,
+    LaunchId,
+    Leftover,
+    ProviderId,
+)
 from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import BatchCloudPort, CloudError, CloudPort, SizedCloudPort
-from nodemanager.core.slots import CloudName, NodePlacement, NodeType, Rank, TypeName
+from nodemanager.core.slots import CloudName, Market, NodePlacement, NodeType, Rank, TypeName
 from nodemanager.planner.cost import billing
 from nodemanager.planner.health.node_health import KILLS_MAX
 from nodemanager.planner.state.policy import Policy
@@ -71,12 +80,12 @@ class Invariants:
         self.nodes_peak = max(self.nodes_peak, len(standing))
         nodes_max, price_max = self._highest_limits()
         self.require(len(standing) <= nodes_max, f"{len(standing)} nodes, above nodes_max")
-        paid = [node.identity for node in standing if node.identity is not None]
-        types = [it.type_name for it in paid if it.launch not in self.upkeep.prepaid]
-        price = sum((self.policy.types[name].price_per_hour for name in types), Decimal(0))
+        tagged = [(node, node.identity) for node in standing if node.identity is not None]
+        paid = [node for node, identity in tagged if identity.launch not in self.upkeep.prepaid]
+        price = sum((self._bought_as(node).price_per_hour for node in paid), Decimal(0))
         self.require(price <= price_max, f"{price} an hour, above price_per_hour_max")
         for cloud, rules in self.policy.clouds.items():
-            here = sum(1 for name in types if self.policy.types[name].cloud == cloud)
+            here = sum(1 for it in paid if self._bought_as(it).cloud == cloud)
             most = rules.nodes_max
             self.require(most is None or here <= most, f"{here} nodes in {cloud}, above its nodes_max")
         slots = Counter(node.identity.slot for node in standing if node.identity is not None)
@@ -107,8 +116,20 @@ class Invariants:
         limits = self.policy.limits
         return max(limits.nodes_max, *nodes, 0), max([limits.price_per_hour_max, *prices])
 
-    def check_create(self, launch: Launch) -> None:
-        """Before a create: the lease must be recorded, and the slot must have the launch's type."""
+    def check_create(self, launch: Launch, bought: NodeType | None = None) -> None:
+        """Before a create: the lease must be recorded, and the slot must have the launch's type.
+
+        What is bought must be a size of that type, and the one on record.
+        """
+        if bought is not None and self.policy.types[launch.type_name].sizes:
+            sizes = {(it.name, it.market, it.price_per_hour) for it in self.policy.types[launch.type_name].sizes}
+            asked = (bought.size, bought.market, bought.price_per_hour)
+            self.require(
+                asked in sizes, f"create of {launch.id} as {asked}, which is no size of {launch.type_name}"
+            )
+            self.require(
+                asked[:2] == (launch.size, launch.market), f"create of {launch.id}, a {launch.size}, as {asked}"
+            )
         self.creates += 1
         recorded = self.flux.leases.get(launch.slot)
         held = recorded is not None and recorded.id == launch.id
@@ -195,6 +216,15 @@ class Invariants:
                 )
                 self.require(lacking, f"the lease of {launch.id} was to be ended, and {node.provider_id} stands")
 
+    def _bought_as(self, node: CloudNode) -> NodeType:
+        """The type of one of our nodes, as the size that the provider made."""
+        return self._size_of(node.identity.type_name if node.identity else TypeName(""), node.size, node.market)
+
+    def _size_of(self, name: TypeName, size: str, market: Market | None) -> NodeType:
+        """A type as a size on a market. A node that a fault planted has none: it counts as the type itself."""
+        of = self.policy.types[name]
+        return next((it for it in of.by_size() if (it.size, it.market) == (size, market)), of)
+
     def our_nodes(self) -> list[CloudNode]:
         return [node for node in self._nodes() if self.is_ours(node)]
 
@@ -219,7 +249,8 @@ class Invariants:
                 if line.launch in self.upkeep.prepaid:
                     continue
                 until_s = now_s if line.to_s is None else min(now_s, line.to_s + end_shift_s)
-                cost += billing.cost(self.policy.types[line.type_name], until_s - line.from_s - start_shift_s)
+                of = self._size_of(line.type_name, line.size, line.market)
+                cost += billing.cost(of, until_s - line.from_s - start_shift_s)
         return cost
 
     @staticmethod
@@ -241,11 +272,22 @@ class Witness:
         self.knows_leases = False  # whether it has ever held the claim
         self.seen_launches: set[LaunchId] = set()  # launches whose nodes it saw since it knows the leases
         self.kill_counts: dict[tuple[float, ...], int] = {}  # by housekeeping: how often it was killed
+        self.refused_s: dict[tuple[TypeName, str, Market], tuple[float, FailureKind]] = {}
         self._world = world
 
     @property
     def now_s(self) -> float:
         return self._world.now_s
+
+    def note_refusal(self, bought: NodeType, kind: FailureKind) -> None:
+        """Note that the provider refused a size of a type."""
+        if kind in (FailureKind.CAPACITY, FailureKind.QUOTA):
+            self.refused_s[bought.name, bought.size, bought.market] = self._world.now_s, kind
+
+    def refused_since_s(self, of: TypeName, size: str, market: Market, kind: FailureKind | None = None) -> float:
+        """How long ago this process was last refused a size; infinity if never, or not for this ``kind``."""
+        refused_s, why = self.refused_s.get((of, size, market), (float("-inf"), kind))
+        return self._world.now_s - refused_s if kind in (None, why) else float("inf")
 
     def note_answer(self, source: str) -> None:
         self.answered_s[source] = self._world.now_s
@@ -273,8 +315,12 @@ class WatchedCloud:
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         self.witness.step()
         self._check_cloud(node_type.name)
-        self.invariants.check_create(launch)
-        node = self.port.create(launch, node_type)
+        self.invariants.check_create(launch, node_type)
+        try:
+            node = self.port.create(launch, node_type)
+        except CloudError as error:
+            self.witness.note_refusal(node_type, error.kind)
+            raise
         self.witness.note_nodes([node])
         self.witness.step()
         return node
@@ -321,7 +367,7 @@ class WatchedBatches(WatchedCloud):
         self.witness.step()
         self._check_cloud(node_type.name)
         for launch in launches:
-            self.invariants.check_create(launch)
+            self.invariants.check_create(launch, node_type)
         answers = cast("BatchCloudPort", self.port).create_many(launches, node_type)
         self.witness.note_nodes([it for it in answers if isinstance(it, CloudNode)])
         self.witness.step()

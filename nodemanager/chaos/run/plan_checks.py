@@ -10,18 +10,31 @@ from decimal import Decimal
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
 from nodemanager.chaos.run.script import Script
-from nodemanager.chaos.run.site import DISRUPTION_MAX, limits_at
+from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
-from nodemanager.core.nodes import COMING, USABLE, CloudNode, CloudState, LaunchId, NodeState, ProviderId
+from nodemanager.core.nodes import (
+    COMING,
+    USABLE,
+    CloudNode,
+    CloudState,
+    FailureKind,
+    LaunchId,
+    NodeState,
+    ProviderId,
+)
 from nodemanager.core.orders import BootNode, CordonNode, CreateNode, DestroyNode, DrainNode, StopBroker
-from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
+from nodemanager.core.slots import CloudName, Market, NodeType, SlotName, TypeName
 from nodemanager.planner.plan import Action
 from nodemanager.planner.state.constraints import holds
+from nodemanager.planner.state.policy import BLOCK_S
 from nodemanager.simulation.cloud.provider import BillLine
 
 NEWS_DELAY_S = 3.0  # the longest delay of an answer, or of the news that a job started
 QUEUE_STOP_KNOWN_S = 15.0  # the longest time until the manager knows that a queue is stopped: it polls for that
+REFUSED_S = (
+    0.9 * BLOCK_SCALE * BLOCK_S[FailureKind.CAPACITY]
+)  # the least time for which a refused size is left alone
 GRACE_FACTOR = 3.0  # of the orphan grace during faults: a wrong list restarts the grace
 
 
@@ -55,6 +68,7 @@ class PlanChecks:
         boots = [action for action in made.actions if isinstance(action, BootNode)]
         if boots:
             self._check_not_for_held_jobs(boots, now_s)
+            self._check_sizes(published, boots)
             self._check_schedules(published, boots)
             self._check_budget(published)
             self._check_not_bought_twice(published, boots)
@@ -187,6 +201,37 @@ class PlanChecks:
                 bool(waiting) or not boot.serves,
                 f"{boot.launch.id} is bought for jobs that are held: {boot.serves}",
             )
+
+    def _check_sizes(self, published: Publication, boots: Iterable[BootNode]) -> None:
+        """No size may be bought that was just refused, nor a dearer one while a cheaper one was never refused.
+
+        A size may also be blocked because the provider took a node of it back, or because one had too little.
+        """
+        if published.snapshot.learned.streaks:
+            return  # nodes failed while they booted: then each size has a trial of its own
+        refused_since_s = self.witness.refused_since_s
+        blocked = {(scope.type_name, scope.size) for scope in published.snapshot.learned.blocks}
+        for boot in boots:
+            of, launch, market = (
+                self.invariants.policy.types[boot.launch.type_name],
+                boot.launch,
+                boot.launch.market,
+            )
+            rivals = [size.name for size in of.sizes if size.market is market]
+            if market is None or not rivals:
+                continue
+            age_s = refused_since_s(of.name, launch.size, market, FailureKind.CAPACITY)
+            self.invariants.require(
+                not NEWS_DELAY_S < age_s < REFUSED_S,
+                f"{launch.id} is bought as {launch.size} ({market}), refused {age_s:.1f} s ago",
+            )
+            for cheaper in rivals[: rivals.index(launch.size)]:
+                # A quota refuses a size on both markets.
+                refused = any(refused_since_s(of.name, cheaper, it) < float("inf") for it in Market)
+                self.invariants.require(
+                    refused or (of.name, cheaper) in blocked,
+                    f"{launch.id} is bought as {launch.size}, and {cheaper} is cheaper and was never refused",
+                )
 
     def _check_budget(self, published: Publication) -> None:
         for limit in published.policy.budgets.values() if self.spend_is_knowable else ():

@@ -152,6 +152,16 @@ PEER_KINDS: Mapping[str, FaultKind] = MappingProxyType(
 PEER_JOBS = FaultKind(12.0, JOB_S)
 JOBS = (JOB, PEER_JOB)
 
+# Faults of runs whose node types have several sizes.
+SIZE_KINDS: Mapping[str, FaultKind] = MappingProxyType(
+    {
+        "size.short": FaultKind(60.0, (20.0, 120.0)),
+        "size.quota": FaultKind(60.0, (20.0, 120.0)),
+        "size.no_spot": FaultKind(140.0, (20.0, 120.0)),
+    }
+)
+SIZES_EVERY = 4  # so many seeds have one whose types have several sizes
+
 # Faults of runs in which nodes are created in placement groups.
 GROUP_KNOBS: Mapping[str, float] = MappingProxyType({"cloud.group_only": 0.3, "cloud.group_full": 0.2})
 GROUP_KINDS: Mapping[str, FaultKind] = MappingProxyType({"cloud.zone_full": FaultKind(50.0, (10.0, 100.0))})
@@ -191,6 +201,7 @@ class Script:
     stacked: bool = False  # the nodes are the pods of a MiniCluster
     peers: int = 0  # other instances in which jobs may run
     twin: bool = False  # there is a second cloud, which has no faults
+    sizes: bool = False  # each node type has several sizes, on two markets
     groups: bool = False  # nodes of two types are created in placement groups, in two zones
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
 
@@ -277,6 +288,8 @@ def draw_script(
             drawn += _draw_knob(name, _stream(seed, name), FAULT_SHARE)
         for name, kind in GROUP_KINDS.items():
             drawn += _draw_faults(name, kind, _stream(seed, name))
+    site = replace(site, sizes=not (stacked or groups or twin or upkeep) and seed % SIZES_EVERY == 0)
+    drawn += _draw_size_acts(seed) if site.sizes else []
     if stacked:
         site = replace(site, stacked=True)
         drawn = [act for act in drawn if act.kind not in NOT_STACKED]
@@ -309,6 +322,13 @@ def _draw_peer_acts(seed: int) -> list[Act]:
         acts += _draw_knob(name, _stream(seed, name), FAULT_SHARE)
     for name, kind in PEER_KINDS.items():
         acts += _draw_faults(name, kind, _stream(seed, name))
+    return acts
+
+
+def _draw_size_acts(seed: int) -> list[Act]:
+    acts: list[Act] = []
+    for name, kind in SIZE_KINDS.items():
+        acts += _draw_faults(name, kind, _stream(seed, name), 1.0)
     return acts
 
 

@@ -9,7 +9,18 @@ from random import Random
 
 from nodemanager.chaos.run.script import Script
 from nodemanager.core.jobs import HasProperty, OnHosts, Shape
-from nodemanager.core.slots import Billing, CloudName, NodePlacement, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.slots import (
+    Billing,
+    CloudName,
+    Market,
+    NodePlacement,
+    NodeType,
+    Rank,
+    Size,
+    Slot,
+    SlotName,
+    TypeName,
+)
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.core.upkeep.windows import DAY_MINUTES, Window
 from nodemanager.planner.cost import spending
@@ -93,6 +104,26 @@ SHAPES = (
 )
 
 
+def _sizes(name: str, price: str) -> tuple[Size, ...]:
+    """Four sizes that serve as nodes of one type, the cheapest first: two on the spot market, two on demand."""
+    on_demand = Decimal(price)
+    prices = ((f"{name}1", on_demand), (f"{name}2", on_demand * Decimal("1.2")))
+    spot = tuple(Size(size, Market.SPOT, each * Decimal("0.4")) for size, each in prices)
+    return (*spot, *(Size(size, Market.ON_DEMAND, each) for size, each in prices))
+
+
+# The same types, each of several sizes.
+TYPES_WITH_SIZES = tuple(
+    replace(
+        of,
+        size=(sizes := _sizes(of.size, str(of.price_per_hour)))[0].name,
+        market=sizes[0].market,
+        price_per_hour=sizes[0].price_per_hour,
+        sizes=sizes,
+    )
+    for of in NODE_TYPES
+)
+
 BATCHES_EVERY = 4  # of so many seeds one creates its nodes in batches
 
 # The site of a run with a MiniCluster: six pods, all alike.
@@ -156,6 +187,8 @@ def types_of(script: Script) -> tuple[NodeType, ...]:
         return TWIN_TYPES
     if script.stacked:
         return PODS
+    if script.sizes:
+        return TYPES_WITH_SIZES
     types = UPKEEP_TYPES if script.upkeep else NODE_TYPES
     return close_types(types) if script.groups else types
 
