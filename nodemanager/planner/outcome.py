@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from heapq import merge
 from itertools import islice
 from types import MappingProxyType
@@ -298,4 +298,23 @@ def fleet_needs(jobs: Mapping[JobId, Job], placement: Placement) -> FleetNeeds:
             needed.setdefault(node.place[0], []).extend(serves)
     order = {id_: (-jobs[id_].priority, id_) for it in purchases for id_ in it.serves}
     purchases.sort(key=lambda it: (min(map(order.__getitem__, it.serves)), it.place[1]))
-    return FleetNeeds({slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}, tuple(purchases))
+    of_slots = {slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}
+    return FleetNeeds(of_slots, tuple(_cheapest_first(purchases)))
+
+
+def _cheapest_first(purchases: Sequence[Purchase]) -> list[Purchase]:
+    """The same purchases, where the first ones of a type, on a market, in a zone, are its cheapest sizes.
+
+    A quota of the whole account may let only the first ones through. All sizes of a type have its declared room.
+    """
+    sizes: dict[Hashable, list[NodeType]] = {}
+    for purchase in purchases:
+        if purchase.node_type.sizes:
+            sizes.setdefault(_size_pool(purchase), []).append(purchase.node_type)
+    for bought in sizes.values():
+        bought.sort(key=lambda it: it.price_per_hour, reverse=True)
+    return [replace(it, node_type=sizes[_size_pool(it)].pop()) if it.node_type.sizes else it for it in purchases]
+
+
+def _size_pool(purchase: Purchase) -> Hashable:
+    return purchase.node_type.name, purchase.node_type.market, purchase.zone

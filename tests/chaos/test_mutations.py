@@ -17,7 +17,7 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import brain, plan, strays
+from nodemanager.planner import brain, outcome, plan, strays
 from nodemanager.planner.backoff import zones
 from nodemanager.planner.health import node_health
 from nodemanager.planner.limits import within_budget
@@ -187,27 +187,42 @@ def submitting_jobs_again_and_again(patch: Patch) -> None:
     patch.setattr(plan, "requeue_orders", forgetful)
 
 
+def buying_a_size_that_was_just_refused(patch: Patch) -> None:
+    refusal = cloud_facts.apply_refusal
+
+    def forgetful(snapshot: Snapshot, node: Node, kind: FailureKind, *rest: Any) -> Snapshot:
+        return snapshot if kind is FailureKind.CAPACITY else refusal(snapshot, node, kind, *rest)
+
+    patch.setattr(cloud_facts, "apply_refusal", forgetful)
+
+
+def buying_dearer_sizes_first(patch: Patch) -> None:
+    patch.setattr(outcome, "_cheapest_first", lambda purchases: purchases)
+
+
 # Each with a seed that caught it.
 MUTATIONS: dict[Callable[[Patch], None], int] = {
     without_a_second_look: 3,
-    believing_the_first_look: 132,
+    believing_the_first_look: 3,
     believing_one_list: 17,
     taking_a_lost_reply_for_a_refusal: 8,
     repeating_a_create_without_its_token: 9,
-    buying_two_too_many: 46,
+    buying_two_too_many: 27,
     taking_accepted_for_gone: 0,
     taking_strangers_for_ours: 0,
     taking_no_notice_of_a_new_division: 18,
-    deciding_on_old_news: 5,
+    deciding_on_old_news: 1,
     forgetting_strays: 1,
     leaving_orphans_alone: 2,
     buying_again_what_is_on_its_way: 0,
     recording_no_spending: 3,
-    buying_for_jobs_that_are_held: 1,
+    buying_for_jobs_that_are_held: 3,
     killing_housekeeping_for_ever: 202,
     submitting_jobs_again_and_again: 1229,
     buying_a_gang_in_two_groups: 40,
     leaving_empty_groups_behind: 5,
+    buying_a_size_that_was_just_refused: 0,
+    buying_dearer_sizes_first: 196,
 }
 
 

@@ -85,6 +85,15 @@ def test_the_same_decision_buys_the_next_size_where_a_quota_ends() -> None:
     assert len({slot for slot, _, _ in bought(world)}) == 5
 
 
+@pytest.mark.parametrize("first", [1, 16])
+def test_a_quota_of_the_whole_account_lets_the_cheapest_sizes_through(first: int) -> None:
+    quota = Quota(cap=2, probe_s=NOW_S + 60, pause_s=60, detail="two of any kind")
+    world = a_world(big()).but(quotas={EVERYTHING: quota})
+    for cores in (first, 12, 13, 14, 15, 16):
+        world = world.job(tasks(cores))
+    assert [size for _, size, _ in bought(world)] == [SMALL.name] * 2
+
+
 def test_nodes_that_exist_use_up_the_quota_of_their_size_only() -> None:
     quota = Quota(cap=2, probe_s=NOW_S + 60, pause_s=60, detail="two of these")
     world = a_world(big()).node("big1", NodeState.BUSY).but(quotas={Scope(BIG, size=SMALL.name): quota})

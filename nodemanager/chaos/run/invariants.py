@@ -369,6 +369,8 @@ class WatchedBatches(WatchedCloud):
         for launch in launches:
             self.invariants.check_create(launch, node_type)
         answers = cast("BatchCloudPort", self.port).create_many(launches, node_type)
+        for refused in (it for it in answers if isinstance(it, CloudError)):
+            self.witness.note_refusal(node_type, refused.kind)
         self.witness.note_nodes([it for it in answers if isinstance(it, CloudNode)])
         self.witness.step()
         return answers
