@@ -221,7 +221,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     submitting_jobs_again_and_again: 1229,
     buying_a_gang_in_two_groups: 40,
     leaving_empty_groups_behind: 5,
-    buying_a_size_that_was_just_refused: 0,
+    buying_a_size_that_was_just_refused: 16,
     buying_dearer_sizes_first: 196,
 }
 
