@@ -10,7 +10,7 @@ import pytest
 
 from nodemanager.chaos.command import build_scenario, run_seed, scenario_for_seed, silence_logs
 from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, Script, draw_script
+from nodemanager.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, SIZE_KINDS, Script, draw_script
 from nodemanager.chaos.scenario import Scenario
 
 SEEDS = 500
@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_every_kind_of_fault_happens() -> None:
     scripts = [draw_script(seed, joins=True) for seed in range(30)]
     drawn = {act.kind for script in scripts for act in script.acts}
-    assert drawn >= {*KINDS, *KNOBS, *JOIN_KINDS, *JOIN_KNOBS}
+    assert drawn >= {*KINDS, *KNOBS, *JOIN_KINDS, *JOIN_KNOBS, *SIZE_KINDS}
 
 
 def test_in_every_fifth_seed_nodes_join_by_ticket() -> None:

@@ -32,9 +32,7 @@ from nodemanager.simulation.cloud.provider import BillLine
 
 NEWS_DELAY_S = 3.0  # the longest delay of an answer, or of the news that a job started
 QUEUE_STOP_KNOWN_S = 15.0  # the longest time until the manager knows that a queue is stopped: it polls for that
-REFUSED_S = (
-    0.9 * BLOCK_SCALE * BLOCK_S[FailureKind.CAPACITY]
-)  # the least time for which a refused size is left alone
+REFUSED_S = BLOCK_SCALE * BLOCK_S[FailureKind.CAPACITY]  # for how long a refused size is left alone
 GRACE_FACTOR = 3.0  # of the orphan grace during faults: a wrong list restarts the grace
 
 
@@ -147,11 +145,9 @@ class PlanChecks:
     def _check_other_clouds_go_on(self, published: Publication) -> None:
         """A cloud whose lists are old must not stop the others."""
         still, policy = published.plan.stands_still, self.invariants.policy
-        if (
-            len(policy.cloud_names) == 1
-            or still is None
-            or not str(still.figures.get("source", "")).startswith("cloud")
-        ):
+        if len(policy.cloud_names) == 1 or still is None:
+            return
+        if not str(still.figures.get("source", "")).startswith("cloud"):
             return
         heard_s = [self._listed_s(cloud) for cloud in policy.cloud_names]
         # A list counts from the moment of the question, and takes a while to arrive.
@@ -213,27 +209,24 @@ class PlanChecks:
         """
         if published.snapshot.learned.streaks:
             return  # nodes failed while they booted: then each size has a trial of its own
-        refused_since_s = self.witness.refused_since_s
+        since_s, require = self.witness.refused_since_s, self.invariants.require
+        refused_s = REFUSED_S - self.script.idle_tick_s  # the manager counts from its last look at the clock
         blocked = {(scope.type_name, scope.size) for scope in published.snapshot.learned.blocks}
-        for boot in boots:
-            of, launch, market = (
-                self.invariants.policy.types[boot.launch.type_name],
-                boot.launch,
-                boot.launch.market,
-            )
-            rivals = [size.name for size in of.sizes if size.market is market]
+        for launch in (boot.launch for boot in boots):
+            name, market = launch.type_name, launch.market
+            rivals = [it.name for it in self.invariants.policy.types[name].sizes if it.market is market]
             if market is None or not rivals:
                 continue
-            age_s = refused_since_s(of.name, launch.size, market, FailureKind.CAPACITY)
-            self.invariants.require(
-                not NEWS_DELAY_S < age_s < REFUSED_S,
+            age_s = since_s(name, launch.size, market, FailureKind.CAPACITY)
+            require(
+                not NEWS_DELAY_S < age_s < refused_s,
                 f"{launch.id} is bought as {launch.size} ({market}), refused {age_s:.1f} s ago",
             )
             for cheaper in rivals[: rivals.index(launch.size)]:
                 # A quota refuses a size on both markets.
-                refused = any(refused_since_s(of.name, cheaper, it) < float("inf") for it in Market)
-                self.invariants.require(
-                    refused or (of.name, cheaper) in blocked,
+                refused = any(since_s(name, cheaper, it) < float("inf") for it in Market)
+                require(
+                    refused or (name, cheaper) in blocked,
                     f"{launch.id} is bought as {launch.size}, and {cheaper} is cheaper and was never refused",
                 )
 
