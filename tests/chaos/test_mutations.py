@@ -18,7 +18,7 @@ from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.planner import brain, outcome, plan, strays
-from nodemanager.planner.backoff import zones
+from nodemanager.planner.backoff import refusals, zones
 from nodemanager.planner.health import node_health
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import calls, cloud_facts, observe, pairing, queue_facts
@@ -188,7 +188,7 @@ def submitting_jobs_again_and_again(patch: Patch) -> None:
 
 
 def buying_a_size_that_was_just_refused(patch: Patch) -> None:
-    refusal = cloud_facts.apply_refusal
+    refusal = refusals.apply_refusal
 
     def forgetful(snapshot: Snapshot, node: Node, kind: FailureKind, *rest: Any) -> Snapshot:
         return snapshot if kind is FailureKind.CAPACITY else refusal(snapshot, node, kind, *rest)
@@ -221,7 +221,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     submitting_jobs_again_and_again: 1229,
     buying_a_gang_in_two_groups: 40,
     leaving_empty_groups_behind: 5,
-    buying_a_size_that_was_just_refused: 16,
+    buying_a_size_that_was_just_refused: 28,
     buying_dearer_sizes_first: 196,
 }
 
