@@ -517,6 +517,8 @@ def _demand(purchase: Purchase, weighed: Bursts, basis: Basis) -> Reason:
         reason = reason.with_figures(group=group)
         if passed_over := zones_passed_over(node_type, zone, basis.snapshot):
             reason = reason.with_figures(passed_over=passed_over)
+    if not weighed.not_taken:
+        return reason
     not_taken = next(filter(None, map(weighed.describe_not_taken, purchase.serves)), "")
     return reason.with_figures(not_taken=not_taken) if not_taken else reason
 
