@@ -268,7 +268,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         reason = with_words(because(Code.PAUSED, by=paused.by, since_at=paused.at), paused)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
     if closed := closed_clouds(snapshot, policy, stale, unsafe):
-        snapshot = replace(snapshot, closed_clouds=closed)
+        snapshot = replace(snapshot, sources=replace(snapshot.sources, closed_clouds=closed))
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.slots.wish is not None:
             answer = slot_types.answer_wish(snapshot.slots.wish, snapshot, policy)
