@@ -65,6 +65,14 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenure:
+    """How long the provider lets us keep a node, in its words. "" says nothing."""
+
+    fixed: str = ""  # why it can never be destroyed
+    owed: str = ""  # why it is to be given back as soon as no job runs there
+
+
+@dataclass(frozen=True, slots=True)
 class CloudNode:
     """One instance at the provider. ``identity`` is None if it carries no tags of a node manager."""
 
@@ -81,9 +89,8 @@ class CloudNode:
     died_of: FailureKind | None = None  # what its end means for further creates; None: nothing, or unknown
     size: str = ""  # the provider's name of its size; "" if the provider does not say
     note: str = ""  # the provider's words on why it does not run yet; "" if it gives none
-    fixed: str = ""  # the provider's words on why it can never be destroyed; "" if it can
+    tenure: Tenure = Tenure()
     group: str = ""  # its placement group; "" if it is in none, or the provider does not say
-    owed: str = ""  # why it is to be given back as soon as no job runs there; "" if it may be kept
 
 
 class LeftoverKind(StrEnum):

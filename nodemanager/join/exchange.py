@@ -81,9 +81,11 @@ def encode_roster(roster: Roster, wall_at: float) -> str:
         [entry.launch, entry.slot, entry.redeemable_until_at, entry.may_start, entry.online, entry.addresses]
         for entry in roster
     ]
+    document: dict[str, object] = {"version": _VERSION, "written_at": wall_at, "entries": entries}
     # By themselves, so that a join service of an earlier version can still read the entries.
-    instances = {entry.launch: entry.provider_id for entry in roster if entry.provider_id is not None}
-    return json.dumps({"version": _VERSION, "written_at": wall_at, "entries": entries, "instances": instances})
+    if instances := {entry.launch: entry.provider_id for entry in roster if entry.provider_id is not None}:
+        document["instances"] = instances
+    return json.dumps(document)
 
 
 def decode_roster(text: str) -> tuple[Roster, float]:

@@ -268,7 +268,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         reason = with_words(because(Code.PAUSED, by=paused.by, since_at=paused.at), paused)
         return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
     if closed := closed_clouds(snapshot, policy, stale, unsafe):
-        snapshot = replace(snapshot, closed_clouds=closed)
+        snapshot = replace(snapshot, sources=replace(snapshot.sources, closed_clouds=closed))
     if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
         if snapshot.slots.wish is not None:
             answer = slot_types.answer_wish(snapshot.slots.wish, snapshot, policy)
@@ -517,6 +517,8 @@ def _demand(purchase: Purchase, weighed: Bursts, basis: Basis) -> Reason:
         reason = reason.with_figures(group=group)
         if passed_over := zones_passed_over(node_type, zone, basis.snapshot):
             reason = reason.with_figures(passed_over=passed_over)
+    if not weighed.not_taken:
+        return reason
     not_taken = next(filter(None, map(weighed.describe_not_taken, purchase.serves)), "")
     return reason.with_figures(not_taken=not_taken) if not_taken else reason
 

@@ -127,7 +127,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         state_dir=tmp_path / "state",
         mode=Mode.OBSERVE,
         flux=FluxSettings(head_address="10.0.0.1", bootstrap_dir=tmp_path / "state" / "flux"),
-        cloud=CloudSettings(provider=Provider.LOCAL),
+        cloud=CloudSettings(provider=Provider.LOCAL, service_material=tmp_path / "service"),
         credentials={},
         limits=LimitsSettings(nodes_max=4, price_per_hour_max=Decimal(10)),
         timing=TimingSettings(),

@@ -134,6 +134,7 @@ SHOWS = (
     "actors/delegation/delegator.py",  # why a delegated job is lost
     "actors/delegation/stepper.py",  # the memo of a delegated job
     "actors/job_memos.py",
+    "chaos/run/plan_checks.py",  # checks what was said
     "planner/observe/hardware.py",  # the text of a drain
     "whatif/cloud/parameters.py",  # figures of a report, not of a reason
 )

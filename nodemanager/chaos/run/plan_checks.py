@@ -145,9 +145,11 @@ class PlanChecks:
     def _check_other_clouds_go_on(self, published: Publication) -> None:
         """A cloud whose lists are old must not stop the others."""
         still, policy = published.plan.stands_still, self.invariants.policy
-        if len(policy.cloud_names) == 1 or still is None:
-            return
-        if not str(still.figures.get("source", "")).startswith("cloud"):
+        if (
+            len(policy.cloud_names) == 1
+            or still is None
+            or not str(still.figures.get("source", "")).startswith("cloud")
+        ):
             return
         heard_s = [self._listed_s(cloud) for cloud in policy.cloud_names]
         # A list counts from the moment of the question, and takes a while to arrive.

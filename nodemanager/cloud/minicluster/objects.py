@@ -14,7 +14,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from nodemanager.core.nodes import CloudNode, CloudState, Identity, LaunchId, ProviderId
+from nodemanager.core.nodes import CloudNode, CloudState, Identity, LaunchId, ProviderId, Tenure
 from nodemanager.core.slots import SlotName, TypeName
 
 GROUP = "flux-framework.org"
@@ -256,8 +256,7 @@ def _cloud_node(index: int, found: MiniCluster, pod: Pod | None, scope: Scope) -
         died_because="the size was reduced" if state is CloudState.TERMINATED else "",
         impaired=pod.failing if pod is not None and state is CloudState.RUNNING else "",
         note=(pod.failing or pod.unschedulable) if pod is not None and state is CloudState.PENDING else "",
-        fixed=_why_fixed(index, found, scope),
-        owed=_why_owed(index, found),
+        tenure=Tenure(fixed=_why_fixed(index, found, scope), owed=_why_owed(index, found)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
@@ -191,14 +191,15 @@ def pack_best_fit(
     *,
     by_share: bool,
     below: float = float("inf"),
+    order: Sequence[int] | None = None,
 ) -> Packed | None:
     """Plain best fit, the largest pieces first: onto the open node with the fewest free cores, else onto a new one.
 
     A new node is of the cheapest lot that takes the piece; ``by_share``: of the one where its share costs least.
-    None if it costs no less than ``below``.
+    None if it costs no less than ``below``. ``order``: of the items, instead of the largest first.
     """
     packing = _BestFit(items, lots, fits, by_share, below)
-    loads = tuple(packing.loads())
+    loads = tuple(packing.loads(order if order is not None else packing.largest_first()))
     return Packed(loads, tuple(packing.left)) if packing.cost < below else None
 
 
@@ -233,15 +234,18 @@ class _BestFit:
         self.left = [item.pieces for item in self.items]
         self._count = [lot.count for lot in self.lots]
 
-    def loads(self) -> Iterator[Load]:
-        """Place all pieces, and tell what lies on the nodes."""
+    def largest_first(self) -> list[int]:
+        """The items by the largest part of a node that a piece takes."""
         largest = [
             max((dominant_share(item, lot) for lot, fit in zip(self.lots, row, strict=True) if fit), default=0.0)
             for item, row in zip(self.items, self.fits, strict=True)
         ]
-        order = sorted(
+        return sorted(
             range(len(self.items)), key=lambda i: (-self.items[i].exclusive, -largest[i], -self.items[i].cores, i)
         )
+
+    def loads(self, order: Iterable[int]) -> Iterator[Load]:
+        """Place all pieces, item by item, and tell what lies on the nodes."""
         for number in order:
             if not self.items[number].exclusive:
                 self._join(number)

@@ -4,7 +4,8 @@ Nothing here knows jobs, slots or time. Counts go in and counts come out: a :cla
 equal contents. So the effort depends on the kinds of work and of nodes, not on their numbers.
 
 Greedy packings come first. Columns (``columns``) then bring the cost near its lower bound, and the last few pieces
-are repacked by trying all ways (``exact``). The cheapest result counts, so it never costs more than a greedy one.
+are repacked by trying all ways (``exact``). Few pieces are also packed in many orders (``orders``). The cheapest
+result counts, so it never costs more than a greedy one.
 The effort is counted in steps: at the limit the best so far is the result.
 """
 
@@ -16,6 +17,7 @@ from nodemanager.planner.packing import exact
 from nodemanager.planner.packing.classes import Classes
 from nodemanager.planner.packing.columns import ROUNDING, ColumnPacking
 from nodemanager.planner.packing.greedy import pack_best_fit, pack_by_patterns
+from nodemanager.planner.packing.orders import pack_in_orders
 from nodemanager.planner.packing.repack import PIECES_EXACT, repack_worst
 from nodemanager.planner.packing.types import (
     NO_LIMITS,
@@ -178,7 +180,12 @@ def _pack_columns(
     if least > columns.bound * enough:
         loads = repack_worst(best, items, lots, fits, columns.worth, effort)
         if limits.allow(loads, lots):
-            best = loads
+            best, least = loads, total_cost(loads, lots)
+    if least > columns.bound * enough:
+        found = pack_in_orders(items, lots, fits, limits, effort, below=least)
+        if found is not None:
+            loads = repack_worst(found, items, lots, fits, columns.worth, effort)
+            best = loads if limits.allow(loads, lots) else list(found)
     return best, columns.worth
 
 

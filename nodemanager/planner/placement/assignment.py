@@ -86,7 +86,7 @@ class Assignment:
             else:
                 first, last = begin // work.pieces_each, (end - 1) // work.pieces_each
                 count += last - first + 1
-                names += [work.job(job) for job in range(first, min(last + 1, first + most))]
+                names += work.jobs_between(first, min(last + 1, first + most))
         return tuple(sorted(names)[:most]), count
 
     def pieces_on(self, node: AssignedNode) -> Iterator[tuple[JobId, Shape]]:

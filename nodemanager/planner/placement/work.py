@@ -40,6 +40,17 @@ class Work:
             number -= end - begin
         raise IndexError(number)
 
+    def jobs_between(self, first: int, end: int) -> list[JobId]:
+        """The ids of the jobs from number ``first`` to before ``end``."""
+        found: list[JobId] = []
+        for _, ids, begin, until in self.runs:
+            if end <= 0:
+                break
+            found += ids[begin + max(0, first) : min(begin + end, until)]
+            first -= until - begin
+            end -= until - begin
+        return found
+
     def number(self, key: BatchKey, index: int) -> int | None:
         """The number, within this work, of the job at an index of a batch; None if it is not part of it."""
         before = 0

@@ -70,8 +70,8 @@ class Stack:
 
     def why_kept(self, node: Node) -> Reason | None:
         """Why a node cannot leave now; None if it is the highest one that stays, or only leaving ones are above."""
-        if node.cloud is not None and node.cloud.fixed:
-            return because(Code.FIXED_BY_PROVIDER, detail=node.cloud.fixed)
+        if node.cloud is not None and node.cloud.tenure.fixed:
+            return because(Code.FIXED_BY_PROVIDER, detail=node.cloud.tenure.fixed)
         top = self.top
         if top is None or node.launch.rank >= top.launch.rank:
             return None

@@ -193,6 +193,8 @@ class Sources:
     queue: Source = Source()
     flux: Source = Source()  # looks at the ranks
     unreachable_s: float | None = None  # when the latest call began that the instance did not answer
+    # The clouds in which nothing is done now, and why. Set by ``plan`` for its own use.
+    closed_clouds: Mapping[CloudName, Reason] = field(default_factory=_empty)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +298,6 @@ class Snapshot:
     spending: Spending = Spending()
     peers: Peers = Peers()
     indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
-    # The clouds in which nothing is done now, and why. Set by ``plan`` for its own use.
-    closed_clouds: Mapping[CloudName, Reason] = field(default_factory=_empty)
 
     def account_of(self, cloud: CloudName = DEFAULT_CLOUD) -> Account:
         """What is known of a cloud."""
@@ -306,6 +306,11 @@ class Snapshot:
     def with_account(self, cloud: CloudName, account: Account) -> Snapshot:
         """The snapshot with other knowledge of a cloud."""
         return replace(self, accounts={**self.accounts, cloud: account})
+
+    @property
+    def closed_clouds(self) -> Mapping[CloudName, Reason]:
+        """The clouds in which nothing is done now, and why."""
+        return self.sources.closed_clouds
 
     @property
     def intruders(self) -> list[CloudNode]:

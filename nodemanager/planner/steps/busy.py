@@ -57,7 +57,7 @@ def _step_busy_top(node: Node, context: StepContext) -> Step | None:
     for times in retirement_times(context):
         for at_s, id_ in times:
             idle = at_rest[id_]
-            if idle.launch.slot in context.jobs.needed or (idle.cloud is not None and idle.cloud.fixed):
+            if idle.launch.slot in context.jobs.needed or (idle.cloud is not None and idle.cloud.tenure.fixed):
                 continue
             if at_s > context.now_s:
                 return Step(BUSY, again_at_s=at_s) if not is_drained(node) else None

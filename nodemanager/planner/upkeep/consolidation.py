@@ -50,7 +50,7 @@ def is_emptying(node: Node) -> bool:
     return drain_reason is not None and drain_reason == emptying_text(node.id)
 
 
-def _takes_no_more(node: Node) -> bool:
+def takes_no_more(node: Node) -> bool:
     """Whether the node is emptying, or its rank is being drained: perhaps for that."""
     drained_now = node.call is not None and node.call.kind is CallKind.DRAIN
     return is_emptying(node) or (drained_now and node.state in USABLE)
@@ -189,7 +189,7 @@ class _Choice:
                 gpus = node.rank.gpus - sum(gpus for _, _, gpus in held)
                 self._free[node.id] = node_type, max(0, cores), max(0, gpus)
         self._nodes_left = len(up)
-        under_way = sum(map(_takes_no_more, snapshot.nodes.values()))
+        under_way = sum(map(takes_no_more, snapshot.nodes.values()))
         self._more = policy.upkeep.disruption.count_of(len(up)) - len(leaving) - under_way
         # Room for one more job as large as the largest that runs.
         jobs = [cores for held in by_rank.values() for _, cores, _ in held]

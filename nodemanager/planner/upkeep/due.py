@@ -52,9 +52,9 @@ def is_on_its_way_out(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
 
 def why_owed(node: Node) -> Reason | None:
     """Why the provider wants the node back as soon as no job runs there; None if it does not."""
-    if node.cloud is None or not node.cloud.owed:
+    if node.cloud is None or not node.cloud.tenure.owed:
         return None
-    return because(Code.OWED_TO_OTHERS, detail=node.cloud.owed)
+    return because(Code.OWED_TO_OTHERS, detail=node.cloud.tenure.owed)
 
 
 def due_nodes(snapshot: Snapshot, policy: Policy) -> Mapping[LaunchId, Reason]:

@@ -25,6 +25,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.consolidation import takes_no_more
 from nodemanager.planner.upkeep.due import due_nodes, is_on_its_way_out, next_due_at, why_owed
 from nodemanager.planner.upkeep.room import SpareRoom
 
@@ -122,11 +123,15 @@ class _Turns:
         self._due = due
         counts = node_index_of(snapshot).count_by_state
         self._fleet = sum(counts.get(state, 0) for state in (*USABLE, *LEAVING))
-        self._of_type = Counter(nodes[id_].launch.type_name for id_ in self._under_way)
+        # Nodes that consolidation empties are out of service too, so they take turns from others.
+        emptying = (it.id for it in nodes.values() if takes_no_more(it)) if policy.upkeep.consolidate else ()
+        self._emptying = frozenset(emptying).difference(self._under_way)
+        out_of_service = (*self._under_way, *self._emptying)
+        self._of_type = Counter(nodes[id_].launch.type_name for id_ in out_of_service)
         self._room = SpareRoom(snapshot, policy, needed, frozenset(self._under_way))
         self._to_buy: list[tuple[NodeType, Reason]] = []
         self._awaited: Counter[TypeName] = Counter()
-        self._taken = len(self._under_way)
+        self._taken = len(out_of_service)
 
     def take(self, again_s: float) -> UpkeepPlan:
         found: dict[LaunchId, DueNode] = {}
@@ -159,13 +164,15 @@ class _Turns:
             return DueNode(
                 why, Stage.WAITS, because(Code.WAITS_FOR_WINDOW, why=str(why.code), opens_at=open_at), open_at
             )
-        if (turn := self._why_no_turn(own, name, why)) is not None:
+        counts_already = node.id in self._emptying
+        if not counts_already and (turn := self._why_no_turn(own, name, why)) is not None:
             return DueNode(why, Stage.WAITS, turn)
         if (jobs := self._needed.get(node.launch.slot)) is not None:
             names = tuple(map(str, jobs[:NAMES_MAX]))
             return DueNode(why, Stage.WAITS, because(Code.WAITS_FOR_JOBS_TO_START, why=str(why.code), jobs=names))
-        self._taken += 1
-        self._of_type[name] += 1
+        if not counts_already:
+            self._taken += 1
+            self._of_type[name] += 1
         return self._replace(node, why)
 
     def _why_no_turn(self, own: Disruption | None, name: TypeName, why: Reason) -> Reason | None:

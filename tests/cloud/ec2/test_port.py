@@ -552,8 +552,10 @@ def test_leftovers_found_twice_in_a_row_are_deleted_and_returned(front: MotoFron
     assert set(cloud.sweep()) == set(left)
     assert what_there_is(front) == set()
     assert cloud.sweep() == ()
-    cloud.destroy(cloud.create(a_launch(), a_type()).provider_id)
+    cloud.destroy(cloud.create(replace(a_launch(), group="fnm-near"), a_type()).provider_id)
     cloud.list_nodes()
+    cloud.sweep()
+    assert [it.kind for it in cloud.sweep()] == [LeftoverKind.GROUP]
     assert front.calls.keys() == set(Action), "each action that the policy allows is made use of, and no other"
 
 

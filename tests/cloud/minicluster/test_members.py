@@ -231,7 +231,7 @@ def test_a_member_above_its_share_is_told_to_give_back(cluster: Cluster) -> None
     assert kinds(late.resize(creates_in("b", 1, 2, 3))) == ["capacity"] * 3
     assert cluster.notes("a")["share"] == "3"
     nodes = greedy.list_nodes()
-    assert [it.owed for it in nodes] == ["", "", *["the fair share of a is 3 pods"] * 2]
+    assert [it.tenure.owed for it in nodes] == ["", "", *["the fair share of a is 3 pods"] * 2]
     greedy.resize(destroys(nodes[2:]))
     cluster.steps()
     assert kinds(late.resize(creates_in("b", 1, 2, 3))) == ["added"] * 2 + ["capacity"]
@@ -240,7 +240,7 @@ def test_a_member_above_its_share_is_told_to_give_back(cluster: Cluster) -> None
     assert kinds(greedy.resize(creates_in("a", 3, 4, number=2))) == ["capacity"] * 2, "it has its share"
     cluster.members.keep()
     assert "share" not in cluster.notes("a")
-    assert not any(it.owed for it in greedy.list_nodes())
+    assert not any(it.tenure.owed for it in greedy.list_nodes())
 
 
 @pytest.mark.parametrize("cluster", [6], indirect=True)
@@ -300,10 +300,10 @@ def test_members_that_finished_or_were_deleted_have_no_share(cluster: Cluster) -
 def test_a_manager_that_uses_the_service_no_more_gives_nothing_back(cluster: Cluster) -> None:
     cluster.port("a").resize(creates_in("a", 1, 2, 3, 4))
     cluster.port("b").resize(creates_in("b", 1, 2))
-    assert any(it.owed for it in cluster.port("a").list_nodes())
+    assert any(it.tenure.owed for it in cluster.port("a").list_nodes())
     scope = Scope(CLUSTER, CLUSTER_UUID, TypeName("small"))
     alone = MiniClusterCloud(cluster.client("member"), NAMESPACE, "a", scope, SystemClock())
-    assert not any(it.owed for it in alone.list_nodes())
+    assert not any(it.tenure.owed for it in alone.list_nodes())
 
 
 def test_the_member_s_minimum_comes_before_all_shares(material: ServiceMaterial) -> None:

@@ -129,7 +129,7 @@ class TestLimits:
             mini.steps()
             port = mini.port()
             nodes = port.list_nodes()
-            assert [node.fixed for node in nodes] == ["spec.minSize is 3", "spec.minSize is 3", ""]
+            assert [node.tenure.fixed for node in nodes] == ["spec.minSize is 3", "spec.minSize is 3", ""]
             answers = port.resize(destroys(nodes))
             assert [error.detail for error in errors(answers)] == [
                 "index 1 stays: spec.minSize is 3",
@@ -256,7 +256,7 @@ class TestOtherWriters:
         mini.steps()
         ours, theirs = port.list_nodes()
         assert theirs.identity is None
-        assert ours.fixed == "index 2 above it belongs to others"
+        assert ours.tenure.fixed == "index 2 above it belongs to others"
         port.destroy(theirs.provider_id)
         assert mini.size == 3
         answers = port.resize(creates(2))

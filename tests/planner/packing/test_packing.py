@@ -298,6 +298,17 @@ def test_small_random_work_costs_no_more_than_best_fit_and_the_same_in_any_order
         assert price(packed(items, lots), lots) == made, f"seed {seed}"
 
 
+@pytest.mark.parametrize(("seed", "least"), [(70, 581_762), (130, 213_688), (177, 657_290), (192, 395_050)])
+def test_few_pieces_cost_no_more_than_best_fit_in_the_best_of_many_orders(seed: int, least: int) -> None:
+    """``least``: what best fit costs with the items in the best of 100 shuffled orders."""
+    case = small(Random(seed))
+    items, lots = case.items(), case.lots()
+    for reverse in (False, True):
+        items.sort(key=lambda item: (item.cores, item.memory_bytes), reverse=reverse)
+        lots.sort(key=lambda lot: lot.cost, reverse=reverse)
+        assert price(packed(items, lots), lots) <= least
+
+
 def test_small_random_work_costs_at_most_a_twentieth_more_than_the_best_packing_known() -> None:
     """Over 25 cases: the best of the yardstick, which solves a whole program over the columns of the linear one."""
     pytest.importorskip("highspy")

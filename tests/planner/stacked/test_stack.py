@@ -9,7 +9,7 @@ from typing import Any
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import CloudChanged
 from nodemanager.core.jobs import Job, JobState, OnHosts, RankAllocation
-from nodemanager.core.nodes import CallKind, CloudNode, CloudState, FluxRank, NodeState
+from nodemanager.core.nodes import CallKind, CloudNode, CloudState, FluxRank, NodeState, Tenure
 from nodemanager.core.orders import ListCloud
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import Rank, SlotName
@@ -165,12 +165,12 @@ class TestOwed:
 
 def owed(node: Node) -> Node:
     assert node.cloud is not None
-    return changed(node, cloud=replace(node.cloud, owed="the fair share is 2 pods"))
+    return changed(node, cloud=replace(node.cloud, tenure=Tenure(owed="the fair share is 2 pods")))
 
 
 def with_fixed(node: Node) -> CloudNode:
     assert node.cloud is not None
-    return replace(node.cloud, fixed="spec.minSize is 3")
+    return replace(node.cloud, tenure=Tenure(fixed="spec.minSize is 3"))
 
 
 class TestTerminating:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodemanager.core.drains import drain_text
+from nodemanager.core.drains import drain_text, emptying_text
 from nodemanager.core.facts import NodeReleased, ReplacementsRequested
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode, UndrainNode
@@ -64,6 +64,12 @@ def cordoned(world: World, slot: str) -> Node:
     rank = drained(busy(a_rank(slot, world.policy)), drain_text(made["launch"].id))
     world.node(slot, NodeState.BUSY, rank=rank, **made)
     return world[slot]
+
+
+def emptying(world: World, slot: str, **made: Any) -> World:
+    """Add a busy node that consolidation keeps free of new jobs."""
+    rank = drained(busy(a_rank(slot, world.policy)), emptying_text(a_launch(slot, world.policy).id))
+    return world.node(slot, NodeState.BUSY, rank=rank, **made)
 
 
 def orders(world: World, kind: type[Any]) -> list[str]:
@@ -264,3 +270,19 @@ def test_a_lease_for_the_new_node_is_not_given_up_as_unwanted() -> None:
     other = busy_site()
     other.node("cloud2", NodeState.REQUESTED, launch=replace_made(other, "cloud2"))
     assert other.why("cloud2") == "lease_not_wanted"
+
+
+# --- beside consolidation ---------------------------------------------------------------------------------
+
+
+def test_a_node_that_empties_takes_a_turn_from_others() -> None:
+    world = emptying(busy_old(a_world(consolidate=True), "cloud1"), "cloud2")
+    assert stages(world) == {"cloud1": Stage.WAITS}
+    world = emptying(busy_old(a_world(consolidate=True, disruption=Disruption(nodes=2)), "cloud1"), "cloud2")
+    assert stages(world)["cloud1"] is not Stage.WAITS
+
+
+def test_a_due_node_that_empties_has_its_turn_already() -> None:
+    world = a_world(consolidate=True)
+    emptying(world, "cloud1", **old(world, "cloud1"))
+    assert stages(world)["cloud1"] is not Stage.WAITS
