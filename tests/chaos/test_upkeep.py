@@ -80,7 +80,7 @@ def taking_all_ranks_of_a_job_that_gave_one_back(patch: Patch) -> None:
 
 
 def emptying_more_than_may_be(patch: Patch) -> None:
-    patch.setattr(consolidation, "_takes_no_more", lambda _: False)
+    patch.setattr(consolidation, "takes_no_more", lambda _: False)
 
 
 def replacing_more_than_may_be(patch: Patch) -> None:
