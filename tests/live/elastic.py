@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -135,7 +136,9 @@ class Elastic:
         timing: str = "",
         policy: str = "",
         flux: str = "",
+        changes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._changes = changes
         self._timing = timing
         self._policy = policy
         self._folder = folder
@@ -174,6 +177,9 @@ class Elastic:
                 join=self._join,
                 timing=self._timing,
             )
+            for line, other in self._changes.items():
+                assert line in site
+                site = site.replace(line, other)
             file.write_text(f"{site}{self._policy}\n{self._types}", encoding="utf-8")
         return file
 
@@ -199,6 +205,11 @@ class Elastic:
                 process.suspend()  # none must see another one end
         kill_all(processes)
         self._head = None
+
+    @property
+    def head(self) -> psutil.Popen:
+        assert self._head is not None
+        return self._head
 
     # --- managers ---
 
@@ -454,7 +465,7 @@ class Elastic:
 
 def kill_node(node: NodeRecord) -> bool:
     """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
-    processes = _processes_of(node)
+    processes = processes_of(node)
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.suspend()  # a machine dies at once: no broker must see its job die first, and start another
@@ -465,7 +476,7 @@ def kill_node(node: NodeRecord) -> bool:
 def kill_broker(node: NodeRecord) -> bool:
     """Sudden death of its broker alone, which is started again; False where there is none."""
     brokers = []
-    for process in _processes_of(node):
+    for process in processes_of(node):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if process.cmdline()[:1] == ["broker"]:
                 brokers.append(process)
@@ -473,7 +484,8 @@ def kill_broker(node: NodeRecord) -> bool:
     return bool(brokers)
 
 
-def _processes_of(node: NodeRecord) -> list[psutil.Process]:
+def processes_of(node: NodeRecord) -> list[psutil.Process]:
+    """The processes of a living node."""
     if node.init is None or not is_alive(node.init):
         return []
     try:
@@ -493,16 +505,26 @@ def an_elastic_site(
     timing: str = "",
     policy: str = "",
     flux: str = "",
+    changes: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Elastic]:
     """A site whose rank 0 is up, with more of ``[Timing]``, ``[Policy]`` and ``[Flux]`` where those are given.
 
+    ``changes``: lines of the site, with what they are instead.
     Skips the test where there is no Flux. Reaped at the end, come what may.
     """
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
         elastic = Elastic(
-            Path(folder), offers, settle, billing, by_tickets=by_tickets, timing=timing, policy=policy, flux=flux
+            Path(folder),
+            offers,
+            settle,
+            billing,
+            by_tickets=by_tickets,
+            timing=timing,
+            policy=policy,
+            flux=flux,
+            changes=changes,
         )
         try:
             elastic.start_head()
