@@ -25,6 +25,7 @@ from nodemanager.cloud.local.driver import LocalNodeDriver
 from nodemanager.cloud.local.process import is_alive
 from nodemanager.cloud.local.store import NodeRecord
 from nodemanager.config.site import load_site
+from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import expand_hostlist
 from nodemanager.flux import bindings
@@ -38,6 +39,7 @@ from nodemanager.service.service import with_cluster_uuid
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
+from tests.live.networks import Host, Network
 from tests.live.processes import END_WITHIN_S, kill_all, run_flux, start, without_flux
 from tests.live.witness import Witness, launch_of, slot_of
 from tests.paths import ROOT
@@ -55,7 +57,7 @@ state_dir = state
 mode = {mode}
 [Flux]
 uri = local://{folder}/state/flux/run/local-0
-head_address = 127.0.0.1
+head_address = {head}
 port = {port}
 {join}
 [Cloud]
@@ -83,9 +85,11 @@ stop_lead = 2s
 
 JOIN = """join = service
 [Join]
-listen = 127.0.0.1:{port}
+listen = {listen}
+addresses = {listen}
 renew = 500ms
 requests_per_s = 1000
+{join}
 """
 
 NODE_TYPE = """
@@ -137,8 +141,14 @@ class Elastic:
         policy: str = "",
         flux: str = "",
         changes: Mapping[str, str] = MappingProxyType({}),
+        join: str = "",
+        network: Network | None = None,
     ) -> None:
         self._changes = changes
+        self._network = network
+        # In a network rank 0 and the join service are hosts of their own, so that a node can be cut from either.
+        self.head_host = network.add_host("head") if network is not None else None
+        self.join_host = network.add_host("join") if network is not None else None
         self._timing = timing
         self._policy = policy
         self._folder = folder
@@ -155,7 +165,8 @@ class Elastic:
             for offer in offers
         )
         self._port = free_port()
-        self._join = JOIN.format(port=free_port()) if by_tickets else flux.format(folder=folder)
+        listen = f"{bracketed(_address(self.join_host))}:{free_port()}"
+        self._join = JOIN.format(listen=listen, join=join) if by_tickets else flux.format(folder=folder)
         bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
         self.site = with_cluster_uuid(load_site(self._site_file("act")))
         if by_tickets:
@@ -175,6 +186,7 @@ class Elastic:
                 settle=self._settle,
                 mode=mode,
                 join=self._join,
+                head=_address(self.head_host),
                 timing=self._timing,
             )
             for line, other in self._changes.items():
@@ -186,7 +198,7 @@ class Elastic:
     # --- rank 0 ---
 
     def start_head(self) -> None:
-        self._head = start(self._command, self._folder / "head.log")
+        self._head = start([*_at(self.head_host), *self._command], self._folder / "head.log")
         eventually("rank 0 runs", lambda: " run " in self.flux("uptime", check=False))
 
     def stop_head(self) -> None:
@@ -218,6 +230,8 @@ class Elastic:
     ) -> ManagerProcess:
         """Start a manager: this version's by ``module``, or another version's by its ``program``."""
         log = self._folder / f"manager-{len(self._managers) + 1}.log"
+        if self._network is not None and module == "nodemanager":
+            module, options = "tests.live.in_network", (self._network.prefix, str(self._network.version), *options)
         command = [program] if program else [sys.executable, "-m", module]
         manager = ManagerProcess(start([*command, "--config", str(self._site_file(mode)), *options], log), log)
         self._managers.append(manager)
@@ -237,6 +251,7 @@ class Elastic:
     def start_join_service(self) -> ManagerProcess:
         log = self._folder / f"join-{len(self._managers) + 1}.log"
         command = [
+            *_at(self.join_host),
             sys.executable,
             "-m",
             "nodemanager",
@@ -463,6 +478,14 @@ class Elastic:
             return bindings.ask(handle, topic, payload, timeout_s=RPC_WITHIN_S)
 
 
+def _address(host: Host | None) -> str:
+    return host.address if host is not None else "127.0.0.1"
+
+
+def _at(host: Host | None) -> tuple[str, ...]:
+    return host.command if host is not None else ()
+
+
 def kill_node(node: NodeRecord) -> bool:
     """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
     processes = processes_of(node)
@@ -506,6 +529,8 @@ def an_elastic_site(
     policy: str = "",
     flux: str = "",
     changes: Mapping[str, str] = MappingProxyType({}),
+    join: str = "",
+    network: Network | None = None,
 ) -> Iterator[Elastic]:
     """A site whose rank 0 is up, with more of ``[Timing]``, ``[Policy]`` and ``[Flux]`` where those are given.
 
@@ -525,6 +550,8 @@ def an_elastic_site(
             policy=policy,
             flux=flux,
             changes=changes,
+            join=join,
+            network=network,
         )
         try:
             elastic.start_head()
