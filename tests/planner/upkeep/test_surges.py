@@ -11,7 +11,7 @@ from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import DrainNode
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.core.upkeep.rules import Disruption
 from nodemanager.planner.state.snapshot import Peak
 from nodemanager.planner.upkeep.surges import MINUTES_KEPT, usual_surge, with_demand
@@ -39,7 +39,7 @@ def peaks(*cores: int, first: int = 0) -> tuple[Peak, ...]:
     return tuple(Peak(first + minute, many) for minute, many in enumerate(cores))
 
 
-def a_world(surges: Sequence[int], *, of: object = SECONDS, emptied: int = 1, free: int = 8) -> World:
+def a_world(surges: Sequence[int], *, of: NodeType = SECONDS, emptied: int = 1, free: int = 8) -> World:
     """``cloud1`` has ``free`` of 16 cores free on two nodes; the emptied ones have just become idle."""
     policy = a_policy(of, consolidate=True, disruption=Disruption(nodes=4))
     world = World(policy, a_snapshot(policy))
