@@ -71,6 +71,7 @@ from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
 from nodemanager.planner.strays import new_launch, stray_orders, strays_change_s
 from nodemanager.planner.supply import free_room
+from nodemanager.planner.supply.refill import dear_nodes
 from nodemanager.planner.type_reasons import type_reasons, warnings
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_giving_back, plan_upkeep
@@ -141,7 +142,8 @@ class Basis:
         """Which nodes take no new job so that they empty."""
         if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
             return Emptying()
-        return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving)
+        dear = dear_nodes(self.placement.supply)
+        return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving, dear)
 
     @property
     def overspent(self) -> Reason | None:
