@@ -2,8 +2,8 @@
 
 sched-simple spreads jobs, so many small jobs keep many nodes half empty. A node that is *emptying* carries a drain
 of ours with a text of its own. It stays up until it is empty, and a waiting job that no other node can take gets it
-back at once. What empties is read from the drains. Which nodes are dear: ``supply.refill``. Which emptied nodes leave
-at once: ``surges``.
+back at once. What empties is read from the drains. Which nodes are dear: ``supply.refill``. Which emptied nodes
+leave at once: ``surges``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.upkeep.surges import demand_of, leave_early
+from nodemanager.planner.upkeep.surges import demand_of, free_cores, leave_early
 
 # A node is emptied at most this long before it can leave: until then its paid time serves new jobs.
 EARLY_S = 900.0
@@ -117,32 +117,13 @@ def plan_emptying(
         if (found := _candidate(node, snapshot, policy, by_rank, needed, leaving)) is not None
     ]
     chosen = _Choice(snapshot, policy, needed, leaving, candidates, by_rank, dear).choose()
-    free = _free_cores(snapshot, policy, leaving, by_rank)
+    up = (node for node in snapshot.nodes.values() if _is_up(node, snapshot, policy, leaving))
+    free = free_cores(up, by_rank)
     unclaimed = {id_: cores for id_, cores in free.items() if snapshot.nodes[id_].launch.slot not in needed}
     emptied = [it.node for it in candidates if is_emptying(it.node) and it.node.id in chosen.nodes]
     return replace(
         chosen, early=leave_early(emptied, unclaimed, snapshot), demand=demand_of(snapshot, policy, free)
     )
-
-
-def _free_cores(
-    snapshot: Snapshot,
-    policy: Policy,
-    leaving: Collection[LaunchId],
-    by_rank: Mapping[Rank, Sequence[tuple[Job, int, int]]],
-) -> Mapping[LaunchId, int]:
-    """The free cores of each node that is up; of a node whose GPUs are scarcer, the same share of its cores."""
-    found: dict[LaunchId, int] = {}
-    for node in snapshot.nodes.values():
-        rank = node.rank
-        if rank is None or not _is_up(node, snapshot, policy, leaving):
-            continue
-        held = by_rank.get(node.launch.rank, ())
-        cores = rank.cores - sum(cores for _, cores, _ in held)
-        if rank.gpus:
-            cores = min(cores, rank.cores * (rank.gpus - sum(gpus for *_, gpus in held)) // rank.gpus)
-        found[node.id] = max(0, cores)
-    return found
 
 
 def count_up(snapshot: Snapshot, policy: Policy) -> int:

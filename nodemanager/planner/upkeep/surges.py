@@ -7,13 +7,14 @@ each minute of the last hour is kept. A *surge* is a rise from minute to minute,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
+from nodemanager.core.jobs import Job
 from nodemanager.core.nodes import COMING, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import Rank, TypeName
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
@@ -24,6 +25,25 @@ MINUTES_MIN = 15  # with less history, emptied nodes stay for ``idle_timeout``
 # The share of the usual surge for which room is kept. More keeps nodes that are seldom used: with the whole of it,
 # bursts cost 6 % more and wait 2 s less. With half of it, they cost 4 % less and wait 3 s more.
 SHARE = 0.75
+
+
+def free_cores(
+    up: Iterable[Node], by_rank: Mapping[Rank, Sequence[tuple[Job, int, int]]]
+) -> Mapping[LaunchId, int]:
+    """The free cores of each node that is up; of a node whose GPUs are scarcer, the same share of its cores.
+
+    ``by_rank``: the running jobs with the cores and GPUs that they hold there.
+    """
+    found: dict[LaunchId, int] = {}
+    for node in up:
+        if (rank := node.rank) is None:
+            continue
+        held = by_rank.get(rank.rank, ())
+        cores = rank.cores - sum(cores for _, cores, _ in held)
+        if rank.gpus:
+            cores = min(cores, rank.cores * (rank.gpus - sum(gpus for *_, gpus in held)) // rank.gpus)
+        found[node.id] = max(0, cores)
+    return found
 
 
 def demand_of(snapshot: Snapshot, policy: Policy, free: Mapping[LaunchId, int]) -> Mapping[TypeName, int]:
