@@ -37,7 +37,7 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason
-from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
+from nodemanager.planner.explain.job_reasons import REASON_BY_AVAILABILITY
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.snapshot import Snapshot

@@ -1,4 +1,4 @@
-"""The verb ``prices``: compare the site's prices with a price list.
+"""Compare the site's prices with a price list, for ``prices`` and ``check --online``.
 
 The manager decides only by the site's prices; the list is a check. A size that the list lacks, or has at 0, is
 reported as such. libcloud's own list has zeros for sizes that cost money, so it must never choose the cheapest.
@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
 
-from nodemanager.config.price_list import PriceTable
+from nodemanager.config.price_list import PriceTable, read_bundled_table
+from nodemanager.config.site import Site
+from nodemanager.config.sizes import regions_of
 from nodemanager.core.slots import Market, NodeType, TypeName
 
 TOLERANCE = Decimal("0.01")  # of the listed price: smaller differences are rounding
@@ -43,6 +45,17 @@ class PriceComparison:
     @property
     def agrees(self) -> bool:
         return self.match in (PriceMatch.SAME, PriceMatch.SPOT)
+
+
+def bundled_prices(site: Site) -> PriceTable:
+    """Read the price list that comes with this program, for the site's provider."""
+    sizes = {size.size: size.memory_bytes for it in site.node_types for size in it.by_size()}
+    return read_bundled_table(str(site.cloud.provider), sizes)
+
+
+def compare_site_prices(site: Site, table: PriceTable, named: Sequence[str] = ()) -> Sequence[PriceComparison]:
+    """``named``: the regions to look in; if there are none, those of each node type."""
+    return compare_prices(site.node_types, table, lambda it: named or regions_of(site.cloud, it.zones))
 
 
 def compare_prices(

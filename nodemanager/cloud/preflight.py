@@ -6,10 +6,10 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from nodemanager.cloud.common.findings import Finding, Verdict
+from nodemanager.cloud.common.findings import REMEDY_OF_QUOTA, Finding, Verdict, refused
 from nodemanager.config.price_list import ec2_hardware
 from nodemanager.config.site import Provider, Site
-from nodemanager.core.nodes import CloudState, FailureKind, Launch, LaunchId
+from nodemanager.core.nodes import CloudState, Launch, LaunchId
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, Rank, SlotName
 
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
     from nodemanager.cloud.ec2.quotas import CpuQuota
     from nodemanager.cloud.openstack.port import OpenStackCloud
 
-_PERMISSIONS = "Give the manager the privileges of the page of its cloud (doc/clouds.md)"
-_REMEDIES = {
-    FailureKind.CREDENTIALS: _PERMISSIONS,
-    FailureKind.QUOTA: "Ask the provider for more, or lower nodes_max",
-    FailureKind.CAPACITY: "The manager tries again later, and uses other types meanwhile",
-    FailureKind.THROTTLED: "Try again in a minute",
-    FailureKind.TRANSIENT: "Try again. If it stays so, look at the provider's status page",
-}
-_REMEDY_OF_SITE = "Correct it in [Cloud] or in the [Node NAME]"
-_NO_FAULT = frozenset({FailureKind.CAPACITY, FailureKind.THROTTLED, FailureKind.TRANSIENT})
-
 
 def check_creates(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:
     """Check images, sizes, networks, permissions and quotas, as far as the provider answers without a create."""
@@ -38,9 +27,14 @@ def check_creates(site: Site, user_data: UserDataSource, clock: Clock) -> Iterat
             yield from _check_ec2(site, user_data, clock)
         case Provider.OPENSTACK:
             yield from _check_openstack(site, user_data, clock)
-        case Provider.GCE | Provider.AZURE:
-            text = "images, sizes, permissions and quotas cannot be checked without a create"
-            yield Finding("nodes", Verdict.WARNING, text, "Run flux-node-manager cloud-test")
+        case Provider.GCE:
+            from nodemanager.cloud.gce.preflight import check_nodes  # noqa: PLC0415
+
+            yield from check_nodes(site, clock)
+        case Provider.AZURE:
+            from nodemanager.cloud.azure.preflight import check_nodes  # noqa: PLC0415
+
+            yield from check_nodes(site, clock)
         case _:
             return
 
@@ -52,7 +46,7 @@ def _check_ec2(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[
     try:
         port.check_reads()
     except CloudError as error:
-        yield _refused("permissions", error)
+        yield refused("permissions", error)
     else:
         yield Finding("permissions", Verdict.OK, "to list nodes, their health, volumes, interfaces and addresses")
     knows_dry_runs = False
@@ -63,7 +57,7 @@ def _check_ec2(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[
                 port.dry_run(_launch_of(size, clock), size)
             knows_dry_runs = True
         except CloudError as error:
-            yield _refused(subject, error)
+            yield refused(subject, error)
             continue
         sizes = ", ".join(dict.fromkeys(size.size for size in node_type.by_size()))
         yield Finding(subject, Verdict.OK, f"EC2 would create {sizes} from {node_type.image} (a dry run)")
@@ -81,7 +75,7 @@ def _check_terminate(port: Ec2Cloud) -> Finding:
             return Finding("termination", Verdict.OK, text)
         port.dry_terminate(alive[0].provider_id)
     except CloudError as error:
-        return _refused("termination", error)
+        return refused("termination", error)
     return Finding("termination", Verdict.OK, f"EC2 would terminate {alive[0].provider_id} (a dry run)")
 
 
@@ -103,7 +97,7 @@ def _check_ec2_quotas(site: Site, clock: Clock) -> Iterator[Finding]:
         if needed > quota.cpus:
             short = True
             text = f"{needed} virtual CPUs may be needed, and {quota.cpus:g} may run: {quota.name}"
-            yield Finding("quotas", Verdict.WARNING, text, _REMEDIES[FailureKind.QUOTA])
+            yield Finding("quotas", Verdict.WARNING, text, REMEDY_OF_QUOTA)
     if not short:
         text = "they allow all nodes of nodes_max, if the account runs no other instances"
         yield Finding("quotas", Verdict.OK, text)
@@ -128,7 +122,7 @@ def _check_openstack(site: Site, user_data: UserDataSource, clock: Clock) -> Ite
             for size in node_type.by_size():
                 port.look_up(_launch_of(size, clock), size)
         except CloudError as error:
-            yield _refused(subject, error)
+            yield refused(subject, error)
         else:
             text = f"flavor {node_type.size}, image {node_type.image} and the network exist"
             yield Finding(subject, Verdict.OK, text)
@@ -140,7 +134,7 @@ def _check_limits(site: Site, port: OpenStackCloud) -> Finding:
     try:
         limits = port.limits()
     except CloudError as error:
-        return _refused("quotas", error)
+        return refused("quotas", error)
     short = []
     for what, limit, used, needed in (
         ("servers", "maxTotalInstances", "totalInstancesUsed", site.limits.nodes_max),
@@ -150,7 +144,7 @@ def _check_limits(site: Site, port: OpenStackCloud) -> Finding:
         if isinstance(most, int) and isinstance(now, int) and 0 <= most < now + needed:
             short.append(f"{needed} {what} may be needed, and {max(0, most - now)} of {most} are free")
     if short:
-        return Finding("quotas", Verdict.WARNING, "; ".join(short), _REMEDIES[FailureKind.QUOTA])
+        return Finding("quotas", Verdict.WARNING, "; ".join(short), REMEDY_OF_QUOTA)
     return Finding("quotas", Verdict.OK, f"there is room for {site.limits.nodes_max} servers of these types")
 
 
@@ -165,8 +159,3 @@ def _launch_of(node_type: NodeType, clock: Clock) -> Launch:
     name = f"check-{uuid.uuid4().hex[:12]}"
     zone = node_type.zones[0] if node_type.zones else ""
     return Launch(LaunchId(name), SlotName(name), Rank(0), node_type.name, name, clock.wall_at(), zone)
-
-
-def _refused(subject: str, error: CloudError) -> Finding:
-    verdict = Verdict.WARNING if error.kind in _NO_FAULT else Verdict.FAULT
-    return Finding(subject, verdict, error.detail, _REMEDIES.get(error.kind, _REMEDY_OF_SITE))

@@ -46,7 +46,7 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import DEFAULT_CLOUD
 from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.outcome import NodeReasons
+from nodemanager.planner.explain.node_reasons import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
 
 # For this many jobs at the head of the queue, a new reason to wait is an event. The other jobs are only counted.

@@ -21,9 +21,10 @@ from nodemanager.core.orders import KeepSpend, KeepSteering, SweepCloud
 from nodemanager.planner.asks import Ask, next_ask_s
 from nodemanager.planner.commit import commit_actions, commit_asks
 from nodemanager.planner.health.instance_check import check_instance
+from nodemanager.planner.health.settling import settles_at_s
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.observe.observe import advance_to, observe_all
-from nodemanager.planner.plan import Action, Plan, plan, settles_at_s
+from nodemanager.planner.plan import Action, Plan, plan
 from nodemanager.planner.slot_types import with_slot_types
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node_index import node_index_of, with_node_index

@@ -1,7 +1,7 @@
 """Decide what to do now, and why: ``plan(snapshot, policy)``. Read this first.
 
 1. Ask the outside for what is missing: the claim, fresh lists, records to be written (``asks``).
-2. Decide nothing on stale data, or while another manager acts (:func:`_why_standstill`).
+2. Decide nothing on stale data, or while another manager acts (``health/standstill``).
 3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
    nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are
    bought only once the queue has settled.
@@ -13,14 +13,13 @@ The same snapshot always gives the same plan, in the same order.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import LEAVING, USABLE, CallKind, LaunchId, NodeState, launch_id
+from nodemanager.core.nodes import LEAVING, CallKind, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -39,41 +38,34 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
+from nodemanager.core.slots import CloudName, TypeName
 from nodemanager.planner import slot_types, unsent_leases
 from nodemanager.planner.asks import Ask, asks_now, sweeps_now
-from nodemanager.planner.backoff.allowance import Allowance, retry_at_s
-from nodemanager.planner.backoff.zones import group_of, zones_passed_over
-from nodemanager.planner.closed_clouds import closed_clouds, stale_clouds, unsafe_clouds, why_stale
+from nodemanager.planner.backoff.allowance import Allowance
+from nodemanager.planner.basis import Basis, Claims
+from nodemanager.planner.boot_orders import boot_orders, purchases_change_s
 from nodemanager.planner.cost import fleet
-from nodemanager.planner.cost.budget import budget_changes_s
-from nodemanager.planner.cost.prepaid import prepaid_left
+from nodemanager.planner.explain.job_reasons import JobReasons, boot_delays
+from nodemanager.planner.explain.node_reasons import NodeReasons
+from nodemanager.planner.explain.type_reasons import type_reasons, warnings
 from nodemanager.planner.health.safe_mode import safe_mode_ends_s
+from nodemanager.planner.health.settling import is_settled, settles_at_s
+from nodemanager.planner.health.standstill import closed_clouds, stale_clouds, unsafe_clouds, why_standstill
 from nodemanager.planner.limits.holds import hold_orders, may_hold
-from nodemanager.planner.limits.make_room import make_room
-from nodemanager.planner.limits.type_limits import TypeCounts, type_counts
-from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.observe.operator import count_held, with_words
-from nodemanager.planner.outcome import FleetNeeds, JobReasons, NodeReasons, Purchase, boot_delays, fleet_needs
 from nodemanager.planner.peers.burst import Bursts, bursts, jobs_away, without_jobs
-from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.requeue import CopyOrder, copies_change_s, copy_orders, requeue_orders
-from nodemanager.planner.spares import Purchaser, count_of_types, count_ready, count_usable, spare_purchases
-from nodemanager.planner.stacked.growth import places_between
 from nodemanager.planner.state.frozen import lazy_property, replace
 from nodemanager.planner.state.node_index import calls_in_flight, node_index_of, with_node_index
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.busy import BUSY
 from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
 from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
-from nodemanager.planner.strays import new_launch, stray_orders, strays_change_s
-from nodemanager.planner.supply import free_room
-from nodemanager.planner.type_reasons import type_reasons, warnings
-from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
-from nodemanager.planner.upkeep.turns import DueNode, UpkeepPlan, plan_giving_back, plan_upkeep
+from nodemanager.planner.steps.taking_jobs import count_ready, count_usable, counts_of_types
+from nodemanager.planner.strays import stray_orders, strays_change_s
+from nodemanager.planner.upkeep.turns import DueNode
 
 Action = (
     BootNode
@@ -86,94 +78,6 @@ Action = (
     | ChangeSlots
     | RefuseSlots
 )
-
-
-@dataclass(frozen=True)
-class Basis:
-    """What a plan is made from, kept to explain it later. The jobs are placed on first use.
-
-    While no job waits, a plan needs no placement, unless spares or ``nodes_min`` have to be bought.
-    """
-
-    snapshot: Snapshot
-    policy: Policy
-    price_per_hour: Decimal
-
-    @lazy_property
-    def placement(self) -> Placement:
-        """Where each job runs."""
-        return place_within_budget(self.snapshot, self.policy, self.price_per_hour)
-
-    @lazy_property
-    def needs(self) -> FleetNeeds:
-        """The nodes that waiting jobs need, and those to buy for them."""
-        return fleet_needs(self.snapshot.jobs, self.placement) if self.queue.batches else FleetNeeds()
-
-    @lazy_property
-    def queue(self) -> QueueIndex:
-        """The waiting jobs."""
-        return queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
-
-    @lazy_property
-    def purchaser(self) -> Purchaser:
-        """Buys what no job needs, from what the jobs leave of the limits."""
-        return Purchaser(self.placement.supply, self.placement, self.needs)
-
-    @lazy_property
-    def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
-        """What upkeep does now, and what it buys."""
-        if self.policy.stacked:  # no single node of a stack can be replaced
-            return plan_giving_back(self.snapshot, self.policy), ()
-        if self.overspent is not None:
-            return UpkeepPlan(), ()
-        bought: list[Purchase] = []
-
-        def can_buy(node_type: NodeType) -> bool:
-            purchase = self.purchaser.buy(node_type)
-            bought.extend([purchase] if purchase is not None else [])
-            return purchase is not None
-
-        made = plan_upkeep(self.snapshot, self.policy, lambda: self.needs.needed, can_buy)
-        return made, tuple(zip(bought, (why for _, why in made.to_buy), strict=True))
-
-    @lazy_property
-    def emptying(self) -> Emptying:
-        """Which nodes take no new job so that they empty."""
-        if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
-            return Emptying()
-        return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving)
-
-    @property
-    def overspent(self) -> Reason | None:
-        """Why all nodes leave: the budget is spent."""
-        return self.placement.overspent if self.policy.budgets else None
-
-
-@dataclass(frozen=True)
-class _Claims:
-    """What the waiting jobs want of the nodes. ``ended``: leases that end now."""
-
-    basis: Basis
-    ended: Collection[LaunchId]
-
-    @property
-    def needed(self) -> Mapping[SlotName, tuple[JobId, ...]]:
-        return self.basis.needs.needed
-
-    @lazy_property
-    def makes_room(self) -> tuple[JobId, frozenset[LaunchId]] | None:
-        basis = self.basis
-        if not basis.queue.batches:
-            return None
-        return make_room(basis.snapshot, basis.policy, basis.placement, self.needed, self.ended)
-
-    @lazy_property
-    def want_more(self) -> bool:
-        basis = self.basis
-        if not basis.queue.batches:
-            return False
-        placement = basis.placement
-        return bool(basis.needs.purchases) or placement.stuck is not None or bool(placement.unserved)
 
 
 @dataclass(frozen=True)
@@ -260,7 +164,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     asks = asks_now(snapshot, policy)
     price = fleet.price_per_hour(snapshot, policy)
     stale, unsafe = stale_clouds(snapshot, policy), unsafe_clouds(snapshot, policy)
-    stands_still = _why_standstill(snapshot, policy, stale, unsafe)
+    stands_still = why_standstill(snapshot, policy, stale, unsafe)
     if stands_still is not None:
         ends_s = safe_mode_ends_s(snapshot, policy)
         return Plan(asks, stands_still=stands_still, price_per_hour=price, again_at_s=ends_s)
@@ -279,7 +183,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     basis, bursting = _basis(snapshot, policy, price, quiet=quiet)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
-    boots = _boot_orders(basis, bursting) if quiet else ()
+    boots = boot_orders(basis, bursting) if quiet else ()
     reasons = {id_: step.reason for id_, step in steps.steps.items()}
     reasons |= {boot.launch.id: boot.reason for boot in boots}
     orders = [step.action for step in steps.steps.values() if step.action is not None]
@@ -302,7 +206,7 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
             steps.again_at_s,
             strays_change_s(snapshot, policy),
             copies_change_s(snapshot),
-            _purchases_change_s(basis),
+            purchases_change_s(basis),
             basis.upkeep[0].again_at_s,
             basis.emptying.again_at_s,
             safe_mode_ends_s(snapshot, policy),
@@ -327,71 +231,6 @@ def _basis(snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool) -
     return Basis(without_jobs(basis.snapshot, leaving), policy, price), weighed
 
 
-# --- standing still ---------------------------------------------------------------------------------------
-
-
-def _why_standstill(
-    snapshot: Snapshot, policy: Policy, stale: Mapping[CloudName, Reason], unsafe: Mapping[CloudName, Reason]
-) -> Reason | None:
-    """Why nothing may be decided now, apart from a pause; None if something may."""
-    if not snapshot.sources.claimed:
-        return because(
-            Code.NOT_THE_ACTOR, why=snapshot.sources.claim.failure or "the instance has not been claimed yet"
-        )
-    if snapshot.slots.wish_due_s is not None:
-        return because(Code.SLOTS_CHANGING)
-    for name, source in (("queue", snapshot.sources.queue), ("flux", snapshot.sources.flux)):
-        if (why := why_stale(name, source, snapshot, policy)) is not None:
-            return why
-    # One cloud that cannot be used stops nothing of the others.
-    if len(stale) == len(policy.cloud_names):
-        return next(iter(stale.values()))
-    if snapshot.slots.mismatch is not None:
-        return snapshot.slots.mismatch
-    unusable = {**unsafe, **stale}
-    return next(iter(unusable.values())) if len(unusable) == len(policy.cloud_names) else None
-
-
-# --- settling ---------------------------------------------------------------------------------------------
-
-
-def settles_at_s(snapshot: Snapshot, policy: Policy) -> float:
-    """When the queue will have been quiet long enough to buy nodes for it, if nothing else happens.
-
-    Two waits apply. The longer one (``settle_s``) gives jobs that are submitted together time to arrive. The short
-    one (``quiet_s``) follows any change. It keeps a job from being counted as both waiting and running: its start
-    is reported by the ranks and by the queue, a moment apart. Neither wait exceeds ``settle_max_s``.
-    """
-    quiet_s = snapshot.news.changed_s + policy.fixed.quiet_s
-    if snapshot.news.newest_job_s is not None:
-        quiet_s = max(quiet_s, snapshot.news.newest_job_s + policy.timing.settle_s)
-    if snapshot.news.unsettled_s is not None:
-        quiet_s = min(quiet_s, snapshot.news.unsettled_s + policy.timing.settle_max_s)
-    return quiet_s
-
-
-def is_settled(snapshot: Snapshot, policy: Policy) -> bool:
-    """Whether it is time to buy: the queue is quiet, and the ranks were read since they last changed.
-
-    The list of stopped queues must also be current. A queue may have been stopped while the instance was
-    unreachable or had no scheduler, which hides it. So the list must be newer than that.
-    """
-    if (
-        snapshot.sources.unreachable_s is not None
-        and (snapshot.queues.asked_s or 0.0) < snapshot.sources.unreachable_s
-    ):
-        return False
-    overdue = (
-        snapshot.news.unsettled_s is not None
-        and snapshot.now_s - snapshot.news.unsettled_s >= policy.timing.settle_max_s
-    )
-    looked = snapshot.news.look_due_since_s is None or overdue
-    return looked and snapshot.now_s >= settles_at_s(snapshot, policy)
-
-
-# --- deciding ---------------------------------------------------------------------------------------------
-
-
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
     snapshot, policy, upkeep = basis.snapshot, basis.policy, basis.upkeep[0]
@@ -404,7 +243,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     context = StepContext(
         snapshot=snapshot,
         policy=policy,
-        jobs=_Claims(basis, ended),
+        jobs=Claims(basis, ended),
         unsent=unsent,
         count_live=sum(node_index.count_by_type.values()) - leaving - len(ended),
         count_usable=count_usable(snapshot, policy),
@@ -415,23 +254,11 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         cloud_calls_left=_cloud_calls_left(snapshot, policy),
         upkeep=upkeep,
         emptying=basis.emptying,
-        of_types=_counts_of_types(snapshot, policy, ended),
+        of_types=counts_of_types(snapshot, policy, ended),
     )
     if policy.stacked:
         order_nodes(context)
     return step_nodes(context)
-
-
-def _counts_of_types(snapshot: Snapshot, policy: Policy, ended: Collection[LaunchId]) -> TypeCounts:
-    """The nodes of the types that have limits of their own."""
-    if not policy.limited_types:
-        return TypeCounts()
-    live = Counter(
-        node.launch.type_name
-        for node in snapshot.nodes.values()
-        if node.may_be_billed and node.state not in LEAVING and node.id not in ended
-    )
-    return type_counts(policy.limited_types, count_of_types(snapshot, policy, USABLE), live)
 
 
 def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int]:
@@ -470,75 +297,3 @@ def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason
         return {}
     delays = boot_delays(node_index_of(snapshot).to_check.values())
     return JobReasons(snapshot.jobs, lambda: basis.placement, settling, delays)
-
-
-def _boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
-    snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
-    extra = policy.has_spares or policy.limits.nodes_min > 0 or bool(policy.limited_types)
-    spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
-    wanted = [
-        *((purchase, _demand(purchase, weighed, basis)) for purchase in needs.purchases),
-        *basis.upkeep[1],
-        *spares,
-    ]
-    if not wanted:
-        return ()
-    if policy.stacked:
-        wanted = _in_order(wanted, basis)
-    # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
-    allowance = Allowance(snapshot, policy)
-    prepaid = prepaid_left(snapshot, policy)
-    return tuple(
-        _boot_order(purchase, reason, snapshot, policy, prepaid)
-        for purchase, reason in wanted
-        if allowance.take(purchase.node_type)
-    )
-
-
-def _in_order(wanted: Sequence[tuple[Purchase, Reason]], basis: Basis) -> list[tuple[Purchase, Reason]]:
-    """The purchases from the lowest slot up, and those of the slots between them."""
-    placement = basis.placement
-    by_slot = {purchase.place[0]: (purchase, reason) for purchase, reason in wanted}
-    fills, reached = places_between(
-        by_slot.keys(), placement.supply, placement.allocation.nodes_left, placement.price_left
-    )
-    highest = max(reached, key=lambda slot: by_slot[slot][0].place[1], default=None)
-    found = [by_slot[slot] for slot in reached]
-    if highest is not None:
-        reason = because(Code.FILLS_A_GAP, node=highest)
-        found += [(Purchase(place, node_type, "", (), 0), reason) for place, node_type in fills]
-    return sorted(found, key=lambda it: it[0].place[1])
-
-
-def _demand(purchase: Purchase, weighed: Bursts, basis: Basis) -> Reason:
-    node_type, zone = purchase.node_type, purchase.zone
-    reason = because(Code.DEMAND, node_type=node_type.name, job_count=purchase.job_count)
-    if group := group_of(node_type, zone, basis.policy.cluster_uuid):
-        reason = reason.with_figures(group=group)
-        if passed_over := zones_passed_over(node_type, zone, basis.snapshot):
-            reason = reason.with_figures(passed_over=passed_over)
-    if not weighed.not_taken:
-        return reason
-    not_taken = next(filter(None, map(weighed.describe_not_taken, purchase.serves)), "")
-    return reason.with_figures(not_taken=not_taken) if not_taken else reason
-
-
-def _purchases_change_s(basis: Basis) -> float:
-    """When time alone may change what is bought, or what is drained because the budget is spent."""
-    snapshot, policy = basis.snapshot, basis.policy
-    jobs_wait = bool(basis.queue.batches)
-    room_s = free_room.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf
-    return min(retry_at_s(snapshot), room_s, budget_changes_s(snapshot, policy, jobs_wait))
-
-
-def _boot_order(
-    purchase: Purchase, reason: Reason, snapshot: Snapshot, policy: Policy, prepaid: dict[TypeName, int]
-) -> BootNode:
-    """``prepaid``: how many further nodes of each type cost nothing; updated."""
-    slot = purchase.place[0]
-    id_ = launch_id(slot, f"{int(snapshot.wall_at * 1000):x}")
-    launch = new_launch(id_, slot, snapshot, purchase.node_type, snapshot.wall_at, policy, purchase.zone)
-    if prepaid.get(launch.type_name, 0) > 0:
-        prepaid[launch.type_name] -= 1
-        launch = replace(launch, prepaid=True)
-    return BootNode(launch, purchase.serves, reason, purchase.load)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 
-from nodemanager.core.nodes import COMING, USABLE, LaunchId, NodeState
+from nodemanager.core.nodes import COMING, USABLE
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
+from nodemanager.core.slots import Market, NodeType, SlotName
 from nodemanager.planner.backoff.zones import open_zones
-from nodemanager.planner.outcome import FleetNeeds, Purchase
+from nodemanager.planner.placement.fleet_needs import FleetNeeds, Purchase
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.steps.takes_jobs import takes_jobs
+from nodemanager.planner.steps.taking_jobs import count_beyond_nodes_min, count_of_types, count_ready
 from nodemanager.planner.supply.offers import SlotAndRank
 from nodemanager.planner.supply.supply import Supply
 
@@ -65,76 +64,6 @@ def _purchases_for_type_minimums(
             why = because(Code.NODES_MIN, node_type=node_type.name, nodes_min=nodes_min)
             bought += [(purchase, why)] if purchase is not None else []
     return bought
-
-
-def count_of_types(
-    snapshot: Snapshot, policy: Policy, states: Container[NodeState], ended: Container[LaunchId] = ()
-) -> Mapping[TypeName, int]:
-    """How many nodes in these states take jobs, of each type with limits of its own. ``ended``: leases left out."""
-    names = {node_type.name for node_type in policy.limited_types}
-    return Counter(
-        node.launch.type_name
-        for node in snapshot.nodes.values()
-        if node.launch.type_name in names
-        and node.state in states
-        and node.id not in ended
-        and takes_jobs(node, snapshot, policy)
-    )
-
-
-def count_usable(snapshot: Snapshot, policy: Policy) -> int:
-    """How many nodes are up and take jobs. Without ``nodes_min`` every node that is up counts."""
-    if policy.limits.nodes_min <= 0:
-        return sum(node_index_of(snapshot).count_by_state.get(state, 0) for state in USABLE)
-    return _count_taking_jobs(snapshot, policy, USABLE)
-
-
-def count_beyond_nodes_min(snapshot: Snapshot, policy: Policy, ended: Container[LaunchId] = ()) -> int:
-    """How many nodes that take jobs, now or soon, exceed ``nodes_min``. Nodes in ``ended`` are not counted."""
-    return _count_taking_jobs(snapshot, policy, (*USABLE, *COMING), ended) - policy.limits.nodes_min
-
-
-def _count_taking_jobs(
-    snapshot: Snapshot, policy: Policy, states: Container[NodeState], ended: Container[LaunchId] = ()
-) -> int:
-    at_rest = node_index_of(snapshot).at_rest  # these take jobs, except where an operator keeps them off
-    others = (node for id_, node in snapshot.nodes.items() if id_ not in at_rest and node.state in states)
-    taking = sum(takes_jobs(node, snapshot, policy) for node in others if node.id not in ended)
-    return taking + len(at_rest) - len(steered_at_rest(snapshot))
-
-
-def steered_at_rest(snapshot: Snapshot) -> set[LaunchId]:
-    """The nodes at rest that an operator keeps jobs off."""
-    at_rest = node_index_of(snapshot).at_rest
-    return {
-        id_
-        for id_ in (*snapshot.operator.steering.holds, *snapshot.operator.steering.retirements)
-        if id_ in at_rest
-    }
-
-
-def count_ready(
-    snapshot: Snapshot, policy: Policy, needed: Mapping[SlotName, object], ended: Container[LaunchId] = ()
-) -> dict[TypeName, int]:
-    """How many nodes of each type are idle or booting and needed by no waiting job; empty if no type has spares.
-
-    ``ended``: nodes that are not counted because their leases end.
-    """
-    counts: dict[TypeName, int] = {}
-    if not policy.has_spares:
-        return counts
-    node_index = node_index_of(snapshot)
-    counts = {name: len(resting.idle_since) for name, resting in node_index.resting.items()}
-    owners = (node_index.launch_of_slot.get(slot) for slot in needed)
-    for id_ in steered_at_rest(snapshot).union(id_ for id_ in owners if id_ is not None):
-        if id_ in node_index.at_rest:
-            counts[node_index.at_rest[id_].launch.type_name] -= 1
-    for node in node_index.to_check.values():
-        ready = node.state in COMING or (node.state is NodeState.IDLE and node.stop.retiring is None)
-        unneeded = node.launch.slot not in needed and node.id not in ended
-        if ready and unneeded and takes_jobs(node, snapshot, policy):
-            counts[node.launch.type_name] = counts.get(node.launch.type_name, 0) + 1
-    return counts
 
 
 @dataclass(slots=True)

@@ -17,14 +17,14 @@ from nodemanager.core.slots import TypeName
 from nodemanager.planner.backoff.allowance import unavailable_types
 from nodemanager.planner.cost import billing, fleet
 from nodemanager.planner.limits.type_limits import type_counts
-from nodemanager.planner.outcome import FleetNeeds
+from nodemanager.planner.placement.fleet_needs import FleetNeeds
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.spares import count_beyond_nodes_min, count_of_types, count_ready
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.context import LeaseReview
+from nodemanager.planner.steps.taking_jobs import count_beyond_nodes_min, count_of_types, count_ready
 
 
 def leases_without_create(snapshot: Snapshot) -> list[Node]:

@@ -17,12 +17,12 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import brain, outcome, plan, strays
+from nodemanager.planner import boot_orders, brain, plan, strays
 from nodemanager.planner.backoff import refusals, zones
-from nodemanager.planner.health import node_health
+from nodemanager.planner.health import node_health, standstill
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import calls, cloud_facts, observe, pairing, queue_facts
-from nodemanager.planner.placement import on_offer, placement
+from nodemanager.planner.placement import fleet_needs, on_offer, placement
 from nodemanager.planner.requeue import requeue_orders
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
@@ -123,16 +123,16 @@ def repeating_a_create_without_its_token(patch: Patch) -> None:
         return replace(snapshot, nodes={**snapshot.nodes, node.id: changed(after, sent_s=None)})
 
     patch.setattr(cloud_facts, "_apply_create_failure", again)
-    patch.setattr(plan, "new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
+    patch.setattr(boot_orders, "new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
 
 
 def deciding_on_old_news(patch: Patch) -> None:
-    standstill = plan._why_standstill
+    why = standstill.why_standstill
 
     def carefree(snapshot: Snapshot, policy: Policy, _stale: Any, unsafe: Any) -> Reason | None:
-        return standstill(snapshot, with_settings(policy, stale_after_s=1e9), {}, unsafe)
+        return why(snapshot, with_settings(policy, stale_after_s=1e9), {}, unsafe)
 
-    patch.setattr(plan, "_why_standstill", carefree)
+    patch.setattr(plan, "why_standstill", carefree)
 
 
 def forgetting_strays(patch: Patch) -> None:
@@ -197,7 +197,7 @@ def buying_a_size_that_was_just_refused(patch: Patch) -> None:
 
 
 def buying_dearer_sizes_first(patch: Patch) -> None:
-    patch.setattr(outcome, "_cheapest_first", lambda purchases: purchases)
+    patch.setattr(fleet_needs, "_cheapest_first", lambda purchases: purchases)
 
 
 # Each with a seed that caught it.

@@ -11,7 +11,8 @@ from nodemanager.chaos.run.site import SOUND
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName
-from nodemanager.planner import closed_clouds, plan
+from nodemanager.planner import plan
+from nodemanager.planner.health import standstill
 from nodemanager.planner.observe import cloud_facts
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
@@ -49,7 +50,7 @@ def every_list_is_about_all_nodes(patch: Patch) -> None:
 
 
 def one_cloud_stops_all(patch: Patch) -> None:
-    stale = closed_clouds.stale_clouds
+    stale = standstill.stale_clouds
 
     def all_of_them(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reason]:
         found = stale(snapshot, policy)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from nodemanager.cli import service_verbs
 from nodemanager.cli.main import make_parser
 from nodemanager.cli.parsing.parser import WrongUse
 from nodemanager.cli.service_client import Client
 from nodemanager.cli.terminal import make_console
+from nodemanager.cli.verbs import steering
 from nodemanager.config.site import load_site
 from nodemanager.web.listen import UnixSocket
 from tests.paths import CONFIG
@@ -36,7 +36,7 @@ class Noting(Client):
 def retired(*words: str) -> list[str]:
     chosen: Namespace = make_parser(["retire"]).parse_args(["retire", "--config", str(SITE), *words])
     service = Noting(UnixSocket(Path("/nonexistent")), Path("/nonexistent"))
-    service_verbs.retire(service, load_site(SITE), chosen, make_console(width=400))
+    steering.retire(service, load_site(SITE), chosen, make_console(width=400))
     return service.posted
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from nodemanager.cli import service_verbs
 from nodemanager.cli.main import main, make_parser
 from nodemanager.cli.service_client import TOKEN_FILE_VARIABLE, Client, make_client
 from nodemanager.cli.terminal import make_console
+from nodemanager.cli.verbs import steering
+from nodemanager.cli.verbs.service_call import UsageError
 from nodemanager.config.site import load_site
 from nodemanager.web.listen import UnixSocket
 from tests.paths import CONFIG
@@ -38,7 +39,7 @@ class Noting(Client):
 def posted(verb: str, *words: str) -> tuple[str, Any]:
     chosen = make_parser([verb]).parse_args([verb, "--config", str(SITE), *words])
     service = Noting(UnixSocket(Path("/nonexistent")), Path("/nonexistent"))
-    getattr(service_verbs, verb)(service, load_site(SITE), chosen, make_console(width=400))
+    getattr(steering, verb)(service, load_site(SITE), chosen, make_console(width=400))
     return service.posted[0]
 
 
@@ -59,7 +60,7 @@ def test_an_end_may_be_a_local_time() -> None:
 
 
 def test_an_end_that_is_no_time_is_refused() -> None:
-    with pytest.raises(service_verbs.UsageError, match=r"--until: .* is needed, not .soon."):
+    with pytest.raises(UsageError, match=r"--until: .* is needed, not .soon."):
         posted("hold", "cloud1", "--until", "soon")
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.cli import service_verbs
 from nodemanager.cli.service_client import Client
 from nodemanager.cli.terminal import escape_document, make_console
+from nodemanager.cli.verbs import asking
 from nodemanager.config.site import load_site
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.web.listen import UnixSocket
@@ -59,17 +59,17 @@ def printed(verb: Callable[..., None], document: Any, capsys: pytest.CaptureFixt
 
 
 def in_nodes(text: str) -> tuple[Callable[..., None], Any, tuple[str, ...]]:
-    return service_verbs.nodes, {"at": 10.0, "nodes": [a_node(text)]}, ()
+    return asking.nodes, {"at": 10.0, "nodes": [a_node(text)]}, ()
 
 
 def in_explain(text: str) -> tuple[Callable[..., None], Any, tuple[str, ...]]:
     explained = {"subject": "cloud1-1", "at": 10.0, "reason": a_node(text)["reason"], "story": [text]}
-    return service_verbs.explain, explained, ("node", "cloud1")
+    return asking.explain, explained, ("node", "cloud1")
 
 
 def in_events(text: str) -> tuple[Callable[..., None], Any, tuple[str, ...]]:
     event = {"number": 1, "at": 1.0, "kind": "because", "what": "idle", "subject": "cloud1-1", "figures": {}}
-    return service_verbs.events, {"events": [{**event, "reason": {"text": text}}]}, ()
+    return asking.events, {"events": [{**event, "reason": {"text": text}}]}, ()
 
 
 @pytest.mark.parametrize("where", [in_nodes, in_explain, in_events])
@@ -107,7 +107,7 @@ def locale(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def explained_job(capsys: pytest.CaptureFixture[str]) -> str:
     document = {"subject": "f6KVnbAAK", "at": 1.0, "reason": NEEDED, "nodes": [{**a_node("x"), "slot": "fast1"}]}
-    return printed(service_verbs.explain, document, capsys, "job", "f6KVnbAAK")
+    return printed(asking.explain, document, capsys, "job", "f6KVnbAAK")
 
 
 def test_job_ids_are_written_as_flux_writes_them(
@@ -138,7 +138,7 @@ def test_json_is_for_programs(locale: pytest.MonkeyPatch, capsys: pytest.Capture
         UnixSocket(Path("/nonexistent")), Path("/nonexistent"), {"subject": "f6KVnbAAK", "reason": NEEDED}
     )
     chosen = Namespace(json=True, kind="job", name="f6KVnbAAK", at=None, follow=False)
-    service_verbs.explain(service, load_site(SITE), chosen, make_console(width=400))
+    asking.explain(service, load_site(SITE), chosen, make_console(width=400))
     assert "ƒ" not in capsys.readouterr().out
 
 

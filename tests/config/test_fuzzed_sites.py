@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodemanager.cli import main
+from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_OK
 from nodemanager.config.site import ConfigError, load_site
 from nodemanager.service.service import policy_of
 from tests.paths import CONFIG
@@ -74,10 +75,10 @@ def test_a_spoilt_site_is_read_or_refused(
     path.write_bytes(written)
     status = main.main(["check", "--config", str(path)])
     said = capsys.readouterr()
-    assert status in (main.EXIT_OK, main.EXIT_CONFIG)
+    assert status in (EXIT_OK, EXIT_CONFIG)
     assert "Traceback" not in said.err
-    assert (": good; " in said.out) is (status == main.EXIT_OK)
-    if status == main.EXIT_CONFIG:
+    assert (": good; " in said.out) is (status == EXIT_OK)
+    if status == EXIT_CONFIG:
         assert str(path) in said.err
     with suppress(ConfigError):
         policy_of(load_site(path, ENVIRONMENT))

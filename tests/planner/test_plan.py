@@ -14,10 +14,11 @@ from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen
 from nodemanager.core.jobs import HasProperty, JobId, Not
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
-from nodemanager.planner import plan as plan_module
+from nodemanager.planner import basis
+from nodemanager.planner.health.settling import is_settled, settles_at_s
 from nodemanager.planner.limits.within_budget import place_within_budget
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.plan import Plan, is_settled, settles_at_s
+from nodemanager.planner.plan import Plan
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source
 from tests.builders import (
@@ -331,7 +332,7 @@ def test_while_no_job_waits_nothing_is_placed(
         placed.append(snapshot)
         return place_within_budget(snapshot, policy, price)
 
-    monkeypatch.setattr(plan_module, "place_within_budget", watched)
+    monkeypatch.setattr(basis, "place_within_budget", watched)
     made = world.plan()
     assert (orders(made), placed, len(made.jobs)) == (ordered, [], 0)
     assert made.warnings == ()

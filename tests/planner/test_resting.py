@@ -14,7 +14,7 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import Billing
 from nodemanager.planner.cost import billing
-from nodemanager.planner.outcome import NodeReasons
+from nodemanager.planner.explain.node_reasons import NodeReasons
 from nodemanager.planner.plan import Plan, plan
 from nodemanager.planner.state import node_index
 from nodemanager.planner.state.node_index import node_index_of

@@ -13,8 +13,8 @@ from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode, CreateNode, DestroyNode, EndLease, RecordLaunches
 from nodemanager.core.slots import Market, NodeType, Size, Tariff, TypeName
 from nodemanager.planner.cost import billing, fleet
+from nodemanager.planner.explain.type_reasons import size_reasons
 from nodemanager.planner.state.snapshot import EVERYTHING, Block, Quota, Scope, Stray
-from nodemanager.planner.type_reasons import size_reasons
 from tests.builders import (
     NOW_S,
     World,

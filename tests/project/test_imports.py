@@ -31,8 +31,8 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "config": ("text", "providers", ""),
     "ensemble": ("file", ""),
     "planner": (
-        *("state", "cost", "backoff", "health", "observe", "upkeep", "scheduler", "supply", "packing", "placement"),
-        *("limits", "stacked", "peers", "steps", ""),
+        *("state", "cost", "backoff", "health", "observe", "upkeep", "scheduler", "supply", "packing"),
+        *("allocation", "placement", "limits", "stacked", "peers", "steps", "explain", ""),
     ),
     "flux": ("parse", "handles", "records", "", "in_job", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", "static", ""),

@@ -7,8 +7,8 @@ import sys
 
 LOADED = """
 import sys
-from nodemanager.cli import main
-main.load_structlog_without_rich()
+from nodemanager.cli.verbs import run
+run.load_structlog_without_rich()
 from nodemanager.service import logs, outputs, service
 logs.configure()
 assert "structlog" in sys.modules

@@ -14,6 +14,14 @@ from typing import Any
 from nodemanager.cli.ensemble.manifests import manifests
 from nodemanager.cli.ensemble.serve import member_nodes, serve, stop_signals
 from nodemanager.cli.ensemble.views import groups_table, make_view, rules_table
+from nodemanager.cli.parsing.exit_status import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OF_SIGNAL,
+    EXIT_OK,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+)
 from nodemanager.cli.terminal import make_console
 from nodemanager.core.notation import escape_unprintable
 from nodemanager.core.ports import FluxError
@@ -30,12 +38,6 @@ from nodemanager.web.grpc.material import MaterialUnusable
 from nodemanager.web.grpc.messages import GrpcMissing
 from nodemanager.web.listen import CannotListen
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE and EX_CONFIG (sysexits.h)
-EXIT_CONFIG = 78
-EXIT_OF_SIGNAL = 128  # plus its number, as shells report it
 FILE_BYTES_MAX = 2**20
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]+")
 

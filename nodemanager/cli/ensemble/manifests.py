@@ -10,13 +10,12 @@ from pathlib import Path
 
 import yaml
 
+from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_OK
 from nodemanager.core.notation import escape_unprintable
 from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
 from nodemanager.ensemble.file.kubernetes_service import Secrets
 from nodemanager.web.grpc.material import default_folder, service_material, token_of_member
 
-EXIT_OK = 0
-EXIT_CONFIG = 78  # EX_CONFIG (sysexits.h)
 _NAMES = uuid.UUID("8a0f5c52-6c0d-4c1e-9d5a-0f1b1d3f7c11")  # of the UUIDs that are made from names
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 
+from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_job_id
 from nodemanager.core.ports import FluxError
@@ -13,10 +14,6 @@ from nodemanager.flux.in_job.data_safe import CannotSay, say_data_safe
 from nodemanager.flux.in_job.release_idle import CannotRelease
 from nodemanager.flux.in_job.release_idle import release_idle as give_back_idle
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE (sysexits.h)
 CALL_WITHIN_S = 30.0
 
 

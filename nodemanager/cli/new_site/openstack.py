@@ -9,6 +9,9 @@ from nodemanager.cli.new_site.account import CALL_TIMEOUT_S, DEFAULT_CLUSTER, NO
 from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, Survey
 
+_DOMAINS = {"user_domain": "OS_USER_DOMAIN_NAME", "project_domain_id": "OS_PROJECT_DOMAIN_ID"}
+_SECRETS = {"password", "application_credential_secret"}
+
 
 class OpenStackAccount(Account):
     """Keys come from the environment, as the openrc file of a project sets them."""
@@ -35,34 +38,23 @@ class OpenStackAccount(Account):
         return {"username": "OS_USERNAME", "password": "OS_PASSWORD", "project": "OS_PROJECT_NAME"}
 
     def credentials(self) -> dict[str, str]:
-        environment = self._environment
-        keys = {
-            key: f"${{{name}}}" if key in {"password", "application_credential_secret"} else environment[name]
-            for key, name in self._credential_variables().items()
-        }
-        if "password" in keys:
-            domains = {"user_domain": "OS_USER_DOMAIN_NAME", "project_domain_id": "OS_PROJECT_DOMAIN_ID"}
-            keys |= {key: environment[name] for key, name in domains.items() if environment.get(name)}
-        return keys
+        variables = self._credential_variables()
+        secrets = {key: f"${{{variables[key]}}}" for key in variables.keys() & _SECRETS}
+        return self._values() | secrets
+
+    def _values(self) -> dict[str, str]:
+        """The keys of ``[Cloud Credentials]`` with their secrets."""
+        values = {key: self._environment[name] for key, name in self._credential_variables().items()}
+        if "password" in values:
+            values |= {key: value for key, name in _DOMAINS.items() if (value := self._environment.get(name))}
+        return values
 
     def survey(self) -> Survey:
         from nodemanager.cloud.openstack.driver import NovaDriver, OpenStackAccount  # noqa: PLC0415
         from nodemanager.cloud.openstack.survey import survey_project  # noqa: PLC0415
         from nodemanager.service.service import SystemClock  # noqa: PLC0415
 
-        environment = self._environment
-        values = {key: environment[name] for key, name in self._credential_variables().items()}
-        application_credential = "application_credential_id" in values
-        account = OpenStackAccount(
-            auth_url=environment["OS_AUTH_URL"],
-            user=values["application_credential_id" if application_credential else "username"],
-            secret=values["application_credential_secret" if application_credential else "password"],
-            application_credential=application_credential,
-            project=values.get("project", ""),
-            user_domain=environment.get("OS_USER_DOMAIN_NAME", "Default"),
-            project_domain_id=environment.get("OS_PROJECT_DOMAIN_ID", "default"),
-            region=self._region,
-        )
+        account = OpenStackAccount.from_credentials(self._environment["OS_AUTH_URL"], self._region, self._values())
         survey = survey_project(NovaDriver(account, CALL_TIMEOUT_S), self._region, SystemClock())
         ours = f"flux-{self._cluster}"
         if ours in survey.security_groups:

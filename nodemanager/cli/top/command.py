@@ -21,6 +21,7 @@ from typing import Any
 
 from rich.console import Group
 
+from nodemanager.cli.parsing.exit_status import EXIT_TERMINATED
 from nodemanager.cli.service_client import Client, NotAllowed, RequestDeclined, ServiceUnreachable, quote_segment
 from nodemanager.cli.terminal import make_console
 from nodemanager.cli.top.documents import EVENTS_SHOWN, JOBS_SHOWN, NODES_IN_FULL_MAX, readable, rows_of
@@ -28,7 +29,6 @@ from nodemanager.cli.top.picture import draw
 from nodemanager.cli.top.screen import Command, Explain, Quit, Screen, Steer, press
 
 EVERY_S = 2.0
-EXIT_TERMINATED = 143  # as shells report SIGTERM
 SEQUENCES: Mapping[bytes, str] = {
     b"\x1b[A": "up",
     b"\x1b[B": "down",

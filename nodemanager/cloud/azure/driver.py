@@ -150,6 +150,15 @@ class AzureDriver(AzureNodeDriver):
         """Return every proximity placement group of the resource group."""
         return list(self._pages(self.group_id("").removesuffix("/"), COMPUTE_API))
 
+    def marketplace_path(self, region: str, publisher: str, offer: str, sku: str) -> str:
+        """Return the path of the versions of a marketplace image."""
+        images = f"{self._subscription}/providers/Microsoft.Compute/locations/{region}/publishers/{publisher}"
+        return f"{images}/artifacttypes/vmimage/offers/{offer}/skus/{sku}/versions"
+
+    def resource(self, path: str, api: str) -> Any:
+        """Read one resource by its id, or a list that has no pages."""
+        return self._call(path, api)
+
     def offered(self, path: str, api: str, **query: str) -> list[dict[str, Any]]:
         """Return every object of a list of the subscription, from all pages. ``path``: below the subscription."""
         return list(self._pages(f"{self._subscription}{path}", api, **query))

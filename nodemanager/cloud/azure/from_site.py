@@ -15,19 +15,10 @@ from nodemanager.core.slots import TypeName
 def azure_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
     """Return a factory of ports. Each port logs in on its own."""
     placements = placements_of(site)
-    secrets = site.secrets
 
     def port() -> CloudPort:
-        driver = AzureDriver(
-            secrets["tenant_id"],
-            secrets["subscription_id"],
-            secrets["client_id"],
-            secrets["client_secret"],
-            site.cloud.resource_group,
-            timeout_s=site.cloud.call_timeout_s,
-        )
         return AzureCloud(
-            driver,
+            azure_driver(site),
             site.cloud.region,
             site.cloud.ssh_public_key,
             placements,
@@ -40,6 +31,19 @@ def azure_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callab
         )
 
     return port
+
+
+def azure_driver(site: Site) -> AzureDriver:
+    """Return a connection to the site's resource group."""
+    secrets = site.secrets
+    return AzureDriver(
+        secrets["tenant_id"],
+        secrets["subscription_id"],
+        secrets["client_id"],
+        secrets["client_secret"],
+        site.cloud.resource_group,
+        timeout_s=site.cloud.call_timeout_s,
+    )
 
 
 def placements_of(site: Site) -> dict[TypeName, AzurePlacement]:

@@ -36,14 +36,14 @@ def survey_region(driver: AzureDriver, region: str, clock: Clock) -> Survey:
 def _images(driver: AzureDriver, region: str) -> Iterator[OfferedImage]:
     """The subscription's own images. Those in galleries are not among them."""
     for item in driver.offered("/providers/Microsoft.Compute/images", COMPUTE_API):
-        if _is_in(item, region):
+        if is_in_region(item, region):
             yield OfferedImage(str(item["id"]), str(item["name"]))
 
 
 def _networks(driver: AzureDriver, region: str) -> Iterator[OfferedNetwork]:
     """Every subnet. Azure's own, such as the one of a gateway, take no machines."""
     for network in driver.offered("/providers/Microsoft.Network/virtualNetworks", NETWORK_API):
-        if not _is_in(network, region):
+        if not is_in_region(network, region):
             continue
         for subnet in network.get("properties", {}).get("subnets", ()):
             name = str(subnet["name"])
@@ -56,9 +56,8 @@ def _sizes(driver: AzureDriver, region: str) -> Iterator[OfferedSize]:
     """The sizes that this subscription may use in the region."""
     skus = [
         item
-        for item in driver.offered("/providers/Microsoft.Compute/skus", _SKUS_API, **_only(region))
-        if item.get("resourceType") == "virtualMachines"
-        and not str(item["name"]).startswith(_SLOW)
+        for item in list_sizes(driver, region)
+        if not str(item["name"]).startswith(_SLOW)
         and not any(it.get("type") == "Location" for it in item.get("restrictions") or ())
     ]
     table = read_bundled_table("azure", {str(item["name"]): 0 for item in skus})
@@ -76,10 +75,17 @@ def _sizes(driver: AzureDriver, region: str) -> Iterator[OfferedSize]:
         )
 
 
+def list_sizes(driver: AzureDriver, region: str) -> list[dict[str, Any]]:
+    """Return every size of a region, with its capabilities and what keeps the subscription from using it."""
+    found = driver.offered("/providers/Microsoft.Compute/skus", _SKUS_API, **_only(region))
+    return [item for item in found if item.get("resourceType") == "virtualMachines"]
+
+
 def _only(region: str) -> dict[str, str]:
     return {"$filter": f"location eq '{region}'"}
 
 
-def _is_in(item: dict[str, Any], region: str) -> bool:
+def is_in_region(item: dict[str, Any], region: str) -> bool:
+    """Compare the location of a resource with a region."""
     # Azure writes locations as westeurope, and sometimes as West Europe.
     return str(item.get("location") or "").replace(" ", "").lower() == region.lower()

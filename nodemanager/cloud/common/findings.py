@@ -1,9 +1,26 @@
-"""The result of one check of ``check --online``."""
+"""The results of ``check --online``, and how a provider's refusal becomes one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from nodemanager.config.site import Site
+from nodemanager.core.nodes import FailureKind
+from nodemanager.core.ports import CloudError
+from nodemanager.core.slots import TypeName
+
+REMEDY_OF_QUOTA = "Ask the provider for more, or lower nodes_max"
+REMEDY_OF_SITE = "Correct it in [Cloud] or in the [Node NAME]"
+_REMEDIES: Mapping[FailureKind, str] = {
+    FailureKind.CREDENTIALS: "Give the manager the privileges of the page of its cloud (doc/clouds.md)",
+    FailureKind.QUOTA: REMEDY_OF_QUOTA,
+    FailureKind.CAPACITY: "The manager tries again later, and uses other types meanwhile",
+    FailureKind.THROTTLED: "Try again in a minute",
+    FailureKind.TRANSIENT: "Try again. If it stays so, look at the provider's status page",
+}
+_NO_FAULT = frozenset({FailureKind.CAPACITY, FailureKind.THROTTLED, FailureKind.TRANSIENT})
 
 
 class Verdict(StrEnum):
@@ -26,3 +43,37 @@ class Finding:
     def __str__(self) -> str:
         remedy = f". {self.remedy}" if self.remedy else ""
         return f"{self.verdict:<8} {self.subject}: {self.text}{remedy}"
+
+
+def refused(subject: str, error: CloudError) -> Finding:
+    """Report an error of the provider, with its remedy. One that may pass by itself is no fault."""
+    verdict = Verdict.WARNING if error.kind in _NO_FAULT else Verdict.FAULT
+    return Finding(subject, verdict, error.detail, _REMEDIES.get(error.kind, REMEDY_OF_SITE))
+
+
+def unreadable(subject: str, error: CloudError, needed: str) -> Finding:
+    """Report a look-up that was refused. ``needed``: the privilege that only the check uses, so no fault."""
+    if error.kind is not FailureKind.CREDENTIALS:
+        return refused(subject, error)
+    remedy = f"The service works without it. For the check, give {needed}; or run flux-node-manager cloud-test"
+    return Finding(subject, Verdict.WARNING, f"it cannot be looked up: {error.detail}", remedy)
+
+
+def compare_quotas(
+    site: Site, cpus: Mapping[str, Mapping[TypeName, int]], free: Mapping[str, float]
+) -> Iterator[Finding]:
+    """Compare the free part of each quota with what ``nodes_max`` nodes can need of it.
+
+    ``cpus``: by quota, what it counts of a node of each type, mostly virtual CPUs.
+    """
+    short = False
+    for quota, by_type in cpus.items():
+        per_slot = [by_type[it.name] for it in site.node_types if it.name in by_type for _ in it.slots]
+        needed = sum(sorted(per_slot, reverse=True)[: site.limits.nodes_max])
+        if needed > free[quota]:
+            short = True
+            text = f"{needed} may be needed, and {max(0.0, free[quota]):g} are free: {quota}"
+            yield Finding("quotas", Verdict.WARNING, text, REMEDY_OF_QUOTA)
+    if not short:
+        compared = f"there is room for {site.limits.nodes_max} nodes: {', '.join(cpus)}"
+        yield Finding("quotas", Verdict.OK, compared if cpus else "the provider lists none that counts these sizes")

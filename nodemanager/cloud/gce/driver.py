@@ -62,6 +62,10 @@ class _Connection(GCEConnection):
         self.request_path = f"/compute/v1/projects/{project}"
         self.gce_params = None
 
+    def morph_action_hook(self, action: str) -> str:
+        # Images and networks may belong to another project.
+        return f"/compute/v1{action}" if action.startswith("/projects/") else f"{self.request_path}{action}"
+
     def request(self, *arguments: Any, **named: Any) -> Any:
         # Do not call GCEConnection.request: if a connection is reset, it repeats every request, even a create.
         try:
@@ -136,6 +140,10 @@ class GceDriver(GCENodeDriver):
     def delete_policy(self, region: str, name: str) -> None:
         """Start deleting a resource policy."""
         self._require_operation(self._call(f"/regions/{region}/resourcePolicies/{name}", method="DELETE"))
+
+    def resource(self, path: str) -> dict[str, Any]:
+        """Read one resource, such as ``global/networks/NAME``; ``projects/PROJECT/...`` in another project."""
+        return self._call(f"/{path}" if path else "")
 
     def items(self, path: str) -> list[dict[str, Any]]:
         """Return every object of a list, from all pages. ``path``: below the project, such as ``/regions``."""

@@ -26,10 +26,8 @@ def gce_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable
     fetch_token = token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s)
 
     def port() -> CloudPort:
-        tokens = CachedTokens(fetch_token, clock)
-        driver = GceDriver(site.cloud.project, tokens, timeout_s=site.cloud.call_timeout_s)
         return GceCloud(
-            driver,
+            _driver(site, fetch_token, clock),
             placements,
             site.cluster,
             site.cluster_uuid,
@@ -40,6 +38,15 @@ def gce_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable
         )
 
     return port
+
+
+def gce_driver(site: Site, clock: Clock) -> GceDriver:
+    """Return a connection to the site's project."""
+    return _driver(site, token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s), clock)
+
+
+def _driver(site: Site, fetch_token: Callable[[], TokenGrant], clock: Clock) -> GceDriver:
+    return GceDriver(site.cloud.project, CachedTokens(fetch_token, clock), timeout_s=site.cloud.call_timeout_s)
 
 
 def token_fetcher(

@@ -27,7 +27,7 @@ _SERIES_WITHOUT_THREADS = frozenset({"h3", "h4d", "t2d"})
 
 def survey_region(driver: GceDriver, project: str, region: str, clock: Clock) -> Survey:
     """Read one region. Raises :class:`CloudError`."""
-    with reading(clock), _refused_login():
+    with reading_project(clock):
         zones = sorted(
             str(zone["name"])
             for zone in driver.items("/zones")
@@ -44,12 +44,15 @@ def survey_region(driver: GceDriver, project: str, region: str, clock: Clock) ->
 
 
 @contextmanager
-def _refused_login() -> Iterator[None]:
-    """Report a login that Google refuses, and one without any key, as what they are."""
+def reading_project(clock: Clock) -> Iterator[None]:
+    """Raise the foreseen errors as :class:`CloudError`, also of a login that Google refuses, or without any key."""
     try:
-        yield
-    except GoogleAuthError as error:
-        raise CloudError(FailureKind.CREDENTIALS, str(error)) from error
+        with reading(clock):
+            yield
+    except CloudError as error:
+        if isinstance(error.__cause__, GoogleAuthError):
+            raise CloudError(FailureKind.CREDENTIALS, error.detail) from error
+        raise
 
 
 def _images(driver: GceDriver, project: str) -> Iterator[OfferedImage]:

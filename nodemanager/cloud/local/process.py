@@ -47,6 +47,7 @@ while :; do sleep 86400; done
 _NODE_ID_ASSIGNMENT = f"\0{NODE_ID_VARIABLE}=".encode()
 _ROUNDS_MAX = 3
 _DEATH_WAIT_S = 2.0
+_EXEC_WAIT_S = 2.0
 # Signals that this process may ignore because of a shell, nohup or Python. A new machine ignores none of them.
 _SIGNALS_RESET = (
     signal.SIGHUP,
@@ -79,10 +80,20 @@ class _Stat:
     parent: int
     session: int
     start_tick: int
+    virtual_bytes: int
+    environment_end: int
 
     @property
     def has_ended(self) -> bool:
         return self.state in "ZXx"
+
+    @property
+    def is_in_exec(self) -> bool:
+        """Whether execve(2) has replaced the process's memory and not yet set its environment.
+
+        Then ``PID/environ`` is empty. A kernel thread's is empty too, but a kernel thread has no memory.
+        """
+        return self.environment_end == 0 and self.virtual_bytes > 0
 
 
 def start(init: Path, folder: Path, node_id: str, boot_delay_s: float, fate: str) -> LocalProcess:
@@ -147,6 +158,8 @@ def end_nodes(inits: Mapping[str, LocalProcess | None]) -> frozenset[str]:
             _kill(process)
         for process in found:
             _await_end(process, deadline_s)
+    else:
+        found = dict(_living_processes(inits))
     for init in inits.values():
         if init is not None:
             is_alive(init)
@@ -218,9 +231,23 @@ def _living_processes(inits: Mapping[str, LocalProcess | None]) -> Iterator[tupl
 
 def _node_id_of(pid: int) -> str:
     """Return the node id in a process's environment; "" if there is none or the environment is unreadable."""
-    environment = _read_proc(f"/proc/{pid}/environ") or b""
+    environment = _environment_of(pid) or b""
     _, found, rest = (b"\0" + environment).partition(_NODE_ID_ASSIGNMENT)
     return rest.partition(b"\0")[0].decode(errors="replace") if found else ""
+
+
+def _environment_of(pid: int) -> bytes | None:
+    """Read a process's environment. Wait for a process that is in execve(2): it has none for less than a tick."""
+    deadline_s = time.monotonic() + _EXEC_WAIT_S
+    while (environment := _read_proc(f"/proc/{pid}/environ")) == b"":
+        stat = _stat_of(pid)
+        if stat is None or stat.has_ended or time.monotonic() > deadline_s:
+            break
+        if not stat.is_in_exec:
+            # The process may have left execve after the first read. One that has no environment stays empty.
+            return _read_proc(f"/proc/{pid}/environ")
+        os.sched_yield()
+    return environment
 
 
 def _kill_group(init: LocalProcess | None) -> None:
@@ -275,7 +302,14 @@ def _stat_of(pid: int) -> _Stat | None:
         return None
     # The process name is in parentheses and may contain any character. The fields follow the last parenthesis.
     fields = stat.rpartition(b")")[2].split()
-    return _Stat(fields[0].decode(), parent=int(fields[1]), session=int(fields[3]), start_tick=int(fields[19]))
+    return _Stat(
+        fields[0].decode(),
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start_tick=int(fields[19]),
+        virtual_bytes=int(fields[20]),
+        environment_end=int(fields[48]),
+    )
 
 
 def _read_proc(path: str) -> bytes | None:

@@ -57,6 +57,21 @@ class OpenStackAccount:
     region: str = ""  # "" means the only one
     microversion: str = "2.52"
 
+    @classmethod
+    def from_credentials(cls, auth_url: str, region: str, credentials: Mapping[str, str]) -> OpenStackAccount:
+        """Return the login of ``[Cloud Credentials]``: an application credential if it has one, or else a user."""
+        application_credential = "application_credential_id" in credentials
+        return cls(
+            auth_url=auth_url,
+            user=credentials["application_credential_id" if application_credential else "username"],
+            secret=credentials["application_credential_secret" if application_credential else "password"],
+            application_credential=application_credential,
+            project=credentials.get("project", ""),
+            user_domain=credentials.get("user_domain", "Default"),
+            project_domain_id=credentials.get("project_domain_id", "default"),
+            region=region,
+        )
+
 
 class _Response(OpenStack_1_1_Response):
     """Raises errors with the service's own message, in whatever form it arrives."""

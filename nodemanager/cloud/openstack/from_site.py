@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from nodemanager.cloud.common.libcloud_port import UserDataSource
 from nodemanager.cloud.openstack.driver import OpenStackAccount
@@ -37,21 +38,9 @@ def openstack_cloud(
 
 
 def account_of(site: Site) -> OpenStackAccount:
-    """Return the login in the site's credentials: an application credential if there is one, or else a user."""
-    cloud = site.cloud
-    secrets = site.secrets
-    application_credential = "application_credential_id" in secrets
-    return OpenStackAccount(
-        auth_url=cloud.auth_url,
-        user=secrets["application_credential_id" if application_credential else "username"],
-        secret=secrets["application_credential_secret" if application_credential else "password"],
-        application_credential=application_credential,
-        project=secrets.get("project", ""),
-        user_domain=secrets.get("user_domain", "Default"),
-        project_domain_id=secrets.get("project_domain_id", "default"),
-        region=cloud.region,
-        microversion=cloud.microversion,
-    )
+    """Return the login in the site's credentials."""
+    account = OpenStackAccount.from_credentials(site.cloud.auth_url, site.cloud.region, site.secrets)
+    return replace(account, microversion=site.cloud.microversion)
 
 
 def placements_of(site: Site) -> dict[TypeName, OpenStackPlacement]:

@@ -9,12 +9,12 @@ from math import inf
 
 from nodemanager.core.jobs import Constraint, PackingPolicy, Shape
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.allocation.allocation import Allocation
+from nodemanager.planner.allocation.work import Work
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
 from nodemanager.planner.packing.types import Effort
 from nodemanager.planner.placement import infeasibility
-from nodemanager.planner.placement.allocation import Allocation
-from nodemanager.planner.placement.work import Work
 from nodemanager.planner.state.policy import Policy, by_price
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.supply.offers import Offer, coming_offers

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, JobId, QueuePolicy, Shape
 from nodemanager.core.reasons import Reason
+from nodemanager.planner.allocation.allocation import Allocation
+from nodemanager.planner.allocation.assignment import Assignment
 from nodemanager.planner.cost.budget import BudgetLimits, Cuts
 from nodemanager.planner.placement import infeasibility
-from nodemanager.planner.placement.allocation import Allocation
-from nodemanager.planner.placement.assignment import Assignment
 from nodemanager.planner.placement.demand import Demand, read_demand
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import choose_zones

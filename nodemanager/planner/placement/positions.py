@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 
 from nodemanager.core.jobs import JobId, Shape
-from nodemanager.planner.placement.work import Work
+from nodemanager.planner.allocation.work import Work
 from nodemanager.planner.state.queue_index import BatchKey, count_up_to
 
 JobKind = tuple[Shape, float]  # jobs of a kind share their shape, and the step of their time limit (``span_s``)

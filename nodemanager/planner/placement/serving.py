@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from nodemanager.core.jobs import JobId, PackingPolicy, Shape
+from nodemanager.planner.allocation.allocation import Allocation
+from nodemanager.planner.allocation.work import Work
 from nodemanager.planner.placement import infeasibility
-from nodemanager.planner.placement.allocation import Allocation
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import ZoneChoice
 from nodemanager.planner.placement.positions import (
@@ -24,7 +25,6 @@ from nodemanager.planner.placement.positions import (
     works_before,
 )
 from nodemanager.planner.placement.waiting import WaitingJobs
-from nodemanager.planner.placement.work import Work
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.scheduler.seating import Bin, Seater, Seating
 from nodemanager.planner.state.obstacle import Obstacle

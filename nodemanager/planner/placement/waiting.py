@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from nodemanager.core.jobs import JobId
+from nodemanager.planner.allocation.work import Work, unplaced_work
 from nodemanager.planner.placement.positions import (
     QUEUE_END,
     JobKind,
@@ -16,7 +17,6 @@ from nodemanager.planner.placement.positions import (
     kind_of,
     positions_of,
 )
-from nodemanager.planner.placement.work import Work, unplaced_work
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.scheduler.seating import Seating
 from nodemanager.planner.state.queue_index import BatchKey

@@ -14,7 +14,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.steps.context import Step, StepContext
 from nodemanager.planner.steps.orders import is_drained, job_names, retire
 from nodemanager.planner.steps.retirement import should_retire
-from nodemanager.planner.steps.takes_jobs import takes_jobs
+from nodemanager.planner.steps.taking_jobs import takes_jobs
 from nodemanager.planner.upkeep.consolidation import is_emptying
 from nodemanager.planner.upkeep.unsafe_data import overdue_at_s, why_held_for_data
 

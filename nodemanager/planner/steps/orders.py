@@ -11,7 +11,7 @@ from nodemanager.planner.health.node_health import GivenUp, overdue_housekeeping
 from nodemanager.planner.observe import hardware
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.steps.context import Step, StepContext
-from nodemanager.planner.steps.takes_jobs import takes_jobs
+from nodemanager.planner.steps.taking_jobs import takes_jobs
 
 
 def is_drained(node: Node) -> bool:

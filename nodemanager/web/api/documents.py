@@ -27,10 +27,10 @@ from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
 from nodemanager.history.events import order_name, reason_of, subject_of
 from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.closed_clouds import source_name, unsafe_clouds
 from nodemanager.planner.cost import billing
 from nodemanager.planner.cost.fleet import ownerless_strays
 from nodemanager.planner.health.node_health import drained_nodes
+from nodemanager.planner.health.standstill import source_name, unsafe_clouds
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.snapshot import Snapshot, Source

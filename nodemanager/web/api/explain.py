@@ -20,9 +20,9 @@ from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.backoff.zones import block_on, block_reason, zones_of
 from nodemanager.planner.cost import timings
+from nodemanager.planner.explain.type_reasons import size_reasons
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.planner.type_reasons import size_reasons
 from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,

@@ -58,7 +58,8 @@ from nodemanager.core.orders import (
 )
 from nodemanager.core.slots import Rank
 from nodemanager.planner.brain import Brain
-from nodemanager.planner.plan import Action, plan, settles_at_s
+from nodemanager.planner.health.settling import settles_at_s
+from nodemanager.planner.plan import Action, plan
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
 from nodemanager.whatif.cloud.cloud import ReplayMachine

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from nodemanager.cli import main
+from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.config.site import Provider, load_site
 from tests.cloud.azure.test_port import LOGIN, a_token
 from tests.cloud.recorded import Service, a_service, of_libcloud, said
@@ -109,10 +110,10 @@ def test_a_key_of_google_is_named_in_the_site_and_not_copied(
     key = tmp_path / "key.json"
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
     options = ("--provider", "gce", "--region", REGION)
-    assert init(tmp_path / "site.ini", google, *options) == main.EXIT_USAGE
+    assert init(tmp_path / "site.ini", google, *options) == EXIT_USAGE
     assert "cannot be read" in capsys.readouterr().err
     key.write_text(json.dumps({"type": "authorized_user"}), encoding="utf-8")
-    assert init(tmp_path / "site.ini", google, *options) == main.EXIT_USAGE
+    assert init(tmp_path / "site.ini", google, *options) == EXIT_USAGE
     assert "is not the JSON key of a service account" in capsys.readouterr().err
     told = {"client_email": "robot@lab.example", "private_key": "SECRET", "project_id": "lab"}
     key.write_text(json.dumps(told), encoding="utf-8")
@@ -130,7 +131,7 @@ def test_without_a_key_google_says_what_to_set(
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("GCE_METADATA_HOST", service.url.removeprefix("http://"))
     options = ("--provider", "gce", "--project", "lab", "--region", REGION)
-    assert init(tmp_path / "site.ini", service, *options) == main.EXIT_FAILED
+    assert init(tmp_path / "site.ini", service, *options) == EXIT_FAILED
     assert "Set GOOGLE_APPLICATION_CREDENTIALS to the JSON key" in capsys.readouterr().err
 
 
@@ -242,15 +243,15 @@ def test_what_azure_needs_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     options = ("--provider", "azure", "--region", "westeurope")
-    assert init(tmp_path / "site.ini", azure, *options) == main.EXIT_USAGE
+    assert init(tmp_path / "site.ini", azure, *options) == EXIT_USAGE
     assert "give --resource-group" in capsys.readouterr().err
     monkeypatch.setenv("AZURE_RESOURCE_GROUP", "nodes")
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert init(tmp_path / "site.ini", azure, *options) == main.EXIT_USAGE
+    assert init(tmp_path / "site.ini", azure, *options) == EXIT_USAGE
     assert "give --ssh-key FILE" in capsys.readouterr().err
     ssh_key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----", encoding="utf-8")
-    assert init(tmp_path / "site.ini", azure, *options, "--ssh-key", str(ssh_key)) == main.EXIT_USAGE
+    assert init(tmp_path / "site.ini", azure, *options, "--ssh-key", str(ssh_key)) == EXIT_USAGE
     assert "not one public key" in capsys.readouterr().err
     monkeypatch.delenv("AZURE_CLIENT_SECRET")
-    assert init(tmp_path / "site.ini", azure, *options) == main.EXIT_USAGE
+    assert init(tmp_path / "site.ini", azure, *options) == EXIT_USAGE
     assert "AZURE_CLIENT_SECRET must be set" in capsys.readouterr().err

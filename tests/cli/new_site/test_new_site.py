@@ -18,6 +18,7 @@ from nodemanager.cli.new_site.ec2 import Ec2Account
 from nodemanager.cli.new_site.openstack import OpenStackAccount
 from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cli.new_site.site_text import SiteChoices, site_text, type_names
+from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
 from nodemanager.config.site import ConfigError, Provider, Site, load_site
 from nodemanager.service.service import SystemClock
@@ -140,9 +141,9 @@ def test_a_region_or_keys_that_are_missing_are_a_usage_error(
         monkeypatch.delenv(name, raising=False)
     for provider, words in (("ec2", "give --region"), ("openstack", "OS_AUTH_URL, OS_USERNAME")):
         asked = ["init", "--provider", provider, "--output", str(tmp_path / "site.ini")]
-        assert main.main(asked) == main.EXIT_USAGE
+        assert main.main(asked) == EXIT_USAGE
         assert words in capsys.readouterr().err
-    assert main.main(["init", "--provider", "ec2", "--config", "site.ini"]) == main.EXIT_USAGE
+    assert main.main(["init", "--provider", "ec2", "--config", "site.ini"]) == EXIT_USAGE
 
 
 def test_the_input_may_end_before_the_last_question() -> None:
@@ -247,7 +248,7 @@ def test_an_image_that_the_region_lacks_is_named(
         "--image",
         "ami-0123456789abcdef0",
     ]
-    assert main.main([*asked, "--output", str(tmp_path / "site.ini")]) == main.EXIT_FAILED
+    assert main.main([*asked, "--output", str(tmp_path / "site.ini")]) == EXIT_FAILED
     assert "ami-0123456789abcdef0" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -261,7 +262,7 @@ def test_keys_that_ec2_refuses_are_named(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     asked = ["init", "--provider", "ec2", "--region", "us-east-1", "--endpoint", moto.url]
-    assert main.main([*asked, "--output", str(tmp_path / "site.ini")]) == main.EXIT_FAILED
+    assert main.main([*asked, "--output", str(tmp_path / "site.ini")]) == EXIT_FAILED
     assert "SignatureDoesNotMatch" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -284,7 +285,7 @@ def test_a_project_on_openstack_gets_a_site_that_passes_check(
         monkeypatch.setenv(name, value)
     file = tmp_path / "site.ini"
     asked = ["init", "--provider", "openstack", "--output", str(file)]
-    assert main.main(asked) == main.EXIT_FAILED, "there are two regions"
+    assert main.main(asked) == EXIT_FAILED, "there are two regions"
     assert "RegionOne, RegionTwo" in capsys.readouterr().err
     assert main.main([*asked, "--region", "RegionOne"]) == 0
     text = file.read_text(encoding="utf-8")

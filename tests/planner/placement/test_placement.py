@@ -17,12 +17,12 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.planner.allocation.allocation import Allocation
+from nodemanager.planner.allocation.work import UNBOUNDED
 from nodemanager.planner.cost.fleet import price_per_hour
+from nodemanager.planner.explain.job_reasons import REASON_BY_AVAILABILITY
 from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.outcome import REASON_BY_AVAILABILITY
-from nodemanager.planner.placement.allocation import Allocation
 from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.placement.work import UNBOUNDED
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.queue_index import QueueIndex, key_of, queue_index_of, updated_queue_index
 from tests.builders import (

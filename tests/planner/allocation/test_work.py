@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.jobs import JobId, Shape
-from nodemanager.planner.placement.work import Work, unplaced_work
+from nodemanager.planner.allocation.work import Work, unplaced_work
 from nodemanager.planner.state.queue_index import BatchKey
 
 

@@ -1,27 +1,25 @@
-"""What a placement means: why each job waits, what each node is needed for, and what is bought."""
+"""Why each waiting job waits."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Hashable, ItemsView, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import islice
 from types import MappingProxyType
-from typing import Protocol, Self
 
-from nodemanager.core.jobs import Job, JobId, NodeLoad, Shape
-from nodemanager.core.nodes import LaunchId, NodeState
+from nodemanager.core.jobs import Job, JobId, Shape
+from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.queue_index import BatchKey, key_of
-from nodemanager.planner.supply.offers import SlotAndRank, is_slot_specific
+from nodemanager.planner.supply.offers import is_slot_specific
 
 NAMES_MAX = 10
 
@@ -32,18 +30,6 @@ REASON_BY_AVAILABILITY: Mapping[Availability, Code] = {
     Availability.COMING: Code.NODE_COMING,
     Availability.NEW: Code.NODE_ORDERED,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Purchase:
-    """One node to buy. ``serves``: the first few of the jobs it is bought for; ``job_count``: all of them."""
-
-    place: SlotAndRank
-    node_type: NodeType
-    zone: str
-    serves: tuple[JobId, ...]
-    job_count: int
-    load: NodeLoad = ()
 
 
 class JobReasons(Mapping[JobId, Reason]):
@@ -221,100 +207,3 @@ _JobInBatch = tuple[JobId, BatchKey | None, Sequence[JobId], int]
 
 def _jobs_in_batch(key: BatchKey, ids: Sequence[JobId]) -> Iterator[_JobInBatch]:
     return ((id_, key, ids, index) for index, id_ in enumerate(ids))
-
-
-class LazyReasons(Protocol):
-    """Reasons of nodes, each computed on access."""
-
-    def get(self, id_: LaunchId) -> Reason | None:
-        """The node's reason; None if it has none here."""
-        ...
-
-    def changed_since(self, before: Self) -> Iterable[LaunchId]:
-        """The nodes whose reason may have another code than before."""
-        ...
-
-
-class NodeReasons(Mapping[LaunchId, Reason]):
-    """Why each node stays or goes, by id. Most nodes are simply busy, and share the reason ``rest``."""
-
-    def __init__(
-        self,
-        nodes: Mapping[LaunchId, Node],
-        decided: Mapping[LaunchId, Reason],
-        rest: Reason,
-        resting: LazyReasons | None = None,
-    ) -> None:
-        self._nodes = nodes
-        self.decided = decided  # of the nodes that took a step, and of those bought now
-        self._rest = rest
-        self._resting = resting  # of idle nodes that took none
-
-    def __getitem__(self, id_: LaunchId) -> Reason:
-        reason = self.decided.get(id_)
-        if reason is None and self._resting is not None:
-            reason = self._resting.get(id_)
-        if reason is None and id_ not in self._nodes:
-            raise KeyError(id_)
-        return self._rest if reason is None else reason
-
-    def __iter__(self) -> Iterator[LaunchId]:
-        return iter(sorted({**dict.fromkeys(self._nodes), **dict.fromkeys(self.decided)}))
-
-    def changed_since(self, before: NodeReasons) -> Sequence[LaunchId]:
-        """The nodes whose reason may have another code. Nodes that were and are simply busy are left out."""
-        ids = {*self.decided, *before.decided}
-        if self._resting is not None and before._resting is not None:
-            ids.update(self._resting.changed_since(before._resting))
-        if self._nodes is not before._nodes:
-            ids |= self._nodes.keys() - before._nodes.keys()
-        return sorted(id_ for id_ in ids if id_ in self)
-
-    def __len__(self) -> int:
-        return len(self._nodes) + sum(id_ not in self._nodes for id_ in self.decided)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetNeeds:
-    """What the placement needs of the fleet. ``needed``: the slots it uses, with the first few of their jobs."""
-
-    needed: Mapping[SlotName, tuple[JobId, ...]] = field(default_factory=lambda: MappingProxyType({}))
-    purchases: tuple[Purchase, ...] = ()
-
-
-def fleet_needs(jobs: Mapping[JobId, Job], placement: Placement) -> FleetNeeds:
-    """What the placement needs of the fleet. Nodes for the first jobs in the queue are bought first."""
-    needed: dict[SlotName, list[JobId]] = {}
-    for key, seated in placement.seating.seated.items():
-        for id_ in placement.demand.batches[key][: min(seated, placement.count_served(key))]:
-            for bin_, _ in placement.seating.seats[id_]:
-                needed.setdefault(bin_.slot, []).append(id_)
-    purchases: list[Purchase] = []
-    for node in placement.assignment.nodes():
-        serves, count = placement.assignment.jobs_on(node, NAMES_MAX)
-        if node.offer.availability is Availability.NEW:
-            purchases.append(Purchase(node.place, node.offer.node_type, node.zone, serves, count, node.load))
-        else:
-            needed.setdefault(node.place[0], []).extend(serves)
-    order = {id_: (-jobs[id_].priority, id_) for it in purchases for id_ in it.serves}
-    purchases.sort(key=lambda it: (min(map(order.__getitem__, it.serves)), it.place[1]))
-    of_slots = {slot: tuple(sorted(ids)[:NAMES_MAX]) for slot, ids in needed.items()}
-    return FleetNeeds(of_slots, tuple(_cheapest_first(purchases)))
-
-
-def _cheapest_first(purchases: Sequence[Purchase]) -> list[Purchase]:
-    """The same purchases, where the first ones of a type, on a market, in a zone, are its cheapest sizes.
-
-    A quota of the whole account may let only the first ones through. All sizes of a type have its declared room.
-    """
-    sizes: dict[Hashable, list[NodeType]] = {}
-    for purchase in purchases:
-        if purchase.node_type.sizes:
-            sizes.setdefault(_size_pool(purchase), []).append(purchase.node_type)
-    for bought in sizes.values():
-        bought.sort(key=lambda it: it.price_per_hour, reverse=True)
-    return [replace(it, node_type=sizes[_size_pool(it)].pop()) if it.node_type.sizes else it for it in purchases]
-
-
-def _size_pool(purchase: Purchase) -> Hashable:
-    return purchase.node_type.name, purchase.node_type.market, purchase.zone

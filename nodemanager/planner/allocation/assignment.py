@@ -8,8 +8,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from nodemanager.core.jobs import JobId, NodeLoad, Shape
-from nodemanager.planner.placement.allocation import Allocation
-from nodemanager.planner.placement.work import pieces_of_job
+from nodemanager.planner.allocation.allocation import Allocation
+from nodemanager.planner.allocation.work import pieces_of_job
 from nodemanager.planner.scheduler.sched_simple import on_different_nodes
 from nodemanager.planner.state.queue_index import BatchKey
 from nodemanager.planner.supply.offers import Offer, SlotAndRank

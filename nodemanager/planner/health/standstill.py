@@ -1,4 +1,4 @@
-"""In which clouds nothing is done now: their data is old, doubtful, or the site no longer names them.
+"""Why nothing is decided now: what is known is old or doubtful, or another manager acts. Also of single clouds.
 
 A closed cloud stops nothing of the others: nothing is bought there, and its nodes are left alone. Jobs still run on
 those that are up.
@@ -15,6 +15,28 @@ from nodemanager.planner.health.safe_mode import why_safe_mode
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source
+
+
+def why_standstill(
+    snapshot: Snapshot, policy: Policy, stale: Mapping[CloudName, Reason], unsafe: Mapping[CloudName, Reason]
+) -> Reason | None:
+    """Why nothing may be decided now, apart from a pause; None if something may."""
+    if not snapshot.sources.claimed:
+        return because(
+            Code.NOT_THE_ACTOR, why=snapshot.sources.claim.failure or "the instance has not been claimed yet"
+        )
+    if snapshot.slots.wish_due_s is not None:
+        return because(Code.SLOTS_CHANGING)
+    for name, source in (("queue", snapshot.sources.queue), ("flux", snapshot.sources.flux)):
+        if (why := why_stale(name, source, snapshot, policy)) is not None:
+            return why
+    # One cloud that cannot be used stops nothing of the others.
+    if len(stale) == len(policy.cloud_names):
+        return next(iter(stale.values()))
+    if snapshot.slots.mismatch is not None:
+        return snapshot.slots.mismatch
+    unusable = {**unsafe, **stale}
+    return next(iter(unusable.values())) if len(unusable) == len(policy.cloud_names) else None
 
 
 def why_stale(name: str, source: Source, snapshot: Snapshot, policy: Policy) -> Reason | None:

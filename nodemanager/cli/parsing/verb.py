@@ -1,0 +1,83 @@
+"""A verb of the command line: what it does, its options and its example."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from nodemanager.cli.parsing.parser import Parser
+
+PROGRAM = "flux-node-manager"
+SITE = "--config site.ini"
+
+AddOptions = Callable[[Parser], None]
+
+
+def _no_options(parser: Parser) -> None:
+    del parser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verb:
+    """One verb. ``example``: the command line after it, without ``--config``.
+
+    ``act`` takes the site, unless ``has_site`` is false, and the parsed command line, and returns the exit status.
+    Its docstring is the verb's help.
+    """
+
+    name: str
+    act: Callable[..., int]
+    add_options: AddOptions = _no_options
+    example: str = ""
+    prints_json: bool = False
+    has_site: bool = True
+    with_credentials: bool = True  # the site's cloud credentials are needed
+    is_service: bool = False  # prints nothing
+    for_guests: bool = False  # there is another way for users who may not read the site
+
+
+def add_verbs(parser: Parser, verbs: Iterable[Verb], hidden: Verb, given: Sequence[str] | None) -> None:
+    """Add a parser for each verb. ``hidden``: one for programs, which --help does not list.
+
+    ``given``: the words of the command line; None for all. The options of a verb that is not among them are left
+    out, because those of ``simulate`` and ``chaos`` take long to import.
+    """
+    parsers = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
+    # Without a help text argparse does not list it.
+    unlisted = parsers.add_parser(hidden.name)
+    hidden.add_options(unlisted)
+    _add_config(unlisted)
+    for verb in verbs:
+        meaning = verb.act.__doc__ or ""
+        its = parsers.add_parser(verb.name, help=meaning.rstrip("."), description=meaning, epilog=_example(verb))
+        if verb.has_site:
+            _add_config(its)
+        if verb.prints_json:
+            add_json(its)
+        if given is None or verb.name in given:
+            verb.add_options(its)
+        its.set_defaults(usage_error=its.error)
+    parser.set_defaults(verb="run", json=False, usage_error=parser.error)
+
+
+def _add_config(parser: Parser) -> None:
+    # The top parser takes it too, before the verb. Its value stays if the verb's is not given.
+    parser.add_argument("--config", default=argparse.SUPPRESS, metavar="SITE.INI", help="the site file")
+
+
+def add_json(parser: Parser) -> None:
+    """Add --json."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _example(verb: Verb) -> str:
+    site = f" {SITE}" if verb.has_site else ""
+    return f"example:\n  {PROGRAM} {verb.name}{site} {verb.example}".rstrip()
+
+
+def positive(text: str) -> int:
+    """Parse the value of an option that counts something."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f'"{text}": give a whole number of 1 or more')
+    return int(text)

@@ -1,0 +1,138 @@
+"""The verb ``check``: the site file, and with ``--online`` what it names."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
+from nodemanager.cli.parsing.parser import Parser
+from nodemanager.cli.parsing.verb import Verb
+from nodemanager.cli.verbs.site_warnings import print_warnings
+from nodemanager.config.site import Site
+from nodemanager.core.notation import escape_unprintable
+
+if TYPE_CHECKING:
+    from nodemanager.cloud.common.findings import Finding
+    from nodemanager.core.nodes import Launch
+    from nodemanager.core.ports import CloudPort
+    from nodemanager.core.slots import NodeType
+
+
+def _check(parser: Parser) -> None:
+    parser.add_argument(
+        "--online",
+        action="store_true",
+        help="also ask the account, the instance and the join service; nothing is created or changed",
+    )
+
+
+def check(site: Site, chosen: argparse.Namespace) -> int:
+    """Check the site file and print its faults and warnings."""
+    from nodemanager.flux.setup.bootstrap import FluxTooOld, gpu_warning
+    from nodemanager.flux.setup.existing import delegation_faults
+    from nodemanager.join.checks import POWEROFF_EFFECTS
+
+    print_warnings(site)
+    try:
+        warning = gpu_warning(site)
+    except FluxTooOld as error:
+        print(f"{site.path}: {error}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    if warning:
+        print(f"{site.path}: warning: {warning}", file=sys.stderr)
+    if not site.flux.simulated:
+        providers = dict.fromkeys(part.cloud.provider for part in site.by_cloud.values())
+        print(*(f"{site.path}: note: {POWEROFF_EFFECTS[it]}" for it in providers), sep="\n")
+    slots = sum(len(node_type.slots) for node_type in site.node_types)
+    if slots > site.limits.nodes_max:
+        print(
+            f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
+            f" {site.limits.nodes_max} nodes can never run"
+        )
+    undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
+    if faults := (*_ensemble_faults(site), *_grpc_faults(site), *_token_faults(site), *undelegated):
+        print(*faults, sep="\n", file=sys.stderr)
+        return EXIT_CONFIG
+    types = f"{len(site.node_types)} node type{'s' if len(site.node_types) != 1 else ''}"
+    print(f"{site.path}: good; {types}, {slots} slots, mode {site.mode_text}")
+    return _check_online(site) if chosen.online else EXIT_OK
+
+
+def _check_online(site: Site) -> int:
+    from nodemanager.cli.cloud_test import make_test_site, user_data
+    from nodemanager.cli.online.checks import check_cloud, check_flux
+    from nodemanager.cli.prices import bundled_prices, compare_site_prices
+    from nodemanager.cloud.common.findings import Verdict
+    from nodemanager.cloud.preflight import check_creates
+    from nodemanager.cloud.providers import cloud_factory
+    from nodemanager.service import service
+
+    try:
+        site = service.with_cluster_uuid(site)
+    except service.NotInitialised:
+        site = make_test_site(site)  # nothing of the cluster exists yet
+    clock = service.SystemClock()
+
+    def of_cloud(part: Site) -> Iterator[Finding]:
+        def script(_launch: Launch, _node_type: NodeType) -> str:
+            return user_data(part)
+
+        def make_port() -> CloudPort:
+            return cloud_factory(part, script, clock, service.size_service(part))()
+
+        prices = compare_site_prices(part, bundled_prices(part))
+        return check_cloud(part, make_port, lambda: check_creates(part, script, clock), prices)
+
+    parts = site.by_cloud
+    is_good = True
+    for name, findings in (*((name, of_cloud(part)) for name, part in parts.items()), ("", check_flux(site))):
+        for finding in findings:
+            where = f"cloud {name}: " if name and len(parts) > 1 else ""
+            print(where + escape_unprintable(str(finding)), flush=True)
+            is_good = is_good and finding.verdict is not Verdict.FAULT
+    return EXIT_OK if is_good else EXIT_FAILED
+
+
+def _ensemble_faults(site: Site) -> list[str]:
+    if not site.ensembles:
+        return []
+    from nodemanager.service.ensembles import EnsembleFileError, read_assignment
+
+    faults = []
+    for name, settings in site.ensembles.items():
+        try:
+            read_assignment(name, settings)
+        except EnsembleFileError as error:
+            faults.append(str(error))
+    return faults
+
+
+def _grpc_faults(site: Site) -> list[str]:
+    key = "[Web] grpc_listen" if site.web.grpc_listen != "off" else "[Cloud] service" if site.cloud.service else ""
+    if not key:
+        return []
+    from nodemanager.web.grpc.messages import GrpcMissing, load_grpc
+
+    try:
+        load_grpc()
+    except GrpcMissing as error:
+        return [f"{site.path}: {key}: {error}"]
+    return []
+
+
+def _token_faults(site: Site) -> list[str]:
+    if site.web.tokens_file is None:
+        return []
+    from nodemanager.web.state.token import TokenError, read_named_tokens
+
+    try:
+        read_named_tokens(site.web.tokens_file)
+    except TokenError as error:
+        return [f"[Web] tokens_file: {line}" for line in str(error).splitlines()]
+    return []
+
+
+CHECK = Verb(name="check", act=check, add_options=_check, example="--online", prints_json=True)

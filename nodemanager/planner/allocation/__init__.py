@@ -1,0 +1,1 @@
+"""The jobs that wait, allocated to booting and new nodes by the packing."""
