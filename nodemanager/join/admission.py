@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -125,6 +125,18 @@ class JoinAdmission:
         self._reports = TokenBuckets(REPORTS_PER_S, REPORTS_BURST)
         self._holders = LeaseHolders(min(SILENT_MAX_S, SILENT_RENEWALS * rules.renew_s))
         self._view = _make_view((), rules)
+
+    def decide_together(self, decisions: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        """Make decisions in turn, each a call of one of the methods below, and store their marks by one commit.
+
+        If the commit fails, each decision is made again by itself. So no node is granted anything whose mark is not
+        on disk, and a request that stores nothing is granted even if the disk is full.
+        """
+        try:
+            with self._store.one_commit():
+                return [decide() for decide in decisions]
+        except TicketStoreError:
+            return [decide() for decide in decisions]
 
     def redeem(self, launch: LaunchId, ticket: str, nonce: str, source: str, instance: str = "") -> Answer:
         """Exchange a ticket for a lease key and the start data of a broker.

@@ -6,6 +6,10 @@ the service as unreachable and tries again.
 
 TLS begins with a client's first byte, because its state and buffers take a hundred times the memory of a plain
 connection. A client that says nothing gets none of them.
+
+If many nodes come at once, few handshakes are under way at a time, and the other connections wait. A client gives
+up after some seconds. If all handshakes began at once, the last ones would be done too late, and the work on them
+lost. A connection whose client gives up while it waits costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import asyncio
 import resource
 import ssl
 from asyncio import sslproto
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +27,10 @@ from typing import Protocol, cast
 from nodemanager.join.rate_limits import network_of
 
 BACKLOG = 128  # connections that may be accepted at once, before any of them is counted
+WAITING_MAX = 4096  # connections that wait in the kernel until they are accepted; it allows fewer if so configured
+HANDSHAKES_MAX = 32  # at a time
+TURN_S = 0.25  # after which a handshake that is not done no longer counts: a client may stall on purpose
+HELLO_MAX_BYTES = 16 * 1024  # that a client may send before its handshake begins
 FILES_SPARE = BACKLOG + 64  # the backlog, and the service's own open files
 TLS_BUFFER_BYTES = 32 * 1024  # of each connection, twice the largest record; asyncio's own is eight times as large
 CLOSE_WITHIN_S = 3.0  # how long a client has to confirm the end of TLS
@@ -96,6 +104,8 @@ class ConnectionGate:
         self._is_too_fast = is_too_fast
         self._give_back = give_back
         self._open_by_source: Counter[str] = Counter()
+        self.handshakes = 0  # under way
+        self._waiting: deque[Callable[[], bool]] = deque()
 
     def __call__(self) -> asyncio.Protocol:
         return _PendingConnection(self)
@@ -107,6 +117,24 @@ class ConnectionGate:
             return False
         self._open_by_source[source] += 1
         return True
+
+    def wait_for_turn(self, begin: Callable[[], bool]) -> None:
+        """Call ``begin`` when a handshake may begin: at once, or after those that wait already.
+
+        ``begin`` returns false if the client is gone. Else ``end_turn`` must be called when the handshake is done.
+        """
+        self._waiting.append(begin)
+        self._begin_waiting()
+
+    def end_turn(self) -> None:
+        """Note that a handshake is done, or takes so long that it is no longer waited for."""
+        self.handshakes -= 1
+        self._begin_waiting()
+
+    def _begin_waiting(self) -> None:
+        while self._waiting and self.handshakes < HANDSHAKES_MAX:
+            if self._waiting.popleft()():
+                self.handshakes += 1
 
     def count_for(self, launch: str, source: str) -> str:
         """Count a connection of this source for a launch. Return by what it is counted from now on."""
@@ -135,7 +163,9 @@ class _PendingConnection(asyncio.Protocol):
         self._gate = gate
         self._speaks = False
         self._source: str | None = None
+        self._hello = b""  # what it said before its handshake begins
         self._early = b""
+        self._turn: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         plain = cast("asyncio.Transport", transport)
@@ -150,13 +180,25 @@ class _PendingConnection(asyncio.Protocol):
         self._end = loop.call_later(self._gate.bounds.lifetime_s, plain.abort)
         self._silence = loop.call_later(self._gate.bounds.handshake_s, plain.abort)
 
-    def _begin_tls(self, hello: bytes) -> None:
+    def _begin_tls(self) -> bool:
+        if self._source is None:  # its client gave up
+            return False
         self._speaks = True
-        self._silence.cancel()
         self._plain.pause_reading()  # until TLS starts to read
-        task = asyncio.get_running_loop().create_task(self._secure(self._plain, hello))
+        loop = asyncio.get_running_loop()
+        self._turn = loop.call_later(TURN_S, self._end_turn)
+        task = loop.create_task(self._secure(self._plain, self._hello))
         self._gate.tasks.add(task)
         task.add_done_callback(self._gate.tasks.discard)
+        task.add_done_callback(lambda _: self._end_turn())
+        return True
+
+    def _end_turn(self) -> None:
+        """End the turn once. Later calls do nothing."""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+            self._gate.end_turn()
 
     async def _secure(self, plain: asyncio.Transport, hello: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -191,8 +233,14 @@ class _PendingConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._speaks:
             self._early += data
-        else:
-            self._begin_tls(data)
+            return
+        is_first = not self._hello
+        self._hello += data
+        if len(self._hello) > HELLO_MAX_BYTES:
+            self._plain.abort()
+        elif is_first:
+            self._silence.cancel()
+            self._gate.wait_for_turn(self._begin_tls)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc

@@ -34,6 +34,7 @@ from typing import Any, Dict, Iterable, List, NoReturn, Optional, Tuple
 
 CALL_TIMEOUT_S = 10.0
 ANSWER_MAX_BYTES = 4 * 1024 * 1024
+HANG_UP_AFTER_S = 0.1  # a request that is due sooner uses the connection of the one before
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 30.0
 STEADY_S = 60.0  # after a broker has run this long, the pauses between starts begin at the shortest again
@@ -388,6 +389,7 @@ class LocalMachine:
         self.sessions: List[int] = []  # of all brokers that were started; their jobs' processes are in them
         self.shells_empty_s: Optional[float] = None  # since when jobs have had shells but no tasks
         self.first_address = 0
+        self.kept: Optional[PinnedConnection] = None  # the connection of the request before, until hang_up()
         self.metadata_token = ""
 
     def now_s(self) -> float:
@@ -472,13 +474,32 @@ class LocalMachine:
             position = (self.first_address + index) % count
             address = self.settings.addresses[position]
             try:
-                answer = post_json(address, self.settings.fingerprint, "/v1/" + what, body)
+                answer = self.post(address, "/v1/" + what, body)
             except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as error:
                 faults.append("{}: {}".format(address, error))
                 continue
             self.first_address = position
             return answer
         raise JoinUnreachable("; ".join(faults))
+
+    def post(self, address: str, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        """Send a request, over the connection of the request before if there is one. Raises as post_json does."""
+        connection, self.kept = self.kept, None
+        if connection is None or connection.address != address:
+            connection = PinnedConnection(address, self.settings.fingerprint)
+        try:
+            answer = post_over(connection, path, body)
+        except BaseException:
+            connection.close()
+            raise
+        self.kept = connection
+        return answer
+
+    def hang_up(self) -> None:
+        """Close the connection to the service. The next request makes another one."""
+        if self.kept is not None:
+            self.kept.close()
+            self.kept = None
 
     def reclaim_notice(self) -> str:
         """Return the provider's notice that it will reclaim this node; "" if there is none or it is unreadable."""
@@ -801,6 +822,7 @@ class PinnedConnection(http.client.HTTPSConnection):
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE  # connect() checks the fingerprint instead
         super().__init__(host.strip("[]"), int(port), timeout=CALL_TIMEOUT_S, context=context)
+        self.address = address
         self.fingerprint = fingerprint
 
     def connect(self) -> None:
@@ -816,11 +838,16 @@ def post_json(address: str, fingerprint: str, path: str, body: Dict[str, Any]) -
     """Send one request and return the answer. Raises JoinRefused, and OSError or ValueError without an answer."""
     connection = PinnedConnection(address, fingerprint)
     try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        raw = response.read(ANSWER_MAX_BYTES + 1)
+        return post_over(connection, path, body)
     finally:
         connection.close()
+
+
+def post_over(connection: PinnedConnection, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
+    """Send one request over a connection, as post_json does."""
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    raw = response.read(ANSWER_MAX_BYTES + 1)
     answer = json.loads(raw.decode())
     if len(raw) > ANSWER_MAX_BYTES or not isinstance(answer, dict):
         raise ValueError("its answer is malformed")
@@ -1171,6 +1198,8 @@ def run(client: JoinClient) -> int:
             wait_s = client.step()
             if wait_s is None:
                 return 0
+            if wait_s > HANG_UP_AFTER_S:
+                client.machine.hang_up()  # the service holds only so many connections
             time.sleep(wait_s)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

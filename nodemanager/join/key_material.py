@@ -188,6 +188,7 @@ def tls_context(paths: MaterialPaths) -> ssl.SSLContext:
     fingerprint(paths.tls_certificate)
     _refuse_if_open(paths.tls_key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # no client resumes a session, so none needs the means to
     try:
         context.load_cert_chain(paths.tls_certificate, paths.tls_key)
     except ssl.SSLError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 SOURCES_MAX = 10_000
@@ -19,6 +20,7 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
     return mapped or address
 
 
+@lru_cache(SOURCES_MAX)
 def network_of(source: str) -> str:
     """Return the key by which a source is counted: its IPv4 address, or the /64 of its IPv6 address.
 

@@ -7,14 +7,17 @@ refused, and never logs a ticket or a key. One thread decides all requests in tu
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import logging
+import os
 import signal
 import socket
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar, cast
@@ -38,6 +41,7 @@ from nodemanager.join import flux_node_join
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal, RefusalCode
 from nodemanager.join.connection_limits import (
     BACKLOG,
+    WAITING_MAX,
     ConnectionBounds,
     ConnectionGate,
     ProvenConnection,
@@ -45,6 +49,7 @@ from nodemanager.join.connection_limits import (
     allowed_connections,
     use_small_tls_buffers,
 )
+from nodemanager.join.decision_thread import DecisionThread
 from nodemanager.join.ec2.identity import InstanceIdentities
 from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
 from nodemanager.join.key_material import (
@@ -175,8 +180,8 @@ class JoinApi:
         self._refusal_lines = TokenBuckets(LINES_PER_S, LINES_BURST)
         self._granted_lines = TokenBuckets(LINES_PER_S, LINES_BURST)
         self._all_refusals = TokenBuckets(REFUSALS_LOGGED_PER_S, REFUSALS_LOGGED_BURST)
-        # SQLite waits for the disk, so it runs in its own thread and not in the event loop's.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="admission")
+        self._decisions = DecisionThread(admission.decide_together)
+        self._encode = AnswerEncoder()
         self._log: Any = structlog.get_logger()
         self._client_source = Path(flux_node_join.__file__).read_text(encoding="utf-8")
 
@@ -231,9 +236,7 @@ class JoinApi:
         while True:
             await asyncio.sleep(FORGET_EVERY_S)
             try:
-                await asyncio.get_running_loop().run_in_executor(
-                    self._thread, self._admission.forget_older_than, FORGET_AFTER_S
-                )
+                await self._decisions.run(partial(self._admission.forget_older_than, FORGET_AFTER_S))
             except (TicketStoreError, RosterUnreadableError) as error:
                 self._log.warning("unavailable", what="forgetting", why=str(error))
 
@@ -248,7 +251,9 @@ class JoinApi:
             if isinstance(answer, Granted):
                 self._count_for_launch(request, source, answer.launch)
             self._log_answer(request.url.path, source, answer)
-            return _response(answer)
+            if isinstance(answer, Granted):
+                return Response(self._encode(answer.body), media_type="application/json")
+            return _refusal_response(answer)
 
         return handle
 
@@ -264,7 +269,8 @@ class JoinApi:
         self, request: Request, source: str, kind: type[_B], decide: Callable[[_B, str], Answer]
     ) -> Answer:
         try:
-            raw = await asyncio.wait_for(_read_body(request), BODY_WITHIN_S)
+            async with asyncio.timeout(BODY_WITHIN_S):
+                raw = await _read_body(request)
         except TimeoutError:
             return Refusal(RefusalCode.TOO_SLOW)
         except ClientDisconnect:
@@ -275,7 +281,7 @@ class JoinApi:
             body = kind.model_validate_json(raw)
         except ValidationError:  # do not log it: its text may contain the request
             return Refusal(RefusalCode.MALFORMED)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, decide, body, source)
+        return await self._decisions.decide(partial(decide, body, source))
 
     async def _serve_client(self, request: Request) -> Response:
         del request
@@ -316,7 +322,7 @@ class _RateLimited:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._rate_refusal(scope["path"], _source(Request(scope))) if scope["type"] == "http" else None
-        await (self._app if refusal is None else _response(refusal))(scope, receive, send)
+        await (self._app if refusal is None else _refusal_response(refusal))(scope, receive, send)
 
 
 def _source(request: Request) -> str:
@@ -335,13 +341,33 @@ async def _read_body(request: Request) -> bytes | None:
     return b"".join(chunks)
 
 
-def _response(answer: Answer) -> Response:
-    if isinstance(answer, Granted):
-        return JSONResponse(dict(answer.body))
-    headers = {"Retry-After": str(int(answer.retry_after_s) + 1)} if answer.retry_after_s else {}
-    if answer.code in (RefusalCode.TOO_LARGE, RefusalCode.TOO_SLOW):
+class AnswerEncoder:
+    """Encodes the bodies of granted requests as JSON.
+
+    With a thousand nodes most of a body are the hosts, which are the same for all nodes: they are encoded once.
+    """
+
+    def __init__(self) -> None:
+        self._hosts: Any = None
+        self._hosts_text = ""
+
+    def __call__(self, body: Mapping[str, Any]) -> str:
+        hosts = body.get("hosts")
+        if not hosts:
+            return json.dumps(dict(body))
+        if hosts is not self._hosts:
+            self._hosts, self._hosts_text = hosts, json.dumps(hosts)
+        others = json.dumps({name: value for name, value in body.items() if name != "hosts"})
+        return (
+            f'{{"hosts": {self._hosts_text}, {others[1:]}' if others != "{}" else f'{{"hosts": {self._hosts_text}}}'
+        )
+
+
+def _refusal_response(refusal: Refusal) -> Response:
+    headers = {"Retry-After": str(int(refusal.retry_after_s) + 1)} if refusal.retry_after_s else {}
+    if refusal.code in (RefusalCode.TOO_LARGE, RefusalCode.TOO_SLOW):
         headers["Connection"] = "close"  # the unread rest of the body must not be parsed as a request
-    return JSONResponse({"error": str(answer.code)}, STATUS[answer.code], headers)
+    return JSONResponse({"error": str(refusal.code)}, STATUS[refusal.code], headers)
 
 
 async def _http_error_response(request: Request, error: Exception) -> Response:
@@ -391,6 +417,7 @@ class JoinServer(uvicorn.Server):
     """
 
     started_fields: Mapping[str, str] = MappingProxyType({})
+    gate: ConnectionGate
 
     def __init__(
         self, app: Starlette, listen: str, context: ssl.SSLContext, limits: RequestLimits, bounds: ConnectionBounds
@@ -425,12 +452,14 @@ class JoinServer(uvicorn.Server):
         """
         del sockets
         loop = asyncio.get_running_loop()
-        gate = ConnectionGate(
+        self.gate = ConnectionGate(
             self._context, self._bounds, self._is_too_fast, self._make_protocol, self._connections.give_back
         )
         host, port = self.config.host, self.config.port
         try:
-            self.servers = [await loop.create_server(gate, host, port, backlog=BACKLOG)]
+            self.servers = [await loop.create_server(self.gate, host, port, backlog=BACKLOG)]
+            for listening in self.servers[0].sockets:
+                _wait_longer(listening.fileno())
         except OSError as error:
             raise ServiceNotReady(f"[Join] listen = {self._listen}: {error.strerror or error}") from error
         self.started = True
@@ -444,6 +473,15 @@ class JoinServer(uvicorn.Server):
         protocol = _TimeoutProtocol(self.config, self.server_state, state)
         protocol.headers_s = self._bounds.headers_s
         return cast("SecuredProtocol", protocol)
+
+
+def _wait_longer(listening: int) -> None:
+    """Let many connections wait in the kernel: a thousand nodes come at once.
+
+    asyncio uses one figure for this and for how many connections it accepts before it reads from any.
+    """
+    with socket.socket(fileno=os.dup(listening)) as same:
+        same.listen(WAITING_MAX)
 
 
 def fault_logger(log: Any, monotonic_s: Callable[[], float] = time.monotonic) -> Callable[..., None]:
@@ -520,6 +558,7 @@ async def serve(site: Site) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
     server.started_fields = {"listen": site.join.listen, "fingerprint": pin}
+    gc.freeze()  # the modules stay: the collector need not walk through them again and again
     forgetting = asyncio.create_task(api.forget_periodically())
     try:
         await server.serve()

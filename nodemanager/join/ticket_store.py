@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,22 @@ class TicketStore:
         except sqlite3.Error as error:
             self._db.close()
             raise TicketStoreError(f"{path} cannot be used: {error}") from error
+        self._has_failed = False
+
+    @contextmanager
+    def one_commit(self) -> Iterator[None]:
+        """Write all that is written within by one commit: the disk is waited for once.
+
+        If a write or the commit fails, nothing is written, and it raises :class:`TicketStoreError` at the end.
+        """
+        self._has_failed = False
+        try:
+            with self._transaction("BEGIN"):
+                yield
+                if self._has_failed:
+                    raise TicketStoreError("a mark or a report could not be stored")
+        except sqlite3.Error as error:
+            raise TicketStoreError(f"marks and reports could not be stored: {error}") from error
 
     def close(self) -> None:
         """Close the file."""
@@ -99,7 +115,7 @@ class TicketStore:
         try:
             self._db.execute("INSERT INTO used VALUES (?, ?, ?, ?) ON CONFLICT (launch) DO NOTHING", row)
         except sqlite3.Error as error:
-            raise TicketStoreError(f"a ticket could not be marked as used: {error}") from error
+            raise self._failure("a ticket could not be marked as used", error) from error
         return self.nonce_hash_of(launch) or nonce_hash
 
     def nonce_hash_of(self, launch: LaunchId) -> str | None:
@@ -107,7 +123,7 @@ class TicketStore:
         try:
             row = self._db.execute("SELECT nonce_hash FROM used WHERE launch = ?", [launch]).fetchone()
         except sqlite3.Error as error:
-            raise TicketStoreError(f"the use of a ticket cannot be read: {error}") from error
+            raise self._failure("the use of a ticket cannot be read", error) from error
         return str(row[0]) if row is not None else None
 
     def keep_report(self, report: NodeReported) -> None:
@@ -118,18 +134,36 @@ class TicketStore:
         try:
             if is_replay and self._count_replays(report.launch) >= kept_max:
                 return
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("INSERT INTO reports (launch, phase, detail, reported_at) VALUES (?, ?, ?, ?)", row)
-            self._db.execute(
-                "DELETE FROM reports WHERE launch = ?1 AND phase <> ?2 AND id NOT IN"
-                " (SELECT id FROM reports WHERE launch = ?1 AND phase <> ?2 ORDER BY id DESC LIMIT ?3)",
-                (report.launch, JoinPhase.REPLAYED, REPORTS_KEPT_MAX),
-            )
-            self._db.execute("COMMIT")
+            with self._transaction():
+                self._db.execute(
+                    "INSERT INTO reports (launch, phase, detail, reported_at) VALUES (?, ?, ?, ?)", row
+                )
+                self._db.execute(
+                    "DELETE FROM reports WHERE launch = ?1 AND phase <> ?2 AND id NOT IN"
+                    " (SELECT id FROM reports WHERE launch = ?1 AND phase <> ?2 ORDER BY id DESC LIMIT ?3)",
+                    (report.launch, JoinPhase.REPLAYED, REPORTS_KEPT_MAX),
+                )
         except sqlite3.Error as error:
+            raise self._failure("a report could not be stored", error) from error
+
+    def _failure(self, what: str, error: sqlite3.Error) -> TicketStoreError:
+        """Note that a statement failed, and return the error to raise."""
+        self._has_failed = True
+        return TicketStoreError(f"{what}: {error}")
+
+    @contextmanager
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+        """Carry out the statements within as a whole: by themselves, or as a part of the transaction under way."""
+        if self._db.in_transaction:
+            yield
+            return
+        self._db.execute(begin)
+        try:
+            yield
+            self._db.execute("COMMIT")
+        finally:
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
-            raise TicketStoreError(f"a report could not be stored: {error}") from error
 
     def _count_replays(self, launch: LaunchId) -> int:
         rows = self._db.execute(
@@ -141,18 +175,15 @@ class TicketStore:
         """Delete marks and reports from before a time, except those of current launches."""
         try:
             self._db.execute("CREATE TEMP TABLE IF NOT EXISTS current (launch TEXT PRIMARY KEY)")
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.execute("DELETE FROM current")
-            self._db.executemany("INSERT OR IGNORE INTO current VALUES (?)", ([launch] for launch in current))
-            for table, column in (("used", "used_at"), ("reports", "reported_at")):
-                self._db.execute(
-                    f"DELETE FROM {table} WHERE {column} < ? AND launch NOT IN (SELECT launch FROM current)",  # noqa: S608 - our own names
-                    [before_at],
-                )
-            self._db.execute("COMMIT")
+            with self._transaction():
+                self._db.execute("DELETE FROM current")
+                self._db.executemany("INSERT OR IGNORE INTO current VALUES (?)", ([launch] for launch in current))
+                for table, column in (("used", "used_at"), ("reports", "reported_at")):
+                    self._db.execute(
+                        f"DELETE FROM {table} WHERE {column} < ? AND launch NOT IN (SELECT launch FROM current)",  # noqa: S608 - our own names
+                        [before_at],
+                    )
         except sqlite3.Error as error:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
             raise TicketStoreError(f"old marks could not be deleted: {error}") from error
 
     def reports(self, after: int) -> Reports:

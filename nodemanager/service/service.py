@@ -55,7 +55,17 @@ from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
-from nodemanager.planner.state.policy import Calls, CloudRules, Limits, Policy, Rules, Timing, Upkeep
+from nodemanager.planner.state.policy import (
+    BLOCK_S,
+    Calls,
+    CloudRules,
+    Fixed,
+    Limits,
+    Policy,
+    Rules,
+    Timing,
+    Upkeep,
+)
 from nodemanager.service.systemd import Notifier
 from nodemanager.web.api.control import ReloadRefused
 from nodemanager.web.state.token import TokenError
@@ -71,6 +81,9 @@ EXIT_OK = 0
 EXIT_CRASHED = 70  # EX_SOFTWARE (sysexits.h): a bug; a restart is the recovery
 GC_THRESHOLD = 20_000  # new objects before a garbage collection; Python's default of 700 is reached in a tick
 SIGNALS_EVERY_S = 1.0
+# How long a refused member of an ensemble waits before it asks for pods again: at first, and at most.
+SHARED_AGAIN_S = 15.0
+SHARED_AGAIN_S_MAX = 120.0
 STOP_S = 1.0  # how long actors may take to end their calls before the process exits without them
 
 A = TypeVar("A", bound=CrashOnlyActor)
@@ -181,11 +194,20 @@ def policy_of(site: Site) -> Policy:
         bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
         stacked=site.cloud.provider is Provider.MINICLUSTER,
+        fixed=_fixed(site),
         clouds={
             name: CloudRules(_calls(part), part.cloud.nodes_max, part.cloud.price_per_hour_max)
             for name, part in site.by_cloud.items()
         },
     )
+
+
+def _fixed(site: Site) -> Fixed:
+    if not site.cloud.service:
+        return Fixed()
+    # Pods that other members give back are free within seconds, or when their jobs end. The service forgets a wish
+    # that is not repeated within five minutes.
+    return Fixed(block_s={**BLOCK_S, FailureKind.QUOTA: SHARED_AGAIN_S}, probe_s_max=SHARED_AGAIN_S_MAX)
 
 
 def _calls(site: Site) -> Calls:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from nodemanager.core.nodes import JoinPhase, LaunchId
-from nodemanager.join.admission import REPORTS_BURST, SILENT_RENEWALS, AdmissionRules, Granted
+from nodemanager.join.admission import REPORTS_BURST, SILENT_RENEWALS, AdmissionRules, Answer, Granted
 from nodemanager.join.ticket_store import REPLAYS_KEPT_MAX
 from tests.join.admission import (
     CURVE,
@@ -272,3 +273,48 @@ def test_no_value_shows_a_secret() -> None:
     shown = repr(answer) + repr(rig.admission) + repr(KEY) + repr(MATERIAL) + repr(rig.redeem(OTHER_NONCE))
     for secret in (CURVE, KEY.ticket(LAUNCH), rig.key(), NONCE):
         assert secret not in shown
+
+
+def statements(rig: AdmissionRig) -> list[str]:
+    """Return the list of the statements that the store executes from now on."""
+    seen: list[str] = []
+    rig.store._db.set_trace_callback(seen.append)
+    return seen
+
+
+def redemption(rig: AdmissionRig, number: int) -> Callable[[], Answer]:
+    launch = LaunchId(f"cloud{number}-1")
+    return lambda: rig.redeem(launch=launch)
+
+
+def test_requests_that_are_decided_together_wait_for_the_disk_once() -> None:
+    rig = AdmissionRig(roster=tuple(entry(LaunchId(f"cloud{n}-1"), f"cloud{n}") for n in range(3)))
+    seen = statements(rig)
+    answers = rig.admission.decide_together([redemption(rig, number) for number in (0, 1, 2, 0)])
+    assert [granted(it)["slot"] for it in answers] == ["cloud0", "cloud1", "cloud2", "cloud0"]
+    assert seen.count("COMMIT") == 1
+    assert len(rig.reported(JoinPhase.REDEEMED)) == 4
+
+
+def test_if_one_of_several_cannot_be_stored_none_is_granted_by_the_failed_commit() -> None:
+    rig = AdmissionRig(roster=tuple(entry(LaunchId(f"cloud{n}-1"), f"cloud{n}") for n in range(3)))
+    rig.store._db.execute(
+        "CREATE TRIGGER full BEFORE INSERT ON used WHEN NEW.launch = 'cloud1-1'"
+        " BEGIN SELECT RAISE(ROLLBACK, 'full'); END"
+    )
+    first, second, third = rig.admission.decide_together([redemption(rig, number) for number in (0, 1, 2)])
+    assert code(second) == "unavailable"
+    assert [granted(it)["slot"] for it in (first, third)] == ["cloud0", "cloud2"]
+    marks = [rig.store.nonce_hash_of(LaunchId(f"cloud{number}-1")) is not None for number in range(3)]
+    assert marks == [True, False, True], "what was granted is on disk"
+
+
+def test_a_full_disk_stops_no_renewal() -> None:
+    rig = AdmissionRig(roster=(entry(), entry(LaunchId("cloud2-1"), "cloud2")))
+    key = rig.key()
+    rig.store._db.execute("PRAGMA query_only = 1")
+    ticket, renewal = rig.admission.decide_together(
+        [redemption(rig, 2), lambda: rig.admission.renew(LAUNCH, key, "", SOURCE)]
+    )
+    assert code(ticket) == "unavailable"
+    assert granted(renewal)["may_start"]

@@ -14,6 +14,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,8 @@ from nodemanager.join.flux_node_join import (
     HOSTS_END,
     CannotJoin,
     ClientSettings,
+    JoinRefused,
+    JoinUnreachable,
     LocalMachine,
     flux_toml,
     install_service,
@@ -412,3 +415,55 @@ def test_the_imp_is_looked_for_before_the_broker_is_started(tmp_path: Path) -> N
     LocalMachine(settings_in(tmp_path, FLUX=str(flux))).check(given)
     with pytest.raises(CannotJoin, match="admits guests"):
         LocalMachine(settings_in(tmp_path, FLUX=str(flux), IMP=str(tmp_path / "imp"))).check(given)
+
+
+# --- its connection ---------------------------------------------------------------------------------------
+
+
+class Door:
+    """Stands in for the connection: answers, or fails as one that the service has closed meanwhile."""
+
+    opened: ClassVar[list[str]] = []
+
+    def __init__(self, address: str, fingerprint: str) -> None:
+        del fingerprint
+        self.address = address
+        self.is_closed = False
+        self.opened.append(address)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_requests_share_a_connection_until_it_hangs_up_or_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Door] = []
+
+    def post_over(door: Door, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        del body
+        used.append(door)
+        if path == "/v1/renew":
+            raise ConnectionResetError("closed")
+        if path == "/v1/report":
+            raise JoinRefused("too_many")
+        return {}
+
+    monkeypatch.setattr(flux_node_join, "PinnedConnection", Door)
+    monkeypatch.setattr(flux_node_join, "post_over", post_over)
+    monkeypatch.setattr(Door, "opened", [])
+    machine = LocalMachine(settings_in(tmp_path, ADDRESSES="a:1 b:1"))
+    machine.ask("redeem", {})
+    machine.ask("fetch", {})
+    assert len(Door.opened) == 1
+    machine.hang_up()
+    assert used[0].is_closed
+    machine.ask("fetch", {})
+    with pytest.raises(JoinUnreachable):
+        machine.ask("renew", {})
+    assert Door.opened == ["a:1", "a:1", "b:1"], "the connection that was kept is tried, then the next address"
+    with pytest.raises(JoinRefused):
+        machine.ask("report", {})
+    assert all(door.is_closed for door in used), "a refusal ends its connection too"
+    machine.ask("fetch", {})
+    assert len(Door.opened) == 5

@@ -23,7 +23,7 @@ from starlette.applications import Starlette
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join import connection_limits
 from nodemanager.join.admission import AdmissionRules
-from nodemanager.join.connection_limits import FILES_SPARE, ConnectionBounds, allowed_connections
+from nodemanager.join.connection_limits import FILES_SPARE, ConnectionBounds, ConnectionGate, allowed_connections
 from nodemanager.join.key_material import MaterialPaths, tls_context
 from nodemanager.join.server import JoinApi, JoinServer, RequestLimits, ServiceNotReady
 from tests.join.admission import KEY, LAUNCH, NONCE, AdmissionRig, entry
@@ -42,6 +42,10 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 class Door:
     server: JoinServer
     port: int
+
+    @property
+    def gate(self) -> ConnectionGate:
+        return self.server.gate
 
     async def knock(self) -> Connection:
         """Open a TCP connection without TLS."""
@@ -297,6 +301,46 @@ def test_a_source_is_who_connects_whatever_a_request_says(context: ssl.SSLContex
             assert b" 403 " in await reader.readline()
             assert b"wrong_source" in await reader.readuntil(b"}")
             writer.transport.abort()
+
+    run(story())
+
+
+@pytest.mark.parametrize("turn_s", [LONG_S, 0.05], ids=["until it is gone", "until its turn is over"])
+def test_a_handshake_waits_for_one_that_stalls(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, turn_s: float
+) -> None:
+    monkeypatch.setattr(connection_limits, "HANDSHAKES_MAX", 1)
+    monkeypatch.setattr(connection_limits, "TURN_S", turn_s)
+
+    async def story() -> None:
+        async with a_door(context, ConnectionBounds(handshake_s=LONG_S)) as door:
+            stalled, gone = await door.knock(), await door.knock()
+            stalled[1].write(b"\x16")  # the first byte of a handshake
+            while not door.gate.handshakes:  # noqa: ASYNC110 - nothing tells when the server has read it
+                await asyncio.sleep(0)
+            gone[1].write(b"\x16")  # it waits, and gives up
+            gone[1].transport.abort()
+            entering = asyncio.create_task(door.enter())
+            if turn_s == LONG_S:
+                stalled[1].transport.abort()
+            entered = await entering
+            assert await answer(entered) == b"HTTP/1.1 404 Not Found"
+            for _, writer in (stalled, entered):
+                writer.transport.abort()
+
+    run(story())
+
+
+def test_a_client_that_waits_for_its_handshake_cannot_fill_the_memory(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "HANDSHAKES_MAX", 0)
+
+    async def story() -> None:
+        async with a_door(context, ConnectionBounds()) as door:
+            connection = await door.knock()
+            connection[1].write(b"\x16" * (connection_limits.HELLO_MAX_BYTES + 1))
+            assert await is_cut(connection)
 
     run(story())
 

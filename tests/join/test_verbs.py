@@ -15,9 +15,9 @@ import structlog
 
 from nodemanager.cli import main
 from nodemanager.config.site import Provider, load_site
-from nodemanager.join.checks import POWEROFF_EFFECTS
 from nodemanager.join.flux_node_join import post_json
 from nodemanager.join.key_material import MaterialPaths, MaterialSource, fingerprint, tls_context
+from nodemanager.join.user_data import POWEROFF_EFFECTS
 from tests.join.test_user_data import a_site
 
 FLUX = '#!/bin/sh\nif [ "$1" = keygen ]; then date +%N > "$3"; else echo "commands: 0.88.0"; fi\n'

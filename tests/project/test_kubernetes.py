@@ -145,6 +145,6 @@ def test_each_object_has_the_published_schema(tmp_path: Path, capsys: pytest.Cap
     known = [it for it in printed if not it["apiVersion"].startswith("flux-framework.org")]
     for found in known:
         validator.validate(found, "1.33", strict=True)
-    assert len(known) == 18
+    assert len(known) == 19
     with pytest.raises(validator.ValidationError):
         validator.validate({**known[0], "spce": {}}, "1.33", strict=True)

@@ -33,7 +33,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
     from nodemanager.flux.setup.bootstrap import FluxTooOld, gpu_warning
     from nodemanager.flux.setup.existing import delegation_faults
-    from nodemanager.join.checks import POWEROFF_EFFECTS
+    from nodemanager.join.user_data import POWEROFF_EFFECTS
 
     print_warnings(site)
     try:

@@ -50,7 +50,7 @@ class Service:
 
 
 def service_objects(service: Service, secrets: Secrets) -> list[Object]:
-    """The account that may change the members' sizes, and the service."""
+    """The account that may change the members' sizes, and the service. Only the members' pods reach it."""
     may = {"apiGroups": ["flux-framework.org"], "resources": ["miniclusters"], "verbs": ["get", "patch"]}
     files = {"token": secrets.token, "tls.crt": secrets.certificate, "tls.key": secrets.key}
     metadata = {"name": service.name, "namespace": service.namespace}
@@ -71,7 +71,23 @@ def service_objects(service: Service, secrets: Secrets) -> list[Object]:
             },
         },
         {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"selector": pods, "ports": [port]}},
+        {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": metadata,
+            "spec": {
+                "podSelector": {"matchLabels": pods},
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": [_pods_of(service.members)], "ports": [{"protocol": "TCP", "port": "grpc"}]}],
+            },
+        },
     ]
+
+
+def _pods_of(members: Sequence[str]) -> Object:
+    """The pods of MiniClusters. Each is an Indexed Job of the same name."""
+    named = {"key": "job-name", "operator": "In", "values": list(members)}
+    return {"podSelector": {"matchExpressions": [named]}}
 
 
 def account(name: str, namespace: str, rules: Sequence[Object]) -> list[Object]:

@@ -18,7 +18,6 @@ from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Quota, Scope, S
 
 # Failures that pass by themselves: each time one recurs, the wait doubles.
 TRANSIENT_KINDS = frozenset({FailureKind.TRANSIENT, FailureKind.THROTTLED, FailureKind.GONE})
-PROBE_S_MAX = 3600.0  # the longest pause before one node above a learned quota is tried
 
 
 def apply_refusal(
@@ -90,7 +89,7 @@ def _learn_quota(
     known = snapshot.learned.quotas.get(scope)
     least_s = policy.fixed.block_s[FailureKind.QUOTA]
     probed = known is not None and known.probe_s <= snapshot.now_s
-    pause_s = least_s if known is None else min(PROBE_S_MAX, known.pause_s * (2.0 if probed else 1.0))
+    pause_s = least_s if known is None else min(policy.fixed.probe_s_max, known.pause_s * (2.0 if probed else 1.0))
     quota = Quota(
         cap=count_granted(scope, snapshot, policy),
         probe_s=snapshot.now_s + max(retry_after_s, pause_s),

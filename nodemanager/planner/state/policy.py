@@ -125,7 +125,7 @@ class CloudRules:
 
 @dataclass(frozen=True)
 class Fixed:
-    """What no site sets. Tests and simulations may."""
+    """What no site sets by itself. Some providers need other values, and so do tests and simulations."""
 
     quiet_s: float = 0.1  # from the latest change of queue or ranks to a purchase
     # Even if the ranks keep changing, the next look waits: at least ``look_every_s`` from the start of the last
@@ -137,6 +137,7 @@ class Fixed:
     broker_stop_s: float = 5.0  # time for a broker to leave cleanly
     block_s: Mapping[FailureKind, float] = field(default_factory=lambda: BLOCK_S)
     block_s_max: float = 600.0  # repeated refusals are waited out for longer, up to this
+    probe_s_max: float = 3600.0  # the longest pause before one node above a learned quota is tried
     unready_nodes: int = 3  # up to this number of unready nodes their share does not matter
 
 

@@ -11,9 +11,13 @@ import pytest
 import yaml
 
 from nodemanager.cli.main import main
+from nodemanager.cloud.minicluster.shares import WISH_S
 from nodemanager.config.site import load_site
+from nodemanager.core.nodes import FailureKind
 from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
 from nodemanager.ensemble.file.kubernetes_service import Secrets
+from nodemanager.planner.state.policy import BLOCK_S
+from nodemanager.service.service import policy_of
 from nodemanager.web.grpc.material import token_of_member
 from tests.cloud.minicluster.api_server import MANAGER_ROLE
 from tests.paths import ROOT
@@ -96,6 +100,34 @@ def test_the_members_of_one_resource_have_one_service_and_a_token_each() -> None
         assert "service = ensemble-grpc.hpc.svc:50051\n" in site
 
 
+def test_only_the_pods_of_members_that_grow_reach_the_service() -> None:
+    resource = both()
+    resource["spec"]["sidecar"] = {"port": "50060"}
+    for section in ("maxSize", "minSize"):
+        resource["spec"]["members"][1]["minicluster"]["spec"].pop(section, None)
+    resource["spec"]["members"][1]["minicluster"]["spec"]["size"] = 1
+    found = objects(resource, namespace="hpc")
+    policy = named(found, "NetworkPolicy", "ensemble-grpc")
+    deployment = named(found, "Deployment", "ensemble-grpc")["spec"]["template"]
+    (port,) = deployment["spec"]["containers"][0]["ports"]
+    assert policy["metadata"]["namespace"] == "hpc"
+    assert policy["spec"]["podSelector"]["matchLabels"] == deployment["metadata"]["labels"]
+    (rule,) = policy["spec"]["ingress"]
+    assert [it["port"] for it in rule["ports"]] == [port["name"]]
+    (pods,) = rule["from"]
+    assert pods == {
+        "podSelector": {"matchExpressions": [{"key": "job-name", "operator": "In", "values": ["ensemble-0"]}]}
+    }
+
+
+def test_a_refused_member_asks_again_before_the_service_forgets_its_wish(tmp_path: Path) -> None:
+    text = named(objects(both(maxSize=6)), "ConfigMap", "ensemble-0")["data"]["site.ini"]
+    (tmp_path / "site.ini").write_text(text, encoding="utf-8")
+    fixed = policy_of(load_site(tmp_path / "site.ini")).fixed
+    assert fixed.block_s[FailureKind.QUOTA] <= fixed.probe_s_max < WISH_S
+    assert fixed.block_s.keys() == BLOCK_S.keys()
+
+
 def test_only_the_service_may_change_sizes_and_only_those_of_its_members() -> None:
     found = objects(both())
     assert allowed(named(found, "Role", "ensemble-node-manager")) == READS
@@ -174,7 +206,7 @@ def test_the_verb_prints_yaml_that_is_the_same_each_time(
     found = list(yaml.safe_load_all(printed[0]))
     assert Counter(it["kind"] for it in found) == {
         **dict.fromkeys(("ServiceAccount", "Role", "RoleBinding", "Secret"), 2),
-        **dict.fromkeys(("Deployment", "Service", "ConfigMap", "MiniCluster"), 1),
+        **dict.fromkeys(("Deployment", "Service", "NetworkPolicy", "ConfigMap", "MiniCluster"), 1),
     }
     service, member = (named(found, "Secret", name)["stringData"] for name in ("ensemble-grpc", "ensemble-0"))
     assert service["token"] == (tmp_path / "material" / "token").read_text(encoding="ascii").strip()

@@ -26,8 +26,7 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode, EndLease
 from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.backoff.refusals import PROBE_S_MAX
-from nodemanager.planner.state.policy import BLOCK_S
+from nodemanager.planner.state.policy import BLOCK_S, Fixed
 from nodemanager.planner.state.snapshot import EVERYTHING, Scope
 from tests.builders import (
     CLOUD,
@@ -175,7 +174,7 @@ def test_21_a_quota_that_stays_is_probed_more_rarely_each_time() -> None:
             pass
         pauses.append(provider.world.snapshot.learned.quotas[Scope(CLOUD.name)].pause_s)
     assert pauses[:4] == [QUOTA_S, 2 * QUOTA_S, 4 * QUOTA_S, 8 * QUOTA_S]
-    assert max(pauses) == PROBE_S_MAX
+    assert max(pauses) == Fixed().probe_s_max
 
 
 def test_20_a_quota_met_with_no_node_at_all_is_probed_again() -> None:
