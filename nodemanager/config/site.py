@@ -64,6 +64,9 @@ from nodemanager.config.text.settings import (
     TimingSettings,
     WebSettings,
     allowed_keys,
+    bracketed,
+    is_ipv6_address,
+    is_loopback,
 )
 from nodemanager.core.slots import (
     DEFAULT_CLOUD,
@@ -687,13 +690,15 @@ class _SiteLoader:
         """Fill in the keys that were not given: addresses from rank 0's, a node's paths from the provider."""
         given = join.model_fields_set
         port = join.listen.rpartition(":")[2]
-        loopback = flux.head_address.startswith("127.") or flux.head_address == "localhost"
+        rank_0 = bracketed(flux.head_address)
         folder = self._folder if "material_dir" in given else state_dir
         completed: dict[str, object] = {"material_dir": _absolute(folder / join.material_dir)}
-        if "listen" not in given and loopback:
+        if "listen" not in given and is_ipv6_address(flux.head_address):
+            completed["listen"] = f"{rank_0 if is_loopback(flux.head_address) else '[::]'}:{port}"
+        elif "listen" not in given and is_loopback(flux.head_address):
             completed["listen"] = f"127.0.0.1:{port}"
         if not join.addresses and flux.head_address:
-            completed["addresses"] = (f"{flux.head_address}:{port}",)
+            completed["addresses"] = (f"{rank_0}:{port}",)
         if cloud.provider is Provider.LOCAL:
             completed |= {key: value for key, value in _LOCAL_NODE.items() if key not in given}
         elif cloud.provider is Provider.STATIC and "poweroff" not in given:

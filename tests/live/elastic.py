@@ -24,6 +24,7 @@ from nodemanager.cloud.local.driver import LocalNodeDriver
 from nodemanager.cloud.local.process import is_alive
 from nodemanager.cloud.local.store import NodeRecord
 from nodemanager.config.site import load_site
+from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import expand_hostlist
 from nodemanager.flux import bindings
@@ -37,6 +38,7 @@ from nodemanager.service.service import with_cluster_uuid
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
+from tests.live.networks import Host, Network
 from tests.live.processes import END_WITHIN_S, kill_all, run_flux, start, without_flux
 from tests.live.witness import Witness, launch_of, slot_of
 from tests.paths import ROOT
@@ -54,7 +56,7 @@ state_dir = state
 mode = {mode}
 [Flux]
 uri = local://{folder}/state/flux/run/local-0
-head_address = 127.0.0.1
+head_address = {head}
 port = {port}
 {join}
 [Cloud]
@@ -82,9 +84,11 @@ stop_lead = 2s
 
 JOIN = """join = service
 [Join]
-listen = 127.0.0.1:{port}
+listen = {listen}
+addresses = {listen}
 renew = 500ms
 requests_per_s = 1000
+{join}
 """
 
 NODE_TYPE = """
@@ -135,7 +139,13 @@ class Elastic:
         timing: str = "",
         policy: str = "",
         flux: str = "",
+        join: str = "",
+        network: Network | None = None,
     ) -> None:
+        self._network = network
+        # In a network rank 0 and the join service are hosts of their own, so that a node can be cut from either.
+        self.head_host = network.add_host("head") if network is not None else None
+        self.join_host = network.add_host("join") if network is not None else None
         self._timing = timing
         self._policy = policy
         self._folder = folder
@@ -152,7 +162,8 @@ class Elastic:
             for offer in offers
         )
         self._port = free_port()
-        self._join = JOIN.format(port=free_port()) if by_tickets else flux.format(folder=folder)
+        listen = f"{bracketed(_address(self.join_host))}:{free_port()}"
+        self._join = JOIN.format(listen=listen, join=join) if by_tickets else flux.format(folder=folder)
         bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
         self.site = with_cluster_uuid(load_site(self._site_file("act")))
         if by_tickets:
@@ -172,6 +183,7 @@ class Elastic:
                 settle=self._settle,
                 mode=mode,
                 join=self._join,
+                head=_address(self.head_host),
                 timing=self._timing,
             )
             file.write_text(f"{site}{self._policy}\n{self._types}", encoding="utf-8")
@@ -180,7 +192,7 @@ class Elastic:
     # --- rank 0 ---
 
     def start_head(self) -> None:
-        self._head = start(self._command, self._folder / "head.log")
+        self._head = start([*_at(self.head_host), *self._command], self._folder / "head.log")
         eventually("rank 0 runs", lambda: " run " in self.flux("uptime", check=False))
 
     def stop_head(self) -> None:
@@ -207,6 +219,8 @@ class Elastic:
     ) -> ManagerProcess:
         """Start a manager: this version's by ``module``, or another version's by its ``program``."""
         log = self._folder / f"manager-{len(self._managers) + 1}.log"
+        if self._network is not None and module == "nodemanager":
+            module, options = "tests.live.in_network", (self._network.prefix, str(self._network.version), *options)
         command = [program] if program else [sys.executable, "-m", module]
         manager = ManagerProcess(start([*command, "--config", str(self._site_file(mode)), *options], log), log)
         self._managers.append(manager)
@@ -226,6 +240,7 @@ class Elastic:
     def start_join_service(self) -> ManagerProcess:
         log = self._folder / f"join-{len(self._managers) + 1}.log"
         command = [
+            *_at(self.join_host),
             sys.executable,
             "-m",
             "nodemanager",
@@ -452,6 +467,14 @@ class Elastic:
             return bindings.ask(handle, topic, payload, timeout_s=RPC_WITHIN_S)
 
 
+def _address(host: Host | None) -> str:
+    return host.address if host is not None else "127.0.0.1"
+
+
+def _at(host: Host | None) -> tuple[str, ...]:
+    return host.command if host is not None else ()
+
+
 def kill_node(node: NodeRecord) -> bool:
     """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
     processes = _processes_of(node)
@@ -493,6 +516,8 @@ def an_elastic_site(
     timing: str = "",
     policy: str = "",
     flux: str = "",
+    join: str = "",
+    network: Network | None = None,
 ) -> Iterator[Elastic]:
     """A site whose rank 0 is up, with more of ``[Timing]``, ``[Policy]`` and ``[Flux]`` where those are given.
 
@@ -502,7 +527,16 @@ def an_elastic_site(
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
         elastic = Elastic(
-            Path(folder), offers, settle, billing, by_tickets=by_tickets, timing=timing, policy=policy, flux=flux
+            Path(folder),
+            offers,
+            settle,
+            billing,
+            by_tickets=by_tickets,
+            timing=timing,
+            policy=policy,
+            flux=flux,
+            join=join,
+            network=network,
         )
         try:
             elastic.start_head()
