@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -139,9 +140,11 @@ class Elastic:
         timing: str = "",
         policy: str = "",
         flux: str = "",
+        changes: Mapping[str, str] = MappingProxyType({}),
         join: str = "",
         network: Network | None = None,
     ) -> None:
+        self._changes = changes
         self._network = network
         # In a network rank 0 and the join service are hosts of their own, so that a node can be cut from either.
         self.head_host = network.add_host("head") if network is not None else None
@@ -186,6 +189,9 @@ class Elastic:
                 head=_address(self.head_host),
                 timing=self._timing,
             )
+            for line, other in self._changes.items():
+                assert line in site
+                site = site.replace(line, other)
             file.write_text(f"{site}{self._policy}\n{self._types}", encoding="utf-8")
         return file
 
@@ -211,6 +217,11 @@ class Elastic:
                 process.suspend()  # none must see another one end
         kill_all(processes)
         self._head = None
+
+    @property
+    def head(self) -> psutil.Popen:
+        assert self._head is not None
+        return self._head
 
     # --- managers ---
 
@@ -477,7 +488,7 @@ def _at(host: Host | None) -> tuple[str, ...]:
 
 def kill_node(node: NodeRecord) -> bool:
     """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
-    processes = _processes_of(node)
+    processes = processes_of(node)
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.suspend()  # a machine dies at once: no broker must see its job die first, and start another
@@ -488,7 +499,7 @@ def kill_node(node: NodeRecord) -> bool:
 def kill_broker(node: NodeRecord) -> bool:
     """Sudden death of its broker alone, which is started again; False where there is none."""
     brokers = []
-    for process in _processes_of(node):
+    for process in processes_of(node):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if process.cmdline()[:1] == ["broker"]:
                 brokers.append(process)
@@ -496,7 +507,8 @@ def kill_broker(node: NodeRecord) -> bool:
     return bool(brokers)
 
 
-def _processes_of(node: NodeRecord) -> list[psutil.Process]:
+def processes_of(node: NodeRecord) -> list[psutil.Process]:
+    """The processes of a living node."""
     if node.init is None or not is_alive(node.init):
         return []
     try:
@@ -516,11 +528,13 @@ def an_elastic_site(
     timing: str = "",
     policy: str = "",
     flux: str = "",
+    changes: Mapping[str, str] = MappingProxyType({}),
     join: str = "",
     network: Network | None = None,
 ) -> Iterator[Elastic]:
     """A site whose rank 0 is up, with more of ``[Timing]``, ``[Policy]`` and ``[Flux]`` where those are given.
 
+    ``changes``: lines of the site, with what they are instead.
     Skips the test where there is no Flux. Reaped at the end, come what may.
     """
     if why_not := why_no_flux():
@@ -535,6 +549,7 @@ def an_elastic_site(
             timing=timing,
             policy=policy,
             flux=flux,
+            changes=changes,
             join=join,
             network=network,
         )
