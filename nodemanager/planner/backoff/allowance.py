@@ -113,7 +113,7 @@ def unavailable_sizes(
     ``budget_left``: what nodes bought now may cost per hour, by the budgets of clouds.
     """
     learned = snapshot.learned
-    limited = bool(budget_left) or any(map(policy.limits_of, policy.clouds))
+    limited = bool(budget_left) or any(map(policy.has_limits, policy.clouds))
     if not (learned.blocks or learned.quotas or learned.streaks or limited):
         return {}
     allowance = Allowance(snapshot, policy, budget_left=budget_left)
