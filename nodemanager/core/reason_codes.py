@@ -102,6 +102,7 @@ class Figures(TypedDict, total=False):
     forecast: Decimal
     left: Decimal
     price_per_hour: Decimal
+    instead_per_hour: Decimal
     price_per_hour_max: Decimal
     spent: Decimal
     # times and rates
@@ -329,6 +330,7 @@ class Code(StrEnum):
     WAITS_FOR_TURN = "waits_for_turn", "why under_way disruption_max"
     # a node empties
     EMPTIES = "empties", "cores price_per_hour", "empties_in_s"
+    NOT_REFILLED = "not_refilled", "cores price_per_hour node_type instead_per_hour", "empties_in_s"
     EMPTIES_NO_MORE = "empties_no_more"
     # a node leaves
     NODE_GIVEN_BACK = "node_given_back", "job"

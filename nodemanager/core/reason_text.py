@@ -303,6 +303,8 @@ SENTENCES: Mapping[str, str] = {
     Code.WAITS_FOR_TURN: "is replaced ({why}) in its turn: {under_way} of at most {disruption_max} are under way",
     # a node empties
     Code.EMPTIES: "takes no new job so that it empties: the other nodes have room for its {cores} cores in use",
+    Code.NOT_REFILLED: "takes no new job so that it empties: nodes of {node_type} can do its work"
+    " for {instead_per_hour} an hour instead of {price_per_hour}",
     Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
     # a node leaves
     Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
