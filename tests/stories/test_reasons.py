@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodemanager.core.drains import drain_text
-from nodemanager.core.jobs import Job, JobId, JobState, Shape
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Shape
 from nodemanager.core.nodes import CallKind, CloudState, FluxRank, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
@@ -192,7 +192,7 @@ def _served(case: Case, job: Job, figures: Figures) -> list[FluxRank]:
     """
     shape = job.shape
     if shape.exclusive:
-        job = replace(job, shape=replace(shape, cores_per_slot=1))
+        job = replace(job, request=JobRequest(replace(shape, cores_per_slot=1)))
     named = [rank for rank in case.snapshot.ranks.values() if rank.host in figures["nodes"]]
     assert 0 < len(named) == len(figures["nodes"]) <= (job.shape.nodes or job.shape.slots)
     for rank in named:

@@ -180,7 +180,7 @@ class Policy:
         """The cloud that a lease means by this name."""
         return self.only_cloud(name) if name == DEFAULT_CLOUD else name
 
-    def limits_of(self, cloud: CloudName) -> bool:
+    def has_limits(self, cloud: CloudName) -> bool:
         """Whether a cloud has limits of its own."""
         rules = self.clouds.get(cloud)
         return rules is not None and not (rules.nodes_max is None and rules.price_per_hour_max is None)
