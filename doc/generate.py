@@ -91,7 +91,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "PATH and `uri` is `ssh://HOST/PATH`, the process runs on HOST.",
         "head_host": "The name of rank 0 in the bootstrap table. No slot may have this name.",
         "head_address": "The address at which nodes reach rank 0. Required unless Flux is simulated. If it is a "
-        "loopback address, rank 0 listens only there; for any other address it listens on all interfaces.",
+        "loopback address, rank 0 listens only there; for any other address it listens on all interfaces. Give an "
+        "IPv6 address without brackets; brokers then use IPv6 as well. A name must have an IPv4 address.",
         "port": "The TCP port on which rank 0 waits for nodes.",
         "join": "How a node gets the bootstrap. `directory`: it reads `bootstrap_dir` on a file system shared with "
         "rank 0. `service`: it redeems a ticket at the join service. `image`: its image contains it. `flub`: it "
@@ -292,10 +293,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "`never-runs`: no node type can ever run a job. Default: all.",
     },
     "Join": {
-        "listen": "The address and port of the join service. If rank 0 has a loopback address, the default is that "
-        "address.",
-        "addresses": "Where nodes reach the join service; they try the addresses in turn. Default: `head_address` "
-        "with the port of `listen`.",
+        "listen": "The address and port of the join service, such as `[::]:8443` for IPv6. If rank 0 has a "
+        "loopback address, the default is that address. If it has another IPv6 address, it is `[::]:8443`.",
+        "addresses": "Where nodes reach the join service; they try the addresses in turn. An IPv6 address is in "
+        "brackets. Default: `head_address` with the port of `listen`.",
         "material_dir": "The folder for keys, certificates, and the files that the manager and the join service "
         "exchange. Relative to the site file's folder. Default: `join` in `state_dir`.",
         "flux_version": "The exact version of flux-core that nodes must have. Default: that of the `flux` on the "

@@ -89,8 +89,9 @@ class Proxy:
     refusals: Mapping[PeerName, str] = field(default_factory=dict)  # the peers that refused it, with their words
     start_recorded: bool = False
     nodelist: str = ""  # of the resources that it seems to hold
-    nodelist_at: float = 0.0  # when the job manager got them
-    bypass_at: float = 0.0  # when the plugin alloc-bypass last took note of the job
+    # When the plugin alloc-bypass last took note of the job with these resources, by the clock of Flux. The order
+    # of events tells whether that was after they were named, because we post the naming with the manager's time.
+    bypass_at: float = 0.0
     failure: Failure | None = None
     # Of a job without the dependency (``[Policy] burst = peers``): whether we took it to run it at a peer, or gave
     # it back, so that it runs here; and the urgency that its user wants, because ours is 0 meanwhile.
@@ -268,8 +269,8 @@ def _updated(job: Proxy, event: EventlogEntry) -> Proxy:
     if isinstance(exec_ := event.context.get(EXEC), Mapping):
         job = replace(job, inert="test" in exec_)
     r = event.context.get(PROXY_R)
-    if isinstance(r, Mapping) and event.at >= job.nodelist_at:
-        job = replace(job, nodelist=nodelist_of(r), nodelist_at=event.at)
+    if isinstance(r, Mapping):
+        job = replace(job, nodelist=nodelist_of(r), bypass_at=0.0)
     return job
 
 

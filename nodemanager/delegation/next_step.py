@@ -250,7 +250,7 @@ def _catch_up(sides: Sides, view: PeerView) -> Step | None:
     """Bring our job to RUN, as its copy is."""
     proxy = sides.proxy
     # alloc-bypass keeps its notes in memory, so it forgets them when our instance restarts.
-    forgotten = proxy.bypass_at <= max(sides.home_started_at, proxy.nodelist_at)
+    forgotten = proxy.bypass_at <= sides.home_started_at
     waits = Phase.QUEUED if proxy.taken else Phase.WAITING
     if proxy.phase is waits and proxy.nodelist != view.name:
         return NameNodes(view.name)

@@ -220,6 +220,7 @@ READ: list[tuple[str, str, str, str, object]] = [
     ("Flux", "image_start", 'start "$SLOT"', "image_start", 'start "$SLOT"'),
     ("Flux", "boot_server", "ssh://head/run/flux/local", "boot_server", "ssh://head/run/flux/local"),
     ("Join", "listen", "127.0.0.1:9443", "listen", "127.0.0.1:9443"),
+    ("Join", "listen", "[fd00::5]:9443", "listen", "[fd00::5]:9443"),
     ("Join", "addresses", "a.example:1, 10.0.0.2:2", "addresses", ("a.example:1", "10.0.0.2:2")),
     ("Join", "material_dir", "/srv/join", "material_dir", Path("/srv/join")),
     ("Join", "flux_version", "0.88.0", "flux_version", "0.88.0"),
@@ -337,6 +338,22 @@ def test_where_to_listen_is_a_socket_or_a_host_with_its_port(tmp_path: Path, tex
     assert the_fault(tmp_path, ("Web", "listen", text)).problem.startswith('"unix", "unix:PATH", "HOST:PORT"')
 
 
+@pytest.mark.parametrize(
+    ("head_address", "listen", "addresses"),
+    [
+        ("10.0.0.5", "0.0.0.0:8443", ("10.0.0.5:8443",)),
+        ("localhost", "127.0.0.1:8443", ("localhost:8443",)),
+        ("fd00::5", "[::]:8443", ("[fd00::5]:8443",)),
+        ("::1", "[::1]:8443", ("[::1]:8443",)),
+    ],
+)
+def test_the_join_service_is_where_rank_0_is(
+    tmp_path: Path, head_address: str, listen: str, addresses: tuple[str, ...]
+) -> None:
+    join = site_of(tmp_path, ("Flux", "head_address", head_address)).join
+    assert (join.listen, join.addresses) == (listen, addresses)
+
+
 def test_a_workload_that_does_not_exist_is_a_fault(tmp_path: Path) -> None:
     assert the_fault(tmp_path, ("Simulation", "workload", "nosuch.toml")).problem == "builtin is needed"
 
@@ -420,7 +437,10 @@ def test_every_key_refuses_what_it_does_not_allow_and_says_what_it_does(
         ("Site", "cluster", "x" * 33, 'a name of 1 to 32 characters "a-z", "0-9" and "-" is needed'),
         ("Site", "mode", "Act", "observe or act is needed"),
         ("Flux", "port", "65536", "a whole number from 1 to 65535 is needed"),
-        ("Flux", "head_address", "tcp://boss", "a host name or IPv4 address is needed"),
+        ("Flux", "head_address", "tcp://boss", "a host name or IP address is needed"),
+        ("Flux", "head_address", "[fd00::5]", "a host name or IP address is needed"),
+        ("Flux", "head_address", "fe80::5%eth0", "a host name or IP address is needed"),
+        ("Join", "listen", "fd00::5:9443", 'an address and a port such as "0.0.0.0:8443" is needed'),
         ("Limits", "nodes_max", "ten", "a whole number of 1 or more is needed"),
         ("Limits", "nodes_max", "0", "a whole number of 1 or more is needed"),
         ("Limits", "nodes_max", "-1", "a whole number of 1 or more is needed"),

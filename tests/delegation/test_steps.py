@@ -301,6 +301,20 @@ def test_the_nodes_column_names_the_peer() -> None:
     assert the_step(proxy.after([named]), view) == steps.Revalidate(0.0)
 
 
+def test_a_manager_whose_clock_is_ahead_keeps_no_job_waiting() -> None:
+    """It names the nodes with a time that our instance reaches half an hour later."""
+    named = an_event("jobspec-update", 1800.0, **{PROXY_R: {"execution": {"nodelist": ["b"]}}})
+    noted = an_event("set-flags", 5.3, flags=["alloc-bypass"])
+    proxy = a_proxy(*STARTED_THERE, nodelist="any").after([named, noted])
+    assert the_step(proxy, a_view(a_copy(*COPY_RUNS))) == steps.RemoveHold()
+
+
+def test_nodes_that_are_named_again_count_although_the_clock_was_set_back() -> None:
+    first = an_event("jobspec-update", 1800.0, **{PROXY_R: {"execution": {"nodelist": ["any"]}}})
+    again = an_event("jobspec-update", 5.2, **{PROXY_R: {"execution": {"nodelist": ["b"]}}})
+    assert a_proxy(*STARTED_THERE, nodelist="").after([first, again]).nodelist == "b"
+
+
 def test_a_log_that_is_read_twice_changes_nothing() -> None:
     events = (*STARTED_THERE, *RUNNING)
     once = a_proxy(*events)

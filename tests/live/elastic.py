@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ from nodemanager.cloud.local.driver import LocalNodeDriver
 from nodemanager.cloud.local.process import is_alive
 from nodemanager.cloud.local.store import NodeRecord
 from nodemanager.config.site import load_site
+from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import expand_hostlist
 from nodemanager.flux import bindings
@@ -37,6 +39,7 @@ from nodemanager.service.service import with_cluster_uuid
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess
+from tests.live.networks import Host, Network
 from tests.live.processes import END_WITHIN_S, kill_all, run_flux, start, without_flux
 from tests.live.witness import Witness, launch_of, slot_of
 from tests.paths import ROOT
@@ -54,7 +57,7 @@ state_dir = state
 mode = {mode}
 [Flux]
 uri = local://{folder}/state/flux/run/local-0
-head_address = 127.0.0.1
+head_address = {head}
 port = {port}
 {join}
 [Cloud]
@@ -82,9 +85,11 @@ stop_lead = 2s
 
 JOIN = """join = service
 [Join]
-listen = 127.0.0.1:{port}
+listen = {listen}
+addresses = {listen}
 renew = 500ms
 requests_per_s = 1000
+{join}
 """
 
 NODE_TYPE = """
@@ -135,7 +140,15 @@ class Elastic:
         timing: str = "",
         policy: str = "",
         flux: str = "",
+        changes: Mapping[str, str] = MappingProxyType({}),
+        join: str = "",
+        network: Network | None = None,
     ) -> None:
+        self._changes = changes
+        self._network = network
+        # In a network rank 0 and the join service are hosts of their own, so that a node can be cut from either.
+        self.head_host = network.add_host("head") if network is not None else None
+        self.join_host = network.add_host("join") if network is not None else None
         self._timing = timing
         self._policy = policy
         self._folder = folder
@@ -152,7 +165,8 @@ class Elastic:
             for offer in offers
         )
         self._port = free_port()
-        self._join = JOIN.format(port=free_port()) if by_tickets else flux.format(folder=folder)
+        listen = f"{bracketed(_address(self.join_host))}:{free_port()}"
+        self._join = JOIN.format(listen=listen, join=join) if by_tickets else flux.format(folder=folder)
         bootstrap = write_bootstrap(load_site(self._site_file("act")), folder / "state" / "flux")
         self.site = with_cluster_uuid(load_site(self._site_file("act")))
         if by_tickets:
@@ -172,15 +186,19 @@ class Elastic:
                 settle=self._settle,
                 mode=mode,
                 join=self._join,
+                head=_address(self.head_host),
                 timing=self._timing,
             )
+            for line, other in self._changes.items():
+                assert line in site
+                site = site.replace(line, other)
             file.write_text(f"{site}{self._policy}\n{self._types}", encoding="utf-8")
         return file
 
     # --- rank 0 ---
 
     def start_head(self) -> None:
-        self._head = start(self._command, self._folder / "head.log")
+        self._head = start([*_at(self.head_host), *self._command], self._folder / "head.log")
         eventually("rank 0 runs", lambda: " run " in self.flux("uptime", check=False))
 
     def stop_head(self) -> None:
@@ -200,6 +218,11 @@ class Elastic:
         kill_all(processes)
         self._head = None
 
+    @property
+    def head(self) -> psutil.Popen:
+        assert self._head is not None
+        return self._head
+
     # --- managers ---
 
     def start_manager(
@@ -207,6 +230,8 @@ class Elastic:
     ) -> ManagerProcess:
         """Start a manager: this version's by ``module``, or another version's by its ``program``."""
         log = self._folder / f"manager-{len(self._managers) + 1}.log"
+        if self._network is not None and module == "nodemanager":
+            module, options = "tests.live.in_network", (self._network.prefix, str(self._network.version), *options)
         command = [program] if program else [sys.executable, "-m", module]
         manager = ManagerProcess(start([*command, "--config", str(self._site_file(mode)), *options], log), log)
         self._managers.append(manager)
@@ -226,6 +251,7 @@ class Elastic:
     def start_join_service(self) -> ManagerProcess:
         log = self._folder / f"join-{len(self._managers) + 1}.log"
         command = [
+            *_at(self.join_host),
             sys.executable,
             "-m",
             "nodemanager",
@@ -452,6 +478,14 @@ class Elastic:
             return bindings.ask(handle, topic, payload, timeout_s=RPC_WITHIN_S)
 
 
+def _address(host: Host | None) -> str:
+    return host.address if host is not None else "127.0.0.1"
+
+
+def _at(host: Host | None) -> tuple[str, ...]:
+    return host.command if host is not None else ()
+
+
 def kill_node(node: NodeRecord) -> bool:
     """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
     processes = _processes_of(node)
@@ -493,16 +527,30 @@ def an_elastic_site(
     timing: str = "",
     policy: str = "",
     flux: str = "",
+    changes: Mapping[str, str] = MappingProxyType({}),
+    join: str = "",
+    network: Network | None = None,
 ) -> Iterator[Elastic]:
     """A site whose rank 0 is up, with more of ``[Timing]``, ``[Policy]`` and ``[Flux]`` where those are given.
 
+    ``changes``: lines of the site, with what they are instead.
     Skips the test where there is no Flux. Reaped at the end, come what may.
     """
     if why_not := why_no_flux():
         pytest.skip(why_not)
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
         elastic = Elastic(
-            Path(folder), offers, settle, billing, by_tickets=by_tickets, timing=timing, policy=policy, flux=flux
+            Path(folder),
+            offers,
+            settle,
+            billing,
+            by_tickets=by_tickets,
+            timing=timing,
+            policy=policy,
+            flux=flux,
+            changes=changes,
+            join=join,
+            network=network,
         )
         try:
             elastic.start_head()

@@ -14,6 +14,7 @@ from nodemanager.cli.online.clock import check_clock
 from nodemanager.cli.prices import PriceComparison, PriceMatch
 from nodemanager.cloud.common.findings import Finding, Verdict
 from nodemanager.config.site import JoinMethod, Provider, Site
+from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import compress_hostlist, expand_hostlist
 from nodemanager.core.ports import CloudError, CloudPort, FluxError
@@ -73,7 +74,9 @@ def check_flux(site: Site) -> Iterator[Finding]:
         yield Finding("instance", Verdict.OK, "simulated, so there is none to ask")
         return
     yield from check_instance(site)
-    yield check_address("rank 0", f"{site.flux.head_address}:{site.flux.port}", RANK0_REMEDY, Verdict.WARNING)
+    yield check_address(
+        "rank 0", f"{bracketed(site.flux.head_address)}:{site.flux.port}", RANK0_REMEDY, Verdict.WARNING
+    )
     if site.flux.join is JoinMethod.SERVICE:
         yield from (check_address("join service", it, JOIN_REMEDY) for it in site.join.addresses)
 

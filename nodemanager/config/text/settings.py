@@ -304,10 +304,30 @@ def _command_line(text: str) -> str:
 
 
 def _host_and_port(text: str) -> str:
+    """Check ``HOST:PORT``; an IPv6 address is in brackets."""
     host, colon, port = text.rpartition(":")
-    _require(colon and NAME.fullmatch(host) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII))
+    is_ipv6 = host[:1] + host[-1:] == "[]" and is_ipv6_address(host[1:-1])
+    _require(colon and (is_ipv6 or NAME.fullmatch(host)) and re.fullmatch(r"[0-9]{1,5}", port, re.ASCII))
     _require(0 < int(port) <= 65_535)
     return text
+
+
+def _name_or_address(text: str) -> str:
+    _require(is_ipv6_address(text) or NAME.fullmatch(text))
+    return text
+
+
+def is_ipv6_address(text: str) -> bool:
+    """Whether the text is an IPv6 address. One with a zone, ``fe80::1%eth0``, means another host to each node."""
+    try:
+        return ipaddress.IPv6Address(text).scope_id is None
+    except ValueError:
+        return False
+
+
+def bracketed(host: str) -> str:
+    """Return the host as it is written before ``:PORT``: an IPv6 address in brackets."""
+    return f"[{host}]" if is_ipv6_address(host) else host
 
 
 def is_loopback(host: str) -> bool:
@@ -533,7 +553,7 @@ class FluxSettings(SectionSettings):
     uri: _OptionalWord = ""  # "" means FLUX_URI, or the system instance
     bridge: Annotated[Bridge, _one_of(Bridge)] = Bridge.AUTO
     head_host: _Host = "head"  # the leader's name in the bootstrap table
-    head_address: Annotated[str, ValueFormat("a host name or IPv4 address", _matching(NAME))] = ""
+    head_address: Annotated[str, ValueFormat("a host name or IP address", _name_or_address)] = ""
     port: Annotated[int, _whole(1, 65_535)] = 8050
     join: Annotated[JoinMethod, _one_of(JoinMethod)] = JoinMethod.DIRECTORY
     bootstrap_dir: _Path = Path("flux")  # the output of ``init``; if a site does not give it, state_dir/flux

@@ -26,6 +26,7 @@ from nodemanager.config.text.flux_toml import (
     admits_guests,
     read_conf_d,
 )
+from nodemanager.config.text.settings import bracketed, is_ipv6_address
 from nodemanager.core.notation import compress_hostlist, format_idset
 from nodemanager.core.slots import NodeType
 from nodemanager.flux.delegate import flux_delegate_path
@@ -301,12 +302,13 @@ def _write_uuid(file: Path, cluster_uuid: str, *, known: bool) -> bool:
 def flux_toml(site: Site, certificate: Path) -> str:
     """Return the configuration that rank 0 and every node share. Hosts are in the order of their ranks."""
     head, address, port = site.flux.head_host, site.flux.head_address, site.flux.port
-    bind, connect = f"tcp://{_bind_address(address)}:{port}", f"tcp://{address}:{port}"
+    bind, connect = f"tcp://{_bind_address(address)}:{port}", f"tcp://{bracketed(address)}:{port}"
     hosts = [
         f"    {{ host = {_toml(head)}, bind = {_toml(bind)}, connect = {_toml(connect)} }},",
         *(f"    {{ host = {_toml(compress_hostlist(node.slots))} }}," for node in site.node_types),
     ]
-    table = ["[bootstrap]", f"curve_cert = {_toml(str(certificate))}", "hosts = [", *hosts, "]", ""]
+    ipv6 = ["enable_ipv6 = true"] if is_ipv6_address(address) else []
+    table = ["[bootstrap]", f"curve_cert = {_toml(str(certificate))}", *ipv6, "hosts = [", *hosts, "]", ""]
     lines = [
         f"# Cluster {site.cluster}, written by flux-node-manager init.",
         "",
@@ -399,7 +401,7 @@ def _toml(text: str) -> str:
 def _bind_address(head_address: str) -> str:
     """Return the address to bind: a loopback address itself. Others may be a gateway's or a name, so bind all."""
     try:
-        return head_address if ipaddress.ip_address(head_address).is_loopback else "*"
+        return bracketed(head_address) if ipaddress.ip_address(head_address).is_loopback else "*"
     except ValueError:
         return "*"
 

@@ -96,7 +96,7 @@ def bursts(snapshot: Snapshot, policy: Policy, placement: Placement) -> Bursts:
             continue
         own = own_way(snapshot, policy, placement, key, ids, index)
         peers = [_way_to(offer, job, seen, snapshot.wall_at) for offer in offers]
-        best = cheapest_in_time([own, *(way for way in peers if not way.why_not)], job.patience_s)
+        best = cheapest_in_time([own, *(way for way in peers if not way.why_not)], job.request.patience_s)
         if best is own or best.wait_s == UNKNOWN_WAIT_S:
             not_taken[job.id] = peers
             continue

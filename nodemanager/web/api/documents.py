@@ -376,7 +376,7 @@ def job_document(job: Job, published: Publication, clock: ClockReading) -> Docum
         "waits_s": max(0.0, clock.wall_at - job.submitted_at) if waits else None,
         "on": [_host(held.rank, published.snapshot) for held in job.allocations],
         "reason": reason_document(reason, clock) if reason is not None else None,
-        "delegated": not_placed(job.delegated_to) if job.delegated_to else None,
+        "delegated": not_placed(job.request.delegated_to) if job.request.delegated_to else None,
     }
 
 

@@ -142,6 +142,15 @@ def test_only_a_loopback_address_is_bound_as_it_is(folder: Path, address: str, b
     (folder / "site.ini").write_text(SITE.format(address=address), encoding="utf-8")
     toml = tomllib.loads(flux_toml(load_site(folder / "site.ini"), Path("/x/curve.cert")))
     assert toml["bootstrap"]["hosts"][0] == {"host": "boss", "bind": bind, "connect": f"tcp://{address}:9000"}
+    assert "enable_ipv6" not in toml["bootstrap"]
+
+
+@pytest.mark.parametrize(("address", "bind"), [("fd00::5", "tcp://*:9000"), ("::1", "tcp://[::1]:9000")])
+def test_brokers_use_ipv6_if_rank_0_has_such_an_address(folder: Path, address: str, bind: str) -> None:
+    (folder / "site.ini").write_text(SITE.format(address=address), encoding="utf-8")
+    bootstrap = tomllib.loads(flux_toml(load_site(folder / "site.ini"), Path("/x/curve.cert")))["bootstrap"]
+    assert bootstrap["enable_ipv6"] is True
+    assert bootstrap["hosts"][0] == {"host": "boss", "bind": bind, "connect": f"tcp://[{address}]:9000"}
 
 
 @pytest.mark.parametrize("path", ['/a "quoted" \\ path', "/ü/\x7f/\t"])
