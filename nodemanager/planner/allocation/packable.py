@@ -16,7 +16,7 @@ from nodemanager.planner.supply.offers import Offer
 
 @dataclass(slots=True)
 class Packable:
-    """Works that are packed together, and what is left of them.
+    """Works that are packed together, and their pieces that are left.
 
     ``first``: the number of the first of them in the allocation. ``items``: one a work. ``left``: of each, the
     pieces without a node. ``span_s``: for how long the longest of them needs its nodes. ``offers``, ``zones`` and

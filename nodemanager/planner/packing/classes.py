@@ -23,7 +23,7 @@ MASK_PENALTY = 0.2  # of its size: the error of a class whose items do not fit t
 
 @dataclass(slots=True)
 class _Class:
-    """Items of similar sizes, the smallest first, and the sums of what is left of them."""
+    """Items of similar sizes, the smallest first, and the sums of their pieces that are left."""
 
     all_members: Sequence[int]
     members: list[int]  # of which pieces are left
@@ -106,7 +106,7 @@ class Classes:
         return item.cores * self._unit[0] + item.memory_bytes * self._unit[1]
 
     def _error(self, members: Sequence[int]) -> float:
-        """What is lost if the sizes of the items are taken to be equal."""
+        """The loss if the sizes of the items are taken to be equal."""
         if len(members) == 1 or self._items[members[0]].exclusive:
             return 0.0
         pieces = [self._items[number].pieces for number in members]

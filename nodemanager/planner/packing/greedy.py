@@ -122,7 +122,7 @@ class _PatternPacking:
         )
 
     def _pattern(self, lot: int) -> _Pattern:
-        """A good filling of one node with what is left."""
+        """A good filling of one node with the pieces that are left."""
         for item in self._scarce[lot]:
             if self.items[item].exclusive and self.left[item] > 0:
                 return _Pattern(self._worth[item] / (self.lots[lot].cost + 1), ((item, 1),))
@@ -223,7 +223,7 @@ def largest_first(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Seq
 
 @dataclass(order=True, slots=True)
 class _Open:
-    """Open nodes with equal contents, and what is free on each. Sorted by free cores."""
+    """Open nodes with equal contents, and the free resources of each. Sorted by free cores."""
 
     cores: int
     number: int

@@ -67,7 +67,7 @@ class Problem:
     """What to pack where: as for :func:`pack`. It may be packed first greedily and then with effort.
 
     Items and lots get an order of their own, so that the order in which they came makes no difference. Only equal
-    lots stay in the order in which they came: what is at hand comes before what is free in a moment.
+    lots stay in the order in which they came: nodes that are up come before nodes that are free in a moment.
     """
 
     def __init__(self, items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> None:
@@ -265,7 +265,7 @@ def _completed(
     lots: Sequence[Lot],
     fits: Sequence[Sequence[int]],
 ) -> list[Load] | None:
-    """The loads, and a greedy packing of what is left; None if that is not all."""
+    """The loads, and a greedy packing of the other pieces; None if some have no place."""
     if not any(left):
         return loads
     free = [lot.count for lot in lots]

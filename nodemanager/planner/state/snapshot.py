@@ -207,7 +207,7 @@ class CopyCall:
 
 @dataclass(frozen=True)
 class Queues:
-    """What is known of the queues, and of jobs that are not in ``Snapshot.jobs`` or need more than a node."""
+    """The facts about the queues, and about jobs that are not in ``Snapshot.jobs`` or need more than a node."""
 
     stopped: frozenset[str] = frozenset()
     asked_s: float | None = None  # when the query began that last reported the stopped queues
@@ -242,7 +242,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Account:
-    """What is known of one cloud: how fresh that is, what is there beside our nodes, how fast we may create."""
+    """The facts about one cloud: how fresh they are, what else runs there, how fast we may create."""
 
     source: Source = Source()
     unready_since_s: float | None = None  # since when too many of its nodes that were up are unready
@@ -252,6 +252,7 @@ class Account:
     strangers: int = 0  # number of nodes that are not ours: never touched
     swept_s: float | None = None  # when a sweep for leftovers was last ordered
     create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
+    create_calls_credit: float = 0.0  # in the bucket for calls, at the same time
     create_credit_s: float | None = None
 
 
@@ -300,7 +301,7 @@ class Snapshot:
     indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
 
     def account_of(self, cloud: CloudName = DEFAULT_CLOUD) -> Account:
-        """What is known of a cloud."""
+        """The facts about a cloud."""
         return self.accounts.get(cloud, NO_ACCOUNT)
 
     def with_account(self, cloud: CloudName, account: Account) -> Snapshot:
