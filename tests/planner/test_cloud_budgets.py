@@ -47,7 +47,7 @@ def test_with_too_little_left_for_a_single_node_the_others_are_on_sale() -> None
     assert boots(made) == ["west1"]
     reason = made.types[TypeName("east")]
     assert reason.code == "cloud_full"
-    assert "what is left of its budget does not pay for another east node" in str(reason)
+    assert "the rest of its budget does not pay for another east node" in str(reason)
 
 
 def test_only_the_nodes_of_the_cloud_that_spent_its_budget_leave() -> None:

@@ -21,7 +21,7 @@ from nodemanager.planner.state.snapshot import Snapshot
 CHEAPEST_ONLY_FROM = Decimal(
     "0.9"
 )  # of the budget: if the forecast reaches this part, only the cheapest types are bought
-WAITING_EVERY_S = 60.0  # how often waiting jobs are compared with what is left of a budget
+WAITING_EVERY_S = 60.0  # how often waiting jobs are compared with the rest of a budget
 SPENT_EVERY_S = 1.0  # the cost of nodes is compared with a limit no more often
 
 
@@ -142,7 +142,7 @@ def _cloud_limits(
     amounts: tuple[Decimal, Decimal],
     longest_s: float,
 ) -> BudgetLimits:
-    """The same for one cloud. What is left there is spent on any of its types: others are bought elsewhere."""
+    """The same for one cloud. The rest is spent on any of its types: others are bought elsewhere."""
     spent, forecast = amounts
     figures: Figures = {
         "cloud": cloud,
@@ -160,7 +160,7 @@ def _cloud_limits(
 
 
 def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[tuple[str, str], Decimal]:
-    """What is left of the budgets of the site and its clouds, by owner and period, if they have any."""
+    """The rest of the budgets of the site and its clouds, by owner and period, if they have any."""
     found: dict[tuple[str, str], Decimal] = {}
     for owner, nodes in _owners(snapshot, policy):
         for period in periods(snapshot.wall_at):

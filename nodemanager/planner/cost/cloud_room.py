@@ -40,8 +40,8 @@ class CloudRoom:
             return f"{self.nodes} of its nodes_max of {self.nodes_max} exist"
         price = node_type.price_per_hour
         if self.budget_left is not None and self.budget_left < price:
-            return f"what is left of its budget does not pay for another {node_type.name} node"
-        return f"a {node_type.name} node costs {price}, above what is left of its price_per_hour_max"
+            return f"the rest of its budget does not pay for another {node_type.name} node"
+        return f"a {node_type.name} node costs {price}, above the rest of its price_per_hour_max"
 
     def take(self, node_type: NodeType) -> None:
         """Count one more node."""

@@ -300,19 +300,19 @@ def _cost_gauges(published: Publication) -> Iterator[Metric]:
     price, most = published.plan.price_per_hour, published.policy.limits.price_per_hour_max
     yield _gauge("price_per_hour", "Price an hour of all nodes that cost or may cost.", float(price))
     yield _gauge("price_per_hour_max", "The limit on the price an hour.", float(most))
-    yield _gauge("budget_left_per_hour", "What is left below the limit on the price an hour.", float(most - price))
+    yield _gauge("budget_left_per_hour", "The price an hour that is left below its limit.", float(most - price))
     amounts = budget.left_by_period(published.snapshot, published.policy)
     left: dict[tuple[str, ...], float] = {
         (period,): float(amount) for (owner, period), amount in amounts.items() if owner == spending.WHOLE_SITE
     }
-    yield _gauges("budget_left", "What is left of the budget of the day and of the month.", ("period",), left)
+    yield _gauges("budget_left", "The rest of the budget of the day and of the month.", ("period",), left)
     of_clouds: dict[tuple[str, ...], float] = {
         (owner.removeprefix(spending.CLOUD), period): float(amount)
         for (owner, period), amount in amounts.items()
         if owner != spending.WHOLE_SITE
     }
     yield from _cloud_gauges(published)
-    text = "What is left of each cloud's own budget of the day and of the month."
+    text = "The rest of each cloud's own budget of the day and of the month."
     yield _gauges("cloud_budget_left", text, ("cloud", "period"), of_clouds)
 
 
