@@ -111,6 +111,7 @@ class Figures(TypedDict, total=False):
     boot_timeout_s: float
     broker_stop_s: float
     creates_per_s: float
+    calls_per_s: float
     deadline_s: float
     empties_in_s: float
     ended_at: float
@@ -287,6 +288,7 @@ class Code(StrEnum):
     LEASE_ABOVE_LIMITS = "lease_above_limits", "node_count nodes_max price_per_hour price_per_hour_max"
     CREATING = "creating"
     CREATE_PACED = "create_paced", "creates_per_s"
+    CREATE_CALLS_PACED = "create_calls_paced", "calls_per_s"
     CALLS_IN_FLIGHT_MAX = "calls_in_flight_max", "calls_in_flight_max"
     CALL_IN_FLIGHT = "call_in_flight", "call deadline_s"
     RETRY_LATER = "retry_later", "retry_s tries"

@@ -255,6 +255,7 @@ SENTENCES: Mapping[str, str] = {
     ),
     Code.CREATING: "being created",
     Code.CREATE_PACED: "its create waits for its turn ({creates_per_s} a second)",
+    Code.CREATE_CALLS_PACED: "its create waits for a call: the provider takes {calls_per_s} a second",
     Code.CALLS_IN_FLIGHT_MAX: "its call waits for its turn ({calls_in_flight_max} at once)",
     Code.CALL_IN_FLIGHT: "{call} in flight, until {deadline_at} at the latest",
     Code.RETRY_LATER: "its last call may still take effect, next call at {retry_at} ({tries} failed)",

@@ -252,6 +252,7 @@ class Account:
     strangers: int = 0  # number of nodes that are not ours: never touched
     swept_s: float | None = None  # when a sweep for leftovers was last ordered
     create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
+    create_calls_credit: float = 0.0  # in the bucket for calls, at the same time
     create_credit_s: float | None = None
 
 
