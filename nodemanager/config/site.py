@@ -126,7 +126,7 @@ _SECTIONS = (
     "Simulation",
 )
 
-# A local node shares this machine with others and with the manager: it may write and end only what is its own.
+# A local node shares this machine with others and with the manager: it may touch no files or processes of theirs.
 _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
     {
         "node_dir": Path("flux-node-join"),

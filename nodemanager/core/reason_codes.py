@@ -377,7 +377,7 @@ class Code(StrEnum):
 
 
 def figure_faults(code: Code, figures: Mapping[str, Figure]) -> Iterator[str]:
-    """What is wrong with a reason's figures: one is missing, is not the code's, or has another type. For checks."""
+    """The fault of a reason's figures: one is missing, is not the code's, or has another type. For checks."""
     yield from (f"{code} lacks {name}" for name in sorted(code.required - figures.keys()))
     types = get_type_hints(Figures)
     for name, value in figures.items():

@@ -1,6 +1,6 @@
 """Decide what to do now, and why: ``plan(snapshot, policy)``. Read this first.
 
-1. Ask the outside for what is missing: the claim, fresh lists, records to be written (``asks``).
+1. Ask the outside for missing facts: the claim, fresh lists, records to be written (``asks``).
 2. Decide nothing on stale data, or while another manager acts (``health/standstill``).
 3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
    nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are

@@ -132,7 +132,7 @@ class StepContext:
 
 
 class Step(NamedTuple):
-    """What is done with a node, if anything, and why.
+    """The next step of a node, if any, and its reason.
 
     ``again_at_s``: when the passing of time alone may change this; infinity if only news can. ``held``: a call for
     the node waits until another node's call has been answered.
