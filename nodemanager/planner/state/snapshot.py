@@ -217,7 +217,7 @@ class CopyCall:
 
 @dataclass(frozen=True)
 class Queues:
-    """What is known of the queues, and of jobs that are not in ``Snapshot.jobs`` or need more than a node."""
+    """The facts about the queues, and about jobs that are not in ``Snapshot.jobs`` or need more than a node."""
 
     stopped: frozenset[str] = frozenset()
     asked_s: float | None = None  # when the query began that last reported the stopped queues
@@ -252,7 +252,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Account:
-    """What is known of one cloud: how fresh that is, what is there beside our nodes, how fast we may create."""
+    """The facts about one cloud: how fresh they are, what else runs there, how fast we may create."""
 
     source: Source = Source()
     unready_since_s: float | None = None  # since when too many of its nodes that were up are unready
@@ -311,7 +311,7 @@ class Snapshot:
     indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
 
     def account_of(self, cloud: CloudName = DEFAULT_CLOUD) -> Account:
-        """What is known of a cloud."""
+        """The facts about a cloud."""
         return self.accounts.get(cloud, NO_ACCOUNT)
 
     def with_account(self, cloud: CloudName, account: Account) -> Snapshot:

@@ -71,7 +71,7 @@ def should_retire(
 
 
 def _judge_paid_time(node: Node, node_type: NodeType, policy: Policy, now_s: float, times: StopTimes) -> Verdict:
-    """Whether to retire a node that has been idle for long enough, by what is paid for it.
+    """Whether to retire a node that has been idle for long enough, by the end of its paid time.
 
     It is retired at the last safe moment of its paid window, ``lead_s`` before the end. If windows are longer than
     ``idle_timeout_s`` and even the quickest stop would end after this window, the node is kept for the next one,
