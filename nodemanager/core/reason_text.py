@@ -170,6 +170,8 @@ SENTENCES: Mapping[str, str] = {
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
     Code.CLOUD_CLOSED: "nothing is done in the cloud {cloud}: {why}",
+    Code.CLOUD_BUDGET_SPENT: "the cloud {cloud} has spent its {budget} for the {period} ({spent}): its nodes leave",
+    Code.CLOUD_BUDGET_USED_UP: "its nodes will use up the {budget} of the cloud {cloud} for the {period}",
     Code.CLOUD_FULL: "the cloud {cloud} gets no more nodes: {why}",
     Code.NO_NODE_TYPE: "the site has no node type",
     Code.TYPE_LIMIT: "a schedule allows {nodes_max} nodes of {node_type}",
@@ -307,6 +309,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NOT_REFILLED: "takes no new job so that it empties: nodes of {node_type} can do its work"
     " for {instead_per_hour} an hour instead of {price_per_hour}",
     Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
+    Code.NO_SURGE_NEEDS_IT: "leaves early: {cores_free} cores are free elsewhere, a usual surge is {surge_cores}",
     # a node leaves
     Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",
