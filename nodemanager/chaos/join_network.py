@@ -20,8 +20,9 @@ from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.facts import JoinFact, NodeReported
 from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster, stamp_of
 from nodemanager.core.ports import JoinError, JoinPort
-from nodemanager.core.slots import Misfit, SlotName, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Misfit, SlotName, TypeName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission
+from nodemanager.join.ec2.identity import ProvenInstance
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, JoinUnreachable
 from nodemanager.join.key_material import Material
@@ -125,7 +126,7 @@ class SimulatedJoinService:
             lambda: MATERIAL,
             self._ticket_store,
             self.world.wall_at,
-            instance_in=ProviderId,
+            instance_in=lambda document: ProvenInstance(ProviderId(document), [DEFAULT_CLOUD]),
         )
 
     def _service_may_die(self) -> None:

@@ -43,7 +43,7 @@ NOT_RELOADABLE = {
     "policy": frozenset({"misfit", "burst", "delegate_to", "wait_for_data", "early_release"}),
 }
 # Computed from other settings, which are compared; and what each cloud has of its own.
-DERIVED = frozenset({"path", "node_types", "networks", "cloud", "cloud_name", "credentials", "parts", "alone"})
+DERIVED = frozenset({"path", "node_types", "networks", "cloud", "cloud_name", "credentials", "parts"})
 
 
 def needs_restart(old: Site, new: Site) -> tuple[str, ...]:

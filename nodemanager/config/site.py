@@ -126,7 +126,7 @@ _SECTIONS = (
     "Simulation",
 )
 
-# A local node shares this machine with others and with the manager: it may write and end only what is its own.
+# A local node shares this machine with others and with the manager: it may touch no files or processes of theirs.
 _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
     {
         "node_dir": Path("flux-node-join"),
@@ -146,6 +146,8 @@ _S = TypeVar("_S", bound=SectionSettings)
 # What EC2 lets an account create in a region by default. Source: "Request throttling for the Amazon EC2 API".
 EC2_INSTANCES_PER_S = 2.0
 EC2_INSTANCES_AT_ONCE = 1000
+EC2_CREATE_CALLS_PER_S = 2.0
+EC2_CREATE_CALLS_AT_ONCE = 5.0
 
 
 class ConfigError(Exception):
@@ -187,7 +189,6 @@ class Site:
     cloud_name: CloudName = DEFAULT_CLOUD
     # Of several clouds, the site as if each were the only one; then the fields above describe the first. {}: one.
     parts: Mapping[CloudName, Site] = field(default_factory=dict)
-    alone: bool = True  # whether the cloud is the only one
 
     @property
     def by_cloud(self) -> Mapping[CloudName, Site]:
@@ -240,8 +241,7 @@ class Site:
         """
         cloud = self.cloud
         return (
-            self.alone  # the join service checks the identities of one region only
-            and cloud.provider is Provider.EC2
+            cloud.provider is Provider.EC2
             and self.flux.join is JoinMethod.SERVICE
             and cloud.nodes_per_call > 1
             and (not self.join.client or "nodes_per_call" in cloud.model_fields_set)
@@ -408,7 +408,7 @@ class _SiteLoader:
             ensembles=MappingProxyType(ensembles),
             schedules=MappingProxyType(schedules),
         )
-        sites = {part.section.name: self._site_of(part, site_of_all, alone=len(parts) == 1) for part in parts}
+        sites = {part.section.name: self._site_of(part, site_of_all) for part in parts}
         first = next(iter(sites.values()))
         if len(sites) == 1:
             return first
@@ -449,7 +449,7 @@ class _SiteLoader:
         node_types = tuple(replace(it, cloud=section.name, priority=cloud.priority) for it in node_types)
         return _CloudPart(section, document, cloud, here, secrets, node_types)
 
-    def _site_of(self, part: _CloudPart, site: Site, *, alone: bool) -> Site:
+    def _site_of(self, part: _CloudPart, site: Site) -> Site:
         """The site as if this cloud were the only one."""
         cloud = self._complete_cloud(part.settings)
         join = self._complete_join(site.join, site.flux, cloud, site.state_dir)
@@ -458,7 +458,6 @@ class _SiteLoader:
             site,
             cloud=cloud,
             cloud_name=part.section.name,
-            alone=alone,
             credentials=MappingProxyType(dict(part.secrets)),
             join=join,
             node_types=with_fingerprints(node_types, part.nodes, cloud, site.flux, join),

@@ -258,6 +258,7 @@ class RosterEntry:
     online: bool
     addresses: tuple[str, ...] = ()
     provider_id: ProviderId | None = None  # of a node that has yet to join; by it a node of a batch is known
+    cloud: CloudName = DEFAULT_CLOUD  # where its node is
 
 
 Roster = tuple[RosterEntry, ...]  # every launch that holds a slot

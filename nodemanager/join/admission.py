@@ -16,9 +16,10 @@ from typing import Any
 
 from nodemanager.core.facts import NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId, ProviderId, Roster, RosterEntry, stamp_of
+from nodemanager.core.slots import CloudName
 from nodemanager.flux.parse.versions import named_broker, parse_version
 from nodemanager.join import tickets
-from nodemanager.join.ec2.identity import IdentityUnproven
+from nodemanager.join.ec2.identity import IdentityUnproven, ProvenInstance
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
 from nodemanager.join.key_material import Material, MaterialError
 from nodemanager.join.lease_holders import LeaseHolders
@@ -91,7 +92,7 @@ class _View:
 
     roster: Roster
     entries: Mapping[LaunchId, RosterEntry]
-    by_instance: Mapping[ProviderId, RosterEntry]
+    by_instance: Mapping[tuple[CloudName, ProviderId], RosterEntry]
     hosts: Mapping[str, str]
     hosts_digest: str
 
@@ -113,7 +114,7 @@ class JoinAdmission:
         material: Callable[[], Material],
         store: TicketStore,
         wall_at: Callable[[], float],
-        instance_in: Callable[[str], ProviderId] | None = None,
+        instance_in: Callable[[str], ProvenInstance] | None = None,
     ) -> None:
         self._key = key
         self._instance_in = instance_in
@@ -160,12 +161,14 @@ class JoinAdmission:
         if not tickets.equal_secrets(ticket, self._key.batch_ticket(batch)):
             return Refusal(RefusalCode.WRONG)
         try:
-            shown_by = self._instance_in(identity) if self._instance_in is not None else None
-            entry = self._current_view()[0].by_instance.get(shown_by) if shown_by is not None else None
-            if shown_by is None:
+            if self._instance_in is None:
                 return Refusal(RefusalCode.UNPROVEN, why="this site's nodes are not created in batches")
+            proven = self._instance_in(identity)
+            entry = self._entry_of(proven)
             if entry is None or stamp_of(entry.launch, entry.slot) != batch:
-                return Refusal(RefusalCode.NOT_CURRENT, why=f"{shown_by} is no node of batch {batch} that may join")
+                return Refusal(
+                    RefusalCode.NOT_CURRENT, why=f"{proven.id} is no node of batch {batch} that may join"
+                )
             answer = self._redeem(entry.launch, tickets.hash_nonce(nonce), source, instance)
         except IdentityUnproven as error:
             return Refusal(RefusalCode.UNPROVEN, why=str(error))
@@ -174,6 +177,12 @@ class JoinAdmission:
         if isinstance(answer, Refusal):
             return answer
         return replace(answer, body={**answer.body, "launch": entry.launch})
+
+    def _entry_of(self, proven: ProvenInstance) -> RosterEntry | None:
+        """Find the node that is an instance. What vouches for one cloud's instances says nothing of another's."""
+        by_instance = self._current_view()[0].by_instance
+        found = (by_instance.get((cloud, proven.id)) for cloud in proven.clouds)
+        return next((entry for entry in found if entry is not None), None)
 
     def _redeem(self, launch: LaunchId, nonce_hash: str, source: str, instance: str) -> Answer:
         view, silence_s = self._current_view()
@@ -345,7 +354,7 @@ def broker_command(slot: str, flux_version: str) -> list[str]:
 def _make_view(roster: Roster, rules: AdmissionRules) -> _View:
     hosts = _hosts(roster, rules)
     digest = hashlib.sha256(json.dumps(hosts, sort_keys=True).encode()).hexdigest()[:16]
-    by_instance = {entry.provider_id: entry for entry in roster if entry.provider_id is not None}
+    by_instance = {(entry.cloud, entry.provider_id): entry for entry in roster if entry.provider_id is not None}
     return _View(roster, {entry.launch: entry for entry in roster}, by_instance, hosts, digest)
 
 

@@ -19,7 +19,7 @@ import structlog
 from nodemanager.core.facts import JoinFact
 from nodemanager.core.nodes import LaunchId, Roster, RosterEntry
 from nodemanager.core.ports import JoinError
-from nodemanager.core.slots import SlotName
+from nodemanager.core.slots import DEFAULT_CLOUD, SlotName
 from nodemanager.join.ticket_store import ReportPage, TicketStoreError, read_page
 
 _VERSION = 1
@@ -85,6 +85,7 @@ def encode_roster(roster: Roster, wall_at: float) -> str:
     # By themselves, so that a join service of an earlier version can still read the entries.
     if instances := {entry.launch: entry.provider_id for entry in roster if entry.provider_id is not None}:
         document["instances"] = instances
+        document["clouds"] = {it.launch: it.cloud for it in roster if it.launch in instances}
     return json.dumps(document)
 
 
@@ -94,7 +95,7 @@ def decode_roster(text: str) -> tuple[Roster, float]:
     try:
         if document["version"] != _VERSION:
             raise ValueError(f"its version is not {_VERSION}")
-        instances = document.get("instances", {})
+        instances, clouds = document.get("instances", {}), document.get("clouds", {})
         entries = tuple(
             RosterEntry(
                 LaunchId(launch),
@@ -104,6 +105,7 @@ def decode_roster(text: str) -> tuple[Roster, float]:
                 online,
                 tuple(addresses),
                 instances.get(launch),
+                clouds.get(launch, DEFAULT_CLOUD),
             )
             for launch, slot, until_at, may_start, online, addresses in document["entries"]
         )

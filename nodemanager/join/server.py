@@ -36,7 +36,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nodemanager.config.providers.ec2 import identity_certificate
 from nodemanager.config.site import Provider, Site
-from nodemanager.core.nodes import JoinPhase, LaunchId, ProviderId
+from nodemanager.core.nodes import JoinPhase, LaunchId
 from nodemanager.join import flux_node_join
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal, RefusalCode
 from nodemanager.join.connection_limits import (
@@ -50,7 +50,7 @@ from nodemanager.join.connection_limits import (
     use_small_tls_buffers,
 )
 from nodemanager.join.decision_thread import DecisionThread
-from nodemanager.join.ec2.identity import InstanceIdentities
+from nodemanager.join.ec2.identity import InstanceIdentities, ProvenInstance
 from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
 from nodemanager.join.key_material import (
     MaterialError,
@@ -524,14 +524,17 @@ def make_admission(site: Site) -> JoinAdmission:
         raise ServiceNotReady(str(error)) from error
 
 
-def _identities(site: Site) -> Callable[[str], ProviderId] | None:
+def _identities(site: Site) -> Callable[[str], ProvenInstance] | None:
     """Return what reads the identities of instances; None if the site's nodes are created one by one."""
-    if site.cloud.provider is not Provider.EC2 or not (certificate := identity_certificate(site.cloud)):
-        return None
+    certificates = {
+        name: certificate
+        for name, part in site.by_cloud.items()
+        if part.cloud.provider is Provider.EC2 and (certificate := identity_certificate(part.cloud))
+    }
     try:
-        return InstanceIdentities(certificate).instance_in
+        return InstanceIdentities(certificates).instance_in if certificates else None
     except ValueError as error:
-        raise ServiceNotReady(f"[Cloud] identity_certificate: {error}") from error
+        raise ServiceNotReady(f"identity_certificate of a cloud: {error}") from error
 
 
 async def serve(site: Site) -> None:

@@ -17,9 +17,10 @@ from nodemanager.chaos.run.script import UPKEEP_KINDS, draw_script
 from nodemanager.chaos.run.site import START_AT, chaos_policy, limits_at
 from nodemanager.core.slots import Billing, Tariff
 from nodemanager.core.upkeep.windows import is_open, next_change_at
-from nodemanager.planner import brain, plan
+from nodemanager.planner import boot_orders, brain
 from nodemanager.planner.cost import billing
 from nodemanager.planner.steps import idle, leaving
+from nodemanager.planner.supply import refill
 from nodemanager.planner.upkeep import consolidation, turns
 from nodemanager.simulation.flux.job_manager import JobManager
 
@@ -45,6 +46,7 @@ def test_jobs_give_nodes_back_and_the_slots_are_used_again_and_data_is_said_late
     truths = [scenario.upkeep for scenario in scenarios]
     assert sum(len(truth.gave_back) for truth in truths) > 5
     assert sum(truth.used_again for truth in truths) > 3
+    assert sum(truth.not_refilled for truth in truths) > 0
     assert sum(truth.said_late for truth in truths) > 20
     assert sum(len(truth.prepaid) for truth in truths) > 5
 
@@ -83,6 +85,10 @@ def emptying_more_than_may_be(patch: Patch) -> None:
     patch.setattr(consolidation, "takes_no_more", lambda _: False)
 
 
+def emptying_dear_nodes_whose_jobs_need_them(patch: Patch) -> None:
+    patch.setattr(refill._Search, "_suits_all", lambda *_: True)
+
+
 def replacing_more_than_may_be(patch: Patch) -> None:
     patch.setattr(turns._Turns, "_why_no_turn", lambda *_: None)
 
@@ -92,7 +98,7 @@ def ignoring_schedules(patch: Patch) -> None:
 
 
 def taking_more_nodes_for_prepaid(patch: Patch) -> None:
-    patch.setattr(plan, "prepaid_left", lambda *_: {"large": 9})
+    patch.setattr(boot_orders, "prepaid_left", lambda *_: {"large": 9})
 
 
 def charging_for_prepaid_nodes(patch: Patch) -> None:
@@ -103,6 +109,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     not_waiting_for_data: 7,
     taking_all_ranks_of_a_job_that_gave_one_back: 23,
     emptying_more_than_may_be: 259,
+    emptying_dear_nodes_whose_jobs_need_them: 23,
     replacing_more_than_may_be: 11,
     ignoring_schedules: 35,
     taking_more_nodes_for_prepaid: 27,

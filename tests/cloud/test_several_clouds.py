@@ -12,12 +12,15 @@ import pytest
 
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.site import Site, load_site
-from nodemanager.core.nodes import CloudState, ProviderId
-from nodemanager.core.ports import CloudPort
-from nodemanager.core.slots import CloudName
+from nodemanager.core.nodes import CloudState, ProviderId, RosterEntry, launch_id
+from nodemanager.core.ports import BatchCloudPort, CloudPort
+from nodemanager.core.slots import CloudName, Rank
+from nodemanager.join.ec2.identity import InstanceIdentities
 from tests.cloud.ec2.moto_front import IMAGE, REGION, SECRETS, MotoFront
 from tests.cloud.openstack.nova.process import FLAVOR, PASSWORD, Nova, nova_python
 from tests.contract.cloud_subjects import SystemClock, a_launch
+from tests.join.admission import KEY, AdmissionRig, entry, granted
+from tests.join.identities import signer
 
 EC2 = """
 [Cloud {name}]
@@ -130,6 +133,40 @@ def test_two_accounts_of_ec2(
     ports[CloudName("east")].destroy(created[CloudName("east")])
     assert alive(ports[CloudName("east")]) == []
     assert len(alive(ports[CloudName("west")])) == 1
+
+
+def test_one_call_creates_all_nodes_of_each_account_and_each_joins_as_its_own_slot(
+    tmp_path: Path, fronts: tuple[MotoFront, MotoFront]
+) -> None:
+    site = load(tmp_path, ec2("east", fronts[0]), ec2("west", fronts[1]))
+    signers = {CloudName("east"): signer(), CloudName("west"): signer("west")}
+    stamp, clock = "19ab4c2f3d1", SystemClock()
+    roster: list[RosterEntry] = []
+    for name, part in site.by_cloud.items():
+        port = cloud_factory(part, lambda *_: "", clock, batch_script=lambda batch: f"#!/bin/sh\n# {batch}\n")()
+        (node_type,) = part.node_types
+        launches = [
+            replace(a_launch(slot, slot, node_type.name), id=launch_id(slot, stamp), rank=Rank(rank), cloud=name)
+            for rank, slot in enumerate(node_type.slots, 1)
+        ]
+        assert isinstance(port, BatchCloudPort)
+        port.create_many(launches, node_type)
+        for node in port.list_nodes():
+            assert node.identity is not None
+            slot, launch = node.identity.slot, node.identity.launch
+            roster.append(entry(launch, slot, provider_id=node.provider_id, cloud=name))
+    assert [sum("RunInstances" in str(it) for it in front.received) for front in fronts] == [1, 1]
+
+    rig = AdmissionRig(roster=tuple(roster))
+    rig.instance_in = InstanceIdentities({name: it.pem for name, it in signers.items()}).instance_in
+    rig.restart()
+    for known in roster:
+        document = signers[known.cloud].document(str(known.provider_id))
+        answer = rig.admission.redeem_batch(
+            stamp, KEY.batch_ticket(stamp), known.launch.encode().hex(), document, ""
+        )
+        assert granted(answer)["slot"] == known.slot
+    assert {it.slot for it in roster} == set(site.slots)
 
 
 def test_moto_and_a_real_nova_in_one_site(tmp_path: Path, fronts: tuple[MotoFront, MotoFront]) -> None:

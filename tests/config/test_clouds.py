@@ -150,13 +150,12 @@ def test_a_reload_takes_limits_and_priority_and_no_other_account(tmp_path: Path)
     assert needs_restart(old, load(tmp_path, EAST, node("cpu", "east"))) == ("the list of [Cloud NAME]",)
 
 
-def test_one_call_creates_several_nodes_only_for_an_only_cloud(tmp_path: Path) -> None:
+def test_one_call_creates_several_nodes_in_each_cloud_whose_instances_can_prove_themselves(tmp_path: Path) -> None:
     join = "[Flux]\nuri = local:///run/flux/local\nhead_address = 10.0.0.1\njoin = service\n"
     file = tmp_path / "site.ini"
-    for sections, batches in (
-        ((EAST, node("cpu")), True),
-        ((EAST, WEST, node("cpu", "east"), node("big", "west")), False),
-    ):
+    own = WEST.replace("region", "endpoint = https://ec2.example.org\nregion")
+    for west, batches in ((WEST, (True, True)), (own, (True, False))):
+        sections = (EAST, west, node("cpu", "east"), node("big", "west"))
         file.write_text(SITE.replace("[Flux]\nuri = simulated\n", join) + "".join(sections))
         file.chmod(0o600)
-        assert {it.batches for it in load_site(file, SECRETS).by_cloud.values()} == {batches}
+        assert tuple(it.batches for it in load_site(file, SECRETS).by_cloud.values()) == batches

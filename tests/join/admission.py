@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,7 @@ from nodemanager.core.facts import NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId, Roster, RosterEntry
 from nodemanager.core.slots import SlotName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal
+from nodemanager.join.ec2.identity import ProvenInstance
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.key_material import Material
 from nodemanager.join.ticket_store import TicketStore
@@ -35,6 +37,7 @@ class AdmissionRig:
     silence_s: float = 0.0
     now_at: float = 0.0
     material: Material = MATERIAL
+    instance_in: Callable[[str], ProvenInstance] | None = None
 
     def __post_init__(self) -> None:
         self.store = TicketStore(":memory:")
@@ -43,7 +46,7 @@ class AdmissionRig:
     def restart(self) -> None:
         """Restart the service. It keeps only the contents of its ticket store."""
         self.admission = JoinAdmission(
-            KEY, self.rules, self, lambda: self.material, self.store, lambda: self.now_at
+            KEY, self.rules, self, lambda: self.material, self.store, lambda: self.now_at, self.instance_in
         )
 
     def current(self) -> tuple[Roster, float]:

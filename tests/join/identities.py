@@ -14,6 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import pkcs7
 from cryptography.x509.oid import NameOID
 
+from nodemanager.core.slots import DEFAULT_CLOUD
+from nodemanager.join.ec2.identity import InstanceIdentities
+
 
 @dataclass(frozen=True)
 class Signer:
@@ -84,3 +87,8 @@ def signer(name: str = "Amazon Web Services LLC") -> Signer:
         .sign(key, hashes.SHA256())
     )
     return Signer(key, certificate)
+
+
+def identities(certificate: str) -> InstanceIdentities:
+    """What reads the identities of the instances of a site's only cloud."""
+    return InstanceIdentities({DEFAULT_CLOUD: certificate})

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from nodemanager.core.nodes import JoinPhase, ProviderId, RosterEntry, launch_id
-from nodemanager.core.slots import SlotName
-from nodemanager.join.admission import AdmissionRules, Answer, JoinAdmission
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, SlotName
+from nodemanager.join.admission import AdmissionRules, Answer
 from nodemanager.join.ec2.identity import InstanceIdentities
 from nodemanager.join.exchange import decode_roster, encode_roster
 from tests.join.admission import KEY, NONCE, OTHER_NONCE, SOURCE, AdmissionRig, code, entry, granted
-from tests.join.identities import signer
+from tests.join.identities import identities, signer
 
 BATCH, OTHER_BATCH = "19ab4c2f3d1", "19ab4c30000"
 
@@ -30,12 +30,9 @@ class BatchRig(AdmissionRig):
     """A service for three nodes of one batch and one of another."""
 
     def __init__(self, certificate: str | None = None) -> None:
-        self.instance_in = InstanceIdentities(certificate or signer().pem).instance_in
-        super().__init__(roster=(member(1), member(2), member(3), member(4, OTHER_BATCH)))
-
-    def restart(self) -> None:
-        self.admission = JoinAdmission(
-            KEY, self.rules, self, lambda: self.material, self.store, lambda: self.now_at, self.instance_in
+        super().__init__(
+            roster=(member(1), member(2), member(3), member(4, OTHER_BATCH)),
+            instance_in=identities(certificate or signer().pem).instance_in,
         )
 
     def join(self, number: int = 1, nonce: str = NONCE, **changed: str) -> Answer:
@@ -150,3 +147,29 @@ def test_the_roster_names_instances_and_an_older_service_can_read_it() -> None:
     text = encode_roster(roster, 5.0)
     assert decode_roster(text) == (roster, 5.0)
     assert all(len(row) == 6 for row in json.loads(text)["entries"])
+
+
+def test_what_vouches_for_one_clouds_instances_admits_no_node_of_another() -> None:
+    rig = BatchRig()
+    theirs = signer("a server of their own")
+    rig.instance_in = InstanceIdentities({DEFAULT_CLOUD: signer().pem, CloudName("own"): theirs.pem}).instance_in
+    rig.roster = (member(1), member(2, cloud=CloudName("own")))
+    rig.restart()
+    assert code(rig.join(1, identity=theirs.document("i-3d100001"))) == "not_current"
+    assert code(rig.join(2, identity=signer().document("i-3d100002"))) == "not_current"
+    assert granted(rig.join(1))["slot"] == "cloud1"
+    assert granted(rig.join(2, identity=theirs.document("i-3d100002")))["slot"] == "cloud2"
+
+
+def test_two_clouds_may_use_one_instance_id() -> None:
+    rig = BatchRig()
+    west = signer("another region")
+    rig.instance_in = InstanceIdentities({CloudName("east"): signer().pem, CloudName("west"): west.pem}).instance_in
+    same = ProviderId("i-1")
+    rig.roster = (
+        member(1, cloud=CloudName("east"), provider_id=same),
+        member(2, cloud=CloudName("west"), provider_id=same),
+    )
+    rig.restart()
+    assert granted(rig.join(identity=west.document(same)))["slot"] == "cloud2"
+    assert granted(rig.join(identity=signer().document(same)))["slot"] == "cloud1"

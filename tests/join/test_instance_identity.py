@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.config.providers.ec2_identity import certificates
+from nodemanager.core.slots import CloudName
 from nodemanager.join.ec2.identity import IdentityUnproven, InstanceIdentities
-from tests.join.identities import identity, signer
+from tests.join.identities import identities, identity, signer
 
 INSTANCE = "i-0123456789abcdef0"
 SIGNED_DATA, DATA, MESSAGE_DIGEST = (bytes.fromhex(f"2a864886f70d01{end}") for end in ("0702", "0701", "0904"))
@@ -29,13 +30,13 @@ PLAIN = (pkcs7.PKCS7Options.NoAttributes,)
 @pytest.mark.parametrize("options", [(), PLAIN], ids=["attributes are signed", "the content is signed"])
 def test_a_document_that_the_certificate_signed_names_its_instance(options: tuple[pkcs7.PKCS7Options, ...]) -> None:
     document = signer().document(INSTANCE, options=options)
-    assert InstanceIdentities(signer().pem).instance_in(document) == INSTANCE
+    assert identities(signer().pem).instance_in(document).id == INSTANCE
 
 
 @pytest.mark.parametrize("algorithm", [hashes.SHA256(), hashes.SHA384(), hashes.SHA512()])
 def test_every_hash_of_sha_2_will_do(algorithm: pkcs7.PKCS7HashTypes) -> None:
     document = base64.b64encode(signer().sign(identity(INSTANCE), algorithm)).decode()
-    assert InstanceIdentities(signer().pem).instance_in(document) == INSTANCE
+    assert identities(signer().pem).instance_in(document).id == INSTANCE
 
 
 @pytest.mark.parametrize("encoding", [[], ["-stream"]], ids=["DER", "BER of a stream"])
@@ -50,14 +51,14 @@ def test_what_openssl_signs_is_read(encoding: list[str], attributes: list[str], 
     signed = subprocess.run(command, input=identity(INSTANCE), stdout=subprocess.PIPE, check=True).stdout
     assert (signed[1] == 0x80) == bool(encoding)
     document = base64.b64encode(signed).decode()
-    assert InstanceIdentities(signer().pem).instance_in(document) == INSTANCE
+    assert identities(signer().pem).instance_in(document).id == INSTANCE
 
 
 @pytest.mark.parametrize("options", [(), PLAIN])
 def test_another_signer_proves_nothing(options: tuple[pkcs7.PKCS7Options, ...]) -> None:
     document = signer("somebody else").document(INSTANCE, options=options)
     with pytest.raises(IdentityUnproven, match="not by the provider's certificate"):
-        InstanceIdentities(signer().pem).instance_in(document)
+        identities(signer().pem).instance_in(document)
 
 
 @pytest.mark.parametrize("options", [(), PLAIN])
@@ -65,7 +66,7 @@ def test_a_changed_instance_proves_nothing(options: tuple[pkcs7.PKCS7Options, ..
     signed = signer().sign(identity(INSTANCE), options=options)
     changed = base64.b64encode(signed.replace(b"abcdef0", b"abcdef1")).decode()
     with pytest.raises(IdentityUnproven):
-        InstanceIdentities(signer().pem).instance_in(changed)
+        identities(signer().pem).instance_in(changed)
 
 
 @given(st.integers(0, 4000), st.integers(1, 255))
@@ -73,7 +74,7 @@ def test_no_change_of_one_byte_names_another_instance(position: int, change: int
     signed = bytearray(signer().sign(identity(INSTANCE)))
     signed[position % len(signed)] ^= change
     try:
-        named = InstanceIdentities(signer().pem).instance_in(base64.b64encode(signed).decode())
+        named = identities(signer().pem).instance_in(base64.b64encode(signed).decode()).id
     except IdentityUnproven:
         return
     assert named == INSTANCE  # a byte that means nothing, such as the issuer's name
@@ -82,7 +83,7 @@ def test_no_change_of_one_byte_names_another_instance(position: int, change: int
 @given(st.binary(max_size=400))
 def test_any_bytes_are_refused_and_crash_nothing(data: bytes) -> None:
     with pytest.raises(IdentityUnproven):
-        InstanceIdentities(signer().pem).instance_in(base64.b64encode(data).decode())
+        identities(signer().pem).instance_in(base64.b64encode(data).decode())
 
 
 def test_a_signer_without_a_signature_proves_nothing() -> None:
@@ -96,7 +97,7 @@ def test_a_signer_without_a_signature_proves_nothing() -> None:
         signed = _value(0x30, _value(0x02, b"\1"), _value(0x31), data, signers)
         document = _value(0x30, _value(0x06, SIGNED_DATA), _value(0xA0, signed))
         with pytest.raises(IdentityUnproven):
-            InstanceIdentities(signer().pem).instance_in(base64.b64encode(document).decode())
+            identities(signer().pem).instance_in(base64.b64encode(document).decode())
 
 
 def _value(tag: int, *parts: bytes) -> bytes:
@@ -111,18 +112,18 @@ def _value(tag: int, *parts: bytes) -> bytes:
 def test_a_signed_document_without_an_instance_proves_nothing(content: bytes) -> None:
     document = base64.b64encode(signer().sign(content)).decode()
     with pytest.raises(IdentityUnproven):
-        InstanceIdentities(signer().pem).instance_in(document)
+        identities(signer().pem).instance_in(document)
 
 
 def test_signed_attributes_are_not_taken_for_a_document() -> None:
     """What is signed in one document must not count as the content of another (RFC 5652, security)."""
     signed = signer().sign(identity(INSTANCE), options=())
-    assert InstanceIdentities(signer().pem).instance_in(base64.b64encode(signed).decode()) == INSTANCE
+    assert identities(signer().pem).instance_in(base64.b64encode(signed).decode()).id == INSTANCE
     start = signed.rindex(b"\xa0", 0, signed.rindex(bytes.fromhex("2a864886f70d010904")))
     attributes = b"\x31" + signed[start + 1 :]
     forged = signer("somebody else").sign(attributes, options=PLAIN)
     with pytest.raises(IdentityUnproven):
-        InstanceIdentities(signer().pem).instance_in(base64.b64encode(forged).decode())
+        identities(signer().pem).instance_in(base64.b64encode(forged).decode())
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,7 @@ def test_signed_attributes_are_not_taken_for_a_document() -> None:
 )
 def test_what_is_no_certificate_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(ValueError, match="no certificate as PEM"):
-        InstanceIdentities(text)
+        identities(text)
 
 
 def test_every_region_has_a_certificate_of_its_own_by_amazon() -> None:
@@ -145,3 +146,14 @@ def test_every_region_has_a_certificate_of_its_own_by_amazon() -> None:
         assert "Amazon" in certificate.subject.rfc4514_string(), region
         moduli.add(key.public_numbers().n)
     assert len(moduli) == len(certificates())
+
+
+def test_each_certificate_vouches_for_the_instances_of_its_own_clouds() -> None:
+    east, west = signer(), signer("another region")
+    known = InstanceIdentities(
+        {CloudName("east"): east.pem, CloudName("west"): west.pem, CloudName("two"): east.pem}
+    )
+    assert known.instance_in(east.document(INSTANCE)) == (INSTANCE, ["east", "two"])
+    assert known.instance_in(west.document(INSTANCE)) == (INSTANCE, ["west"])
+    with pytest.raises(IdentityUnproven):
+        known.instance_in(signer("somebody else").document(INSTANCE))

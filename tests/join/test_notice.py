@@ -15,10 +15,9 @@ import pytest
 from nodemanager.core.nodes import ProviderId, launch_id
 from nodemanager.core.slots import SlotName
 from nodemanager.join.admission import JoinAdmission, Refusal
-from nodemanager.join.ec2.identity import InstanceIdentities
 from nodemanager.join.flux_node_join import CannotJoin, ClientSettings, JoinClient, JoinRefused, LocalMachine
 from tests.join.admission import KEY, SOURCE, AdmissionRig, entry
-from tests.join.identities import signer
+from tests.join.identities import identities, signer
 
 EC2_ACTION = "/latest/meta-data/spot/instance-action"
 GCE_PREEMPTED = "/computeMetadata/v1/instance/preempted"
@@ -142,7 +141,7 @@ def test_a_machine_shows_what_its_provider_vouches_for(tmp_path: Path) -> None:
     signed = signer().document("i-0123456789abcdef0")
     with _metadata(**{IDENTITY: signed}) as server:
         machine = _machine("ec2", tmp_path, server)
-        assert InstanceIdentities(signer().pem).instance_in(machine.identity()) == "i-0123456789abcdef0"
+        assert identities(signer().pem).instance_in(machine.identity()).id == "i-0123456789abcdef0"
         server.token = "token-2"
         with pytest.raises(OSError, match="status 401"):
             machine.identity()
@@ -171,7 +170,7 @@ def test_a_node_of_a_batch_learns_its_launch_once_and_keeps_it(tmp_path: Path) -
         lambda: rig.material,
         rig.store,
         lambda: rig.now_at,
-        InstanceIdentities(signer().pem).instance_in,
+        identities(signer().pem).instance_in,
     )
     for number, instance in enumerate(instances, 1):
         with _metadata(**{IDENTITY: signer().document(instance)}) as server:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import psutil
@@ -140,9 +141,11 @@ class Elastic:
         timing: str = "",
         policy: str = "",
         flux: str = "",
+        changes: Mapping[str, str] = MappingProxyType({}),
         join: str = "",
         network: Network | None = None,
     ) -> None:
+        self._changes = changes
         self._network = network
         # In a network rank 0 and the join service are hosts of their own, so that a node can be cut from either.
         self.head_host = network.add_host("head") if network is not None else None
@@ -187,6 +190,9 @@ class Elastic:
                 head=_address(self.head_host),
                 timing=self._timing,
             )
+            for line, other in self._changes.items():
+                assert line in site
+                site = site.replace(line, other)
             file.write_text(f"{site}{self._policy}\n{self._types}", encoding="utf-8")
         return file
 
@@ -226,6 +232,11 @@ class Elastic:
                 process.suspend()  # none must see another one end
         kill_all(processes)
         self._head = None
+
+    @property
+    def head(self) -> psutil.Popen:
+        assert self._head is not None
+        return self._head
 
     # --- managers ---
 
@@ -531,11 +542,13 @@ def an_elastic_site(
     timing: str = "",
     policy: str = "",
     flux: str = "",
+    changes: Mapping[str, str] = MappingProxyType({}),
     join: str = "",
     network: Network | None = None,
 ) -> Iterator[Elastic]:
     """A site whose rank 0 is up, with more of ``[Timing]``, ``[Policy]`` and ``[Flux]`` where those are given.
 
+    ``changes``: lines of the site, with what they are instead.
     Skips the test where there is no Flux. Reaped at the end, come what may.
     """
     if why_not := why_no_flux():
@@ -550,6 +563,7 @@ def an_elastic_site(
             timing=timing,
             policy=policy,
             flux=flux,
+            changes=changes,
             join=join,
             network=network,
         )

@@ -24,6 +24,7 @@ from nodemanager.core.nodes import (
     ProviderId,
 )
 from nodemanager.core.orders import BootNode, CordonNode, CreateNode, DestroyNode, DrainNode, StopBroker
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import CloudName, Market, NodeType, SlotName, TypeName
 from nodemanager.planner.plan import Action
 from nodemanager.planner.state.constraints import holds
@@ -63,6 +64,7 @@ class PlanChecks:
         self._note_waiting_jobs(now_s)
         self._check_disruption(published)
         self._check_emptying(published)
+        self._check_not_refilled(published)
         boots = [action for action in made.actions if isinstance(action, BootNode)]
         if boots:
             self._check_not_for_held_jobs(boots, now_s)
@@ -101,8 +103,26 @@ class PlanChecks:
             f"{sorted(begun - before)} are to be emptied, beside {sorted(before)}",
         )
 
+    def _check_not_refilled(self, published: Publication) -> None:
+        """A node may be kept for no further job because of a cheaper type only if its jobs could run there."""
+        for order in published.plan.actions:
+            if not isinstance(order, CordonNode) or order.reason.code is not Code.NOT_REFILLED:
+                continue
+            instead = published.policy.types[TypeName(str(order.reason.figures["node_type"]))]
+            there = [
+                job.id
+                for job in published.snapshot.jobs.values()
+                if any(held.rank == order.rank for held in job.allocations)
+            ]
+            known = [shape for job in there if (shape := self.jobs.shapes.get(job)) is not None]
+            self.invariants.require(
+                all(_nodes_at_most(shape, instead) and self._matches(shape, instead) for shape in known),
+                f"{order.launch} is not refilled because of {instead.name}, where some of {there} cannot run",
+            )
+            self.invariants.upkeep.not_refilled += 1
+
     def _check_schedules(self, published: Publication, boots: list[BootNode]) -> None:
-        """What is bought must be within the limits of the schedules that are open at that moment."""
+        """Purchases must be within the limits of the schedules that are open at that moment."""
         if not self.script.upkeep or self.peace:
             return
         nodes_max, price_max = limits_at(self.script, published.snapshot.wall_at)

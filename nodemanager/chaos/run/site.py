@@ -41,6 +41,7 @@ CLUSTER = "sim"
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
 DISRUPTION_MAX = 2
+PATIENCE_S = 30.0  # with all of upkeep on: longer than most boots, so that cheaper nodes are worth waiting for
 ZONES = ("a", "b")
 SWEEP_S = 20.0  # with placement groups: a sweep must find each left group twice before the run ends
 SCHEDULE_SHARE = 0.6  # of the schedules, in a run with all of upkeep on
@@ -242,7 +243,9 @@ def chaos_policy(script: Script) -> Policy:
             safe_mode_max_s=300.0,
             sweep_s=SWEEP_S if script.groups else Timing().sweep_s,
         ),
-        rules=Rules(idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0),
+        rules=Rules(
+            idle_timeout_s=script.idle_timeout_s, stop_lead_s=10.0, patience_s=PATIENCE_S if script.upkeep else 0.0
+        ),
         calls=calls,
         clouds=clouds if script.twin else {},
         upkeep=_upkeep(script),

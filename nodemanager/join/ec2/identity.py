@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -17,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.x509 import load_pem_x509_certificate
 
 from nodemanager.core.nodes import ProviderId
+from nodemanager.core.slots import CloudName
 
 _DEPTH_MAX = 16
 _CONSTRUCTED = 0x20
@@ -35,30 +37,57 @@ class IdentityUnproven(Exception):
     """The document does not prove which instance shows it. The text says why."""
 
 
+class ProvenInstance(NamedTuple):
+    """An instance, and the clouds whose provider vouches for it: it may only be a node of these."""
+
+    id: ProviderId
+    clouds: Sequence[CloudName]
+
+
 class InstanceIdentities:
-    """Reads identity documents that one certificate, given as PEM, proves. Raises ``ValueError`` if it is none."""
+    """Reads identity documents that the certificate of one of the clouds proves.
 
-    def __init__(self, certificate: str) -> None:
-        try:
-            key = load_pem_x509_certificate(certificate.encode()).public_key()
-        except ValueError as error:
-            raise ValueError(f"no certificate as PEM: {error}") from error
-        if not isinstance(key, rsa.RSAPublicKey):
-            raise ValueError("no certificate with an RSA key")  # noqa: TRY004 - of a file
-        self._key = key
+    ``certificates``: as PEM. Raises ``ValueError`` if one is none.
+    """
 
-    def instance_in(self, document: str) -> ProviderId:
-        """Return the id of the instance that a document names. Raises :class:`IdentityUnproven`."""
-        try:
-            content = _verified_content(base64.b64decode(document), self._key)
-            instance = json.loads(content)["instanceId"]
-        except InvalidSignature as error:
-            raise IdentityUnproven("its signature is not by the provider's certificate") from error
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise IdentityUnproven(f"it is no signed identity document ({type(error).__name__})") from error
-        if not isinstance(instance, str) or not instance:
-            raise IdentityUnproven("it names no instance")
-        return ProviderId(instance)
+    def __init__(self, certificates: Mapping[CloudName, str]) -> None:
+        clouds: dict[str, list[CloudName]] = {}
+        for cloud, certificate in certificates.items():
+            clouds.setdefault(certificate, []).append(cloud)
+        self._keys = [(_key_of(certificate), names) for certificate, names in clouds.items()]
+
+    def instance_in(self, document: str) -> ProvenInstance:
+        """Return the instance that a document names. Raises :class:`IdentityUnproven`."""
+        fault = IdentityUnproven("no certificate is known")
+        for key, clouds in self._keys:
+            try:
+                return ProvenInstance(_instance_in(document, key), clouds)
+            except IdentityUnproven as error:
+                fault = error
+        raise fault
+
+
+def _key_of(certificate: str) -> rsa.RSAPublicKey:
+    try:
+        key = load_pem_x509_certificate(certificate.encode()).public_key()
+    except ValueError as error:
+        raise ValueError(f"no certificate as PEM: {error}") from error
+    if not isinstance(key, rsa.RSAPublicKey):
+        raise ValueError("no certificate with an RSA key")  # noqa: TRY004 - of a file
+    return key
+
+
+def _instance_in(document: str, key: rsa.RSAPublicKey) -> ProviderId:
+    try:
+        content = _verified_content(base64.b64decode(document), key)
+        instance = json.loads(content)["instanceId"]
+    except InvalidSignature as error:
+        raise IdentityUnproven("its signature is not by the provider's certificate") from error
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise IdentityUnproven(f"it is no signed identity document ({type(error).__name__})") from error
+    if not isinstance(instance, str) or not instance:
+        raise IdentityUnproven("it names no instance")
+    return ProviderId(instance)
 
 
 # --- PKCS #7 ----------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class Allowance:
 
     def _room_of(self, node_type: NodeType) -> CloudRoom | None:
         """What the limits of the type's cloud leave; None if it has none of its own."""
-        if not self.policy.limits_of(node_type.cloud):
+        if not self.policy.has_limits(node_type.cloud):
             return None
         if node_type.cloud not in self._clouds:
             self._clouds[node_type.cloud] = room_of(node_type.cloud, self.snapshot, self.policy, self.sent_only)
@@ -102,7 +102,7 @@ class Allowance:
 def unavailable_sizes(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
     """The sizes of each type that blocks, quotas or breakers keep from being bought now, each with the reason."""
     learned = snapshot.learned
-    limited = any(map(policy.limits_of, policy.clouds))
+    limited = any(map(policy.has_limits, policy.clouds))
     if not (learned.blocks or learned.quotas or learned.streaks or limited):
         return {}
     allowance = Allowance(snapshot, policy)

@@ -7,12 +7,13 @@ jobs, the order of the queue decides: the longest front part of the queue that c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, JobId, QueuePolicy, Shape
+from nodemanager.core.nodes import LaunchId
 from nodemanager.core.reasons import Reason
 from nodemanager.planner.allocation.allocation import Allocation
 from nodemanager.planner.allocation.assignment import Assignment
@@ -38,6 +39,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.supply.free_room import bins_free_soon, free_bins
+from nodemanager.planner.supply.refill import nodes_withheld
 from nodemanager.planner.supply.supply import Supply, current_supply
 
 
@@ -127,7 +129,11 @@ def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limi
     open_batches = {key: ids for key, ids in demand.batches.items() if key not in demand.put_off}
     if beyond := batches_beyond(open_batches, supply):
         demand = replace(demand, put_off={**demand.put_off, **beyond})
-    return _PlacementBuilder(snapshot, policy, demand, supply, limits).build()
+    withheld = nodes_withheld(supply)
+    placement = _PlacementBuilder(snapshot, policy, demand, supply, limits, withheld).build()
+    if withheld and (placement.stuck is not None or placement.unserved):  # then no job waits for a cheaper node
+        return _PlacementBuilder(snapshot, policy, demand, supply, limits).build()
+    return placement
 
 
 def _empty_placement(demand: Demand, supply: Supply, limits: BudgetLimits) -> Placement:
@@ -165,6 +171,7 @@ class _PlacementBuilder:
     demand: Demand
     supply: Supply
     limits: BudgetLimits
+    withheld: Collection[LaunchId] = ()
     batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could ever be served
     infeasible: dict[JobKind, Obstacle] = field(default_factory=dict)
     on_offer: OnOffer = field(init=False)
@@ -242,8 +249,8 @@ class _PlacementBuilder:
         queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
         if self.limits.drain_all:
             return free_bins(self.snapshot, self.policy, all_go=True)
-        free = free_bins(self.snapshot, self.policy, batches=self.batches)
-        return free + bins_free_soon(self.snapshot, self.policy, queue_index)
+        free = free_bins(self.snapshot, self.policy, batches=self.batches, withheld=self.withheld)
+        return free + bins_free_soon(self.snapshot, self.policy, queue_index, self.withheld)
 
     def _first_refused(self) -> tuple[QueuePosition, Shape, Obstacle] | None:
         """The first job that must get no node but that Flux does not reject.

@@ -29,4 +29,5 @@ def _entry(node: Node, policy: Policy) -> RosterEntry:
         online=node.rank is not None and node.rank.online,
         addresses=node.cloud.addresses if node.cloud is not None else (),
         provider_id=node.cloud.provider_id if node.cloud is not None and node.state in JOINING else None,
+        cloud=policy.only_cloud(policy.cloud_of(node.launch)),
     )

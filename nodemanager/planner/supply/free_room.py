@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from math import inf
 
 from nodemanager.core.drains import drain_text, is_our_drain
 from nodemanager.core.jobs import ANYWHERE, JobId, NodeOrder
-from nodemanager.core.nodes import USABLE, FluxRank, Launch, NodeState
+from nodemanager.core.nodes import USABLE, FluxRank, Launch, LaunchId, NodeState
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.cost import timings
 from nodemanager.planner.health.node_health import gets_no_work
@@ -32,11 +32,12 @@ def free_bins(
     *,
     all_go: bool = False,
     batches: Mapping[BatchKey, Sequence[JobId]] | None = None,
+    withheld: Container[LaunchId] = (),
 ) -> list[Bin]:
     """A bin for every node that takes jobs now, and for every draining node that could be kept.
 
     ``all_go``: the budget is spent, so no node is kept and none takes another job. ``batches``: the jobs to seat;
-    nodes that are up and that none of these can get are left out.
+    nodes that are up and that none of these can get are left out. ``withheld``: nodes that get no jobs.
     """
     node_index = node_index_of(snapshot)
     bins: list[Bin] = []
@@ -51,6 +52,8 @@ def free_bins(
     by_worst_fit = snapshot.queues.node_order is NodeOrder.MOST_FREE
     bins += _reachable_bins(rank_index, batches if by_worst_fit else None, bin_of)
     for node in node_index.to_check.values() if not all_go else ():
+        if node.id in withheld:
+            continue
         if is_emptying(node) and node.state is NodeState.BUSY and (kept := _emptying_bin(node, snapshot, policy)):
             bins.append(kept)
         if not (_may_be_kept(node) or _will_be_undrained(node)):
@@ -129,8 +132,10 @@ def _emptying_bin(node: Node, snapshot: Snapshot, policy: Policy) -> Bin | None:
     )
 
 
-def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) -> list[Bin]:
-    """A bin for every full node that will have room sooner than a new node would boot.
+def bins_free_soon(
+    snapshot: Snapshot, policy: Policy, queue_index: QueueIndex, withheld: Container[LaunchId] = ()
+) -> list[Bin]:
+    """A bin for every full node that will have room sooner than a new node would boot, but not if it is withheld.
 
     Only ends of jobs with a time limit count. An overdue job is left out: it may run on for long.
     """
@@ -151,10 +156,13 @@ def bins_free_soon(snapshot: Snapshot, policy: Policy, queue_index: QueueIndex) 
         type_and_index = policy.index_of_slot.get(rank.host) if rank is not None else None
         if rank is None or type_and_index is None or not (rank.online and rank.schedulable) or rank.cores_free > 0:
             continue
+        node = _node_of_rank(number, snapshot)
+        if node is not None and node.id in withheld:
+            continue
         if in_s <= horizon_s[type_and_index[0]]:
             properties = policy.types[type_and_index[0]].properties
             whole = cores >= rank.cores
-            zone = _zone_of(_node_of_rank(number, snapshot))
+            zone = _zone_of(node)
             order, used = snapshot.queues.node_order, rank.cores - cores
             soon = Availability.SOON
             bins.append(Bin(rank.host, number, properties, cores, gpus, soon, whole, in_s, zone, order, used))

@@ -248,7 +248,7 @@ class Supply:
         """The same slots as each size that may be bought now, with as many nodes as quotas allow."""
         sizes = self.on_sale[node_type.name]
         if len(sizes) == 1:
-            if self.policy.limits_of(node_type.cloud):
+            if self.policy.has_limits(node_type.cloud):
                 left = Allowance(self.snapshot, self.policy).count_left(sizes[0])
                 count = count if left is None else max(1, min(count, left))
             zones = open_zones(sizes[0], self.snapshot)

@@ -2,7 +2,8 @@
 
 sched-simple spreads jobs, so many small jobs keep many nodes half empty. A node that is *emptying* carries a drain
 of ours with a text of its own. It stays up until it is empty, and a waiting job that no other node can take gets it
-back at once. No state is kept: what empties is read from the drains.
+back at once. What empties is read from the drains. Which nodes are dear: ``supply.refill``. Which emptied nodes
+leave at once: ``surges``.
 """
 
 from __future__ import annotations
@@ -13,20 +14,23 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 from types import MappingProxyType
+from typing import Protocol
 
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import Job, JobState
 from nodemanager.core.nodes import USABLE, CallKind, LaunchId
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import NodeType, Rank, SlotName
+from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.cost.run_times import ends_in_s
 from nodemanager.planner.health.node_health import gets_no_work
+from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.surges import demand_of, free_cores, leave_early
 
 # A node is emptied at most this long before it can leave: until then its paid time serves new jobs.
 EARLY_S = 900.0
@@ -37,11 +41,14 @@ LOOK_EVERY_S = 60.0
 class Emptying:
     """What consolidation does. ``nodes``: all that should take no new job, with the reason.
 
-    A node that has our drain for it and is not among them is undrained.
+    A node that has our drain for it and is not among them is undrained. ``early``: those of them that need not wait
+    for ``idle_timeout`` once they are idle. ``demand``: the cores in demand by type, to be remembered.
     """
 
     nodes: Mapping[LaunchId, Reason] = field(default_factory=lambda: MappingProxyType({}))
     again_at_s: float = inf
+    early: Mapping[LaunchId, Reason] = field(default_factory=lambda: MappingProxyType({}))
+    demand: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def is_emptying(node: Node) -> bool:
@@ -79,8 +86,26 @@ class _Candidate:
     price: Decimal
 
 
+class Dear(Protocol):
+    """What is known of a node whose jobs could run on nodes of cheaper types."""
+
+    @property
+    def instead(self) -> Container[TypeName]:
+        """These types."""
+        ...
+
+    @property
+    def why(self) -> Reason | None:
+        """Why it empties even if the other nodes have no room; None if it does not."""
+        ...
+
+
 def plan_emptying(
-    snapshot: Snapshot, policy: Policy, needed: Container[SlotName], leaving: Collection[LaunchId]
+    snapshot: Snapshot,
+    policy: Policy,
+    needed: Container[SlotName],
+    leaving: Collection[LaunchId],
+    dear: Mapping[LaunchId, Dear] = MappingProxyType({}),
 ) -> Emptying:
     """Choose the nodes that empty. ``needed``: where waiting jobs are placed. ``leaving``: nodes to be replaced."""
     if not policy.upkeep.consolidate:
@@ -91,7 +116,29 @@ def plan_emptying(
         for node in snapshot.nodes.values()
         if (found := _candidate(node, snapshot, policy, by_rank, needed, leaving)) is not None
     ]
-    return _Choice(snapshot, policy, needed, leaving, candidates, by_rank).choose()
+    chosen = _Choice(snapshot, policy, needed, leaving, candidates, by_rank, dear).choose()
+    up = (node for node in snapshot.nodes.values() if _is_up(node, snapshot, policy, leaving))
+    free = free_cores(up, by_rank)
+    unclaimed = {id_: cores for id_, cores in free.items() if snapshot.nodes[id_].launch.slot not in needed}
+    emptied = [it.node for it in candidates if is_emptying(it.node) and it.node.id in chosen.nodes]
+    return replace(
+        chosen, early=leave_early(emptied, unclaimed, snapshot), demand=demand_of(snapshot, policy, free)
+    )
+
+
+def count_up(snapshot: Snapshot, policy: Policy) -> int:
+    """How many nodes take jobs, or would if they were not emptying."""
+    return sum(_is_up(node, snapshot, policy, ()) for node in snapshot.nodes.values())
+
+
+def may_empty(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether new jobs may be kept off the node, whatever runs there."""
+    node_type = policy.types.get(node.launch.type_name)
+    if node_type is None or node.launch.prepaid or node_type.name in policy.observed or node_type.spares:
+        return False
+    if node_type.limits.nodes_min or node.call is not None or not _is_up(node, snapshot, policy, ()):
+        return False
+    return not snapshot.is_out_of_reach(node, policy)
 
 
 def _jobs_by_rank(snapshot: Snapshot) -> Mapping[Rank, Sequence[tuple[Job, int, int]]]:
@@ -123,13 +170,12 @@ def _candidate(
 ) -> _Candidate | None:
     """A node that may empty; None if it must not, or would not be empty before it is paid for once more."""
     node_type = policy.types.get(node.launch.type_name)
-    if node_type is None or node.launch.prepaid or node_type.name in policy.observed or node_type.spares:
-        return None
-    if node_type.limits.nodes_min:
-        return None
-    if node.launch.slot in needed or node.call is not None or not _is_up(node, snapshot, policy, leaving):
-        return None
-    if snapshot.is_out_of_reach(node, policy):
+    if (
+        node_type is None
+        or node.launch.slot in needed
+        or node.id in leaving
+        or not may_empty(node, snapshot, policy)
+    ):
         return None
     held = by_rank.get(node.launch.rank, ())
     if node.rank is not None and node.rank.allocated and not held:
@@ -172,9 +218,10 @@ class _Choice:
         leaving: Collection[LaunchId],
         candidates: Sequence[_Candidate],
         by_rank: Mapping[Rank, Sequence[tuple[Job, int, int]]],
+        dear: Mapping[LaunchId, Dear],
     ) -> None:
-        self._snapshot, self._policy = snapshot, policy
-        self._candidates = sorted(candidates, key=_order)
+        self._snapshot, self._policy, self._dear = snapshot, policy, dear
+        self._candidates = sorted(candidates, key=self._order)
         up = [node for node in snapshot.nodes.values() if _is_up(node, snapshot, policy, leaving)]
         self._free: dict[LaunchId, tuple[NodeType, int, int]] = {}
         self._price = Decimal(0)
@@ -203,8 +250,9 @@ class _Choice:
             emptying = is_emptying(it.node)
             if len(new) >= self._more and not emptying:
                 break
-            if self._moves(it, reserve=0 if emptying else self._reserve):
-                why = because(Code.EMPTIES, cores=it.cores, price_per_hour=it.price)
+            moves = self._moves(it, reserve=0 if emptying else self._reserve)
+            why = because(Code.EMPTIES, cores=it.cores, price_per_hour=it.price) if moves else self._gives_up(it)
+            if why is not None:
                 why = why.with_figures(empties_in_s=it.empties_in_s) if it.empties_in_s < inf else why
                 (old if emptying else new)[it.node.id] = why
                 saved += it.price
@@ -212,15 +260,35 @@ class _Choice:
         # Jobs come nearer to their ends, and windows to theirs.
         return Emptying({**old, **(new if worth else {})}, self._snapshot.now_s + LOOK_EVERY_S)
 
+    def _order(self, it: _Candidate) -> tuple[bool, bool, float, LaunchId]:
+        """Those that empty already first, then those that are not refilled, then those that save most.
+
+        These are dear, and empty soon.
+        """
+        dear = self._dear.get(it.node.id)
+        not_refilled = dear is not None and dear.why is not None
+        worth = 0.0 if not_refilled else (1.0 + it.empties_in_s) / float(it.price or Decimal("0.000001"))
+        return not is_emptying(it.node), not not_refilled, worth, it.node.id
+
+    def _gives_up(self, it: _Candidate) -> Reason | None:
+        """Why a dear node empties although the others have no room; None if it does not."""
+        dear = self._dear.get(it.node.id)
+        if dear is None or dear.why is None or self._nodes_left - 1 < self._policy.limits.nodes_min:
+            return None
+        self._free.pop(it.node.id, None)
+        self._nodes_left -= 1
+        return dear.why
+
     def _moves(self, it: _Candidate, *, reserve: int) -> bool:
         """Whether work as that of the node fits on the others; if so, that room is taken."""
         if self._nodes_left - 1 < max(1, self._policy.limits.nodes_min):
             return False
-        own = self._free.get(it.node.id)
+        own, dear = self._free.get(it.node.id), self._dear.get(it.node.id)
+        instead = dear.instead if dear is not None else ()
         others = [
             (id_, of, cores, gpus)
             for id_, (of, cores, gpus) in self._free.items()
-            if id_ != it.node.id and of.properties >= it.node_type.properties and of.gpus >= min(it.gpus, of.gpus)
+            if id_ != it.node.id and (of.properties >= it.node_type.properties or of.name in instead)
         ]
         room, gpus_free = sum(cores for _, _, cores, _ in others), sum(gpus for *_, gpus in others)
         largest = max((cores for _, _, cores, _ in others), default=0)
@@ -234,11 +302,6 @@ class _Choice:
             del self._free[it.node.id]
         self._nodes_left -= 1
         return True
-
-
-def _order(it: _Candidate) -> tuple[bool, float, LaunchId]:
-    """Those that empty already first, then those that save most: dear, and empty soon."""
-    return not is_emptying(it.node), (1.0 + it.empties_in_s) / float(it.price or Decimal("0.000001")), it.node.id
 
 
 def count_emptying(snapshot: Snapshot) -> int:
