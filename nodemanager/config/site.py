@@ -126,7 +126,7 @@ _SECTIONS = (
     "Simulation",
 )
 
-# A local node shares this machine with others and with the manager: it may write and end only what is its own.
+# A local node shares this machine with others and with the manager: it may touch no files or processes of theirs.
 _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
     {
         "node_dir": Path("flux-node-join"),
@@ -146,6 +146,8 @@ _S = TypeVar("_S", bound=SectionSettings)
 # What EC2 lets an account create in a region by default. Source: "Request throttling for the Amazon EC2 API".
 EC2_INSTANCES_PER_S = 2.0
 EC2_INSTANCES_AT_ONCE = 1000
+EC2_CREATE_CALLS_PER_S = 2.0
+EC2_CREATE_CALLS_AT_ONCE = 5.0
 
 
 class ConfigError(Exception):

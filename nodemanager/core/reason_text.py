@@ -255,6 +255,7 @@ SENTENCES: Mapping[str, str] = {
     ),
     Code.CREATING: "being created",
     Code.CREATE_PACED: "its create waits for its turn ({creates_per_s} a second)",
+    Code.CREATE_CALLS_PACED: "its create waits for a call: the provider takes {calls_per_s} a second",
     Code.CALLS_IN_FLIGHT_MAX: "its call waits for its turn ({calls_in_flight_max} at once)",
     Code.CALL_IN_FLIGHT: "{call} in flight, until {deadline_at} at the latest",
     Code.RETRY_LATER: "its last call may still take effect, next call at {retry_at} ({tries} failed)",
@@ -306,6 +307,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NOT_REFILLED: "takes no new job so that it empties: nodes of {node_type} can do its work"
     " for {instead_per_hour} an hour instead of {price_per_hour}",
     Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
+    Code.NO_SURGE_NEEDS_IT: "leaves early: {cores_free} cores are free elsewhere, a usual surge is {surge_cores}",
     # a node leaves
     Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",

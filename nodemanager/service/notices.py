@@ -65,7 +65,7 @@ class Notice:
 
 
 class NoticeTracker:
-    """Finds what is worth a notice in the history's updates."""
+    """Finds the history's updates that are worth a notice."""
 
     def __init__(self) -> None:
         self._low: frozenset[str] = frozenset()  # the budgets' periods that have been told

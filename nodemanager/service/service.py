@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pykka
@@ -32,6 +33,8 @@ from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import (
+    EC2_CREATE_CALLS_AT_ONCE,
+    EC2_CREATE_CALLS_PER_S,
     Burst,
     ConfigError,
     DelegateTo,
@@ -217,6 +220,8 @@ def _calls(site: Site) -> Calls:
         cloud.calls_in_flight_max,
         *site.create_rate,
         nodes_per_create=cloud.nodes_per_call if site.batches else 1,
+        create_calls_per_s=EC2_CREATE_CALLS_PER_S,
+        create_calls_burst=EC2_CREATE_CALLS_AT_ONCE if site.batches else inf,
         nodes_per_destroy=cloud.nodes_per_call if cloud.provider is Provider.EC2 else 1,
     )
 

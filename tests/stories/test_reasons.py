@@ -7,6 +7,7 @@ holds for every such placement.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -28,6 +29,7 @@ from nodemanager.core.orders import (
     RecordLaunches,
     StopBroker,
     UndrainNode,
+    key_of_call,
 )
 from nodemanager.core.slots import ForeignDrain, NodeType, TypeName
 from nodemanager.planner.plan import Plan
@@ -387,6 +389,15 @@ def _create_paced(case: Case, node: Node, figures: Figures) -> None:
     assert not case.orders_for(node)
 
 
+def _create_calls_paced(case: Case, node: Node, figures: Figures) -> None:
+    assert figures["calls_per_s"] == case.policy.calls.create_calls_per_s
+    creates = [action for action in case.made.actions if isinstance(action, CreateNode)]
+    calls = Counter(map(key_of_call, creates))
+    most = case.policy.calls.nodes_per_create
+    assert sum(math.ceil(count / most) for count in calls.values()) >= case.policy.calls.create_calls_burst
+    assert not case.orders_for(node)
+
+
 def _creating(case: Case, node: Node, figures: Figures) -> None:
     assert node.create.recorded
     assert node.create.sent_s is None
@@ -642,6 +653,7 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "looked_for": _looked_for,
     "calls_in_flight_max": _calls_in_flight_max,
     "create_paced": _create_paced,
+    "create_calls_paced": _create_calls_paced,
     "creating": _creating,
     "lease_not_wanted": _lease_not_wanted,
     "lease_above_limits": _lease_above_limits,

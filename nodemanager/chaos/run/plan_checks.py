@@ -122,7 +122,7 @@ class PlanChecks:
             self.invariants.upkeep.not_refilled += 1
 
     def _check_schedules(self, published: Publication, boots: list[BootNode]) -> None:
-        """What is bought must be within the limits of the schedules that are open at that moment."""
+        """Purchases must be within the limits of the schedules that are open at that moment."""
         if not self.script.upkeep or self.peace:
             return
         nodes_max, price_max = limits_at(self.script, published.snapshot.wall_at)

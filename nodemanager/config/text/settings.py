@@ -141,7 +141,7 @@ NEVER = "never"  # no property: nothing is waited for
 
 @dataclass(frozen=True, slots=True)
 class ValueFormat:
-    """The text format of a value: a description of what is allowed, and the function that reads it."""
+    """The text format of a value: a description of the allowed values, and the function that reads it."""
 
     allowed: str
     read: Callable[[str], object]
@@ -858,7 +858,7 @@ class EnsembleSettings(SectionSettings):
 
 
 def allowed_keys(settings: type[SectionSettings]) -> dict[str, str]:
-    """List a section's keys in order, with the description of what is allowed for each."""
+    """List a section's keys in order, with the description of the allowed values of each."""
     return {
         str(field.validation_alias or name): next(
             (written.allowed for written in field.metadata if isinstance(written, ValueFormat)), ""

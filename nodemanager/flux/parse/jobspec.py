@@ -29,7 +29,7 @@ DEPTH_MAX = 100  # of nested resources, the limit of flux-core
 
 WHY_MAX = 500  # characters, so that a user's jobspec cannot fill the log
 
-# What is kept of the jobspecs, so that no user can fill the memory. Sizes are estimates, in bytes.
+# Limits for the jobspecs that are kept, so that no user can fill the memory. Sizes are estimates, in bytes.
 JOBSPEC_BYTES_MAX = 2**18
 PLAIN_BYTES = 2**12  # a jobspec up to this size counts nothing for its user: there may be a million of them
 USER_BYTES_MAX = 2**25

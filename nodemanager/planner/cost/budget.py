@@ -20,7 +20,7 @@ from nodemanager.planner.state.snapshot import Snapshot
 CHEAPEST_ONLY_FROM = Decimal(
     "0.9"
 )  # of the budget: if the forecast reaches this part, only the cheapest types are bought
-WAITING_EVERY_S = 60.0  # how often waiting jobs are compared with what is left of a budget
+WAITING_EVERY_S = 60.0  # how often waiting jobs are compared with the rest of a budget
 SPENT_EVERY_S = 1.0  # the cost of nodes is compared with a limit no more often
 
 
@@ -96,7 +96,7 @@ def _period_limits(
 
 
 def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
-    """What is left of the site's budgets, by the name of the period; only for budgets that are set."""
+    """The rest of the site's budgets, by the name of the period; only for budgets that are set."""
     found: dict[str, Decimal] = {}
     for period in periods(snapshot.wall_at):
         limit = policy.budgets.get((WHOLE_SITE, period.name))

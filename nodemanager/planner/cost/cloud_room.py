@@ -36,7 +36,7 @@ class CloudRoom:
         if self.nodes_max is not None and self.nodes >= self.nodes_max:
             return f"{self.nodes} of its nodes_max of {self.nodes_max} exist"
         price = node_type.price_per_hour
-        return f"a {node_type.name} node costs {price}, above what is left of its price_per_hour_max"
+        return f"a {node_type.name} node costs {price}, above the rest of its price_per_hour_max"
 
     def take(self, node_type: NodeType) -> None:
         """Count one more node."""

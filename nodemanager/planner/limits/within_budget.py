@@ -1,7 +1,7 @@
 """Place the jobs within the budget: a placed job costs money until its time limit expires.
 
-What may be bought depends on what is promised already, and that depends on the placement: which jobs start on
-existing nodes and which on booting ones. So the placement is repeated. Each round counts what the last one
+Which nodes may be bought depends on the amounts reserved already, and these depend on the placement: which jobs
+start on existing nodes and which on booting ones. So the placement is repeated. Each round counts what the last one
 promised, until a round promises nothing more than was counted.
 """
 

@@ -179,7 +179,7 @@ def _why_not(offer: PeerOffer, job: Job, seen: PeersSeen) -> str:
 
 
 def _less(offer: PeerOffer, shape: Shape) -> PeerOffer:
-    """What is left of an offer after a job: the next one waits behind it, for a time that nobody knows."""
+    """The rest of an offer after a job: the next one waits behind it, for a time that nobody knows."""
     cores, nodes = cores_of(shape), shape.nodes or 0
     if cores > offer.cores_free or nodes > offer.nodes_free or offer.waiting:
         return replace(offer, waiting=offer.waiting + 1, starts_at=None, jobs_left=offer.jobs_left - 1)

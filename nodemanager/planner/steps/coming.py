@@ -52,11 +52,15 @@ def _create(node: Node, size: NodeType, context: StepContext) -> Step:
         return Step(none_left, EndLease(node.launch, none_left))
     if context.create_credit[cloud] < 1.0:
         return _wait_for_turn(cloud, context)
+    order = CreateNode(node.launch, size)
+    if not context.create_calls[cloud].fits(order):
+        return _wait_for_call(cloud, context)
     if not context.takes_call(cloud):
         return wait_for_answer(context)
     context.allowance.take(size)
     context.create_credit[cloud] -= 1.0
-    return Step(because(Code.CREATING), CreateNode(node.launch, size))
+    context.create_calls[cloud].take(order)
+    return Step(because(Code.CREATING), order)
 
 
 def _why_not_next(node: Node, context: StepContext) -> Reason | None:
@@ -78,6 +82,13 @@ def _wait_for_turn(cloud: CloudName, context: StepContext) -> Step:
     rate = context.policy.calls_of(cloud).creates_per_s
     wait_s = max(CREATES_EVERY_S, (1.0 - context.create_credit[cloud]) / rate)
     return Step(because(Code.CREATE_PACED, creates_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
+
+
+def _wait_for_call(cloud: CloudName, context: StepContext) -> Step:
+    """Wait until the provider lets through another create call."""
+    rate = context.policy.calls_of(cloud).create_calls_per_s
+    wait_s = (1.0 - context.create_calls[cloud].credit) / rate
+    return Step(because(Code.CREATE_CALLS_PACED, calls_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
 
 
 def step_booting(node: Node, context: StepContext) -> Step:

@@ -24,6 +24,7 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, Rank, SlotName, TypeName
 from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.cost import timings
+from nodemanager.planner.cost.create_calls import CreateCalls
 from nodemanager.planner.limits.type_limits import TypeCounts
 from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
@@ -89,6 +90,7 @@ class StepContext:
     overspent: Reason | None  # the budget is spent
     allowance: Allowance  # by quotas and breakers
     create_credit: dict[CloudName, float]  # in each cloud's bucket
+    create_calls: Mapping[CloudName, CreateCalls]
     cloud_calls_left: dict[CloudName, int]  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced
     emptying: Emptying  # which nodes take no new job so that they empty
@@ -130,7 +132,7 @@ class StepContext:
 
 
 class Step(NamedTuple):
-    """What is done with a node, if anything, and why.
+    """The next step of a node, if any, and its reason.
 
     ``again_at_s``: when the passing of time alone may change this; infinity if only news can. ``held``: a call for
     the node waits until another node's call has been answered.

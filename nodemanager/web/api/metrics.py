@@ -300,12 +300,12 @@ def _cost_gauges(published: Publication) -> Iterator[Metric]:
     price, most = published.plan.price_per_hour, published.policy.limits.price_per_hour_max
     yield _gauge("price_per_hour", "Price an hour of all nodes that cost or may cost.", float(price))
     yield _gauge("price_per_hour_max", "The limit on the price an hour.", float(most))
-    yield _gauge("budget_left_per_hour", "What is left below the limit on the price an hour.", float(most - price))
+    yield _gauge("budget_left_per_hour", "The price an hour that is left below its limit.", float(most - price))
     left: dict[tuple[str, ...], float] = {
         (period,): float(amount)
         for period, amount in budget.left_by_period(published.snapshot, published.policy).items()
     }
-    yield _gauges("budget_left", "What is left of the budget of the day and of the month.", ("period",), left)
+    yield _gauges("budget_left", "The rest of the budget of the day and of the month.", ("period",), left)
 
 
 def _service_gauges(published: Publication) -> Iterator[Metric]:
