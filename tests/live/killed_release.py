@@ -1,4 +1,4 @@
-"""``release-idle --follow`` that is killed between two steps: ``python -m tests.live.killed_release WHEN OPTIONS``."""
+"""Run ``release-idle --follow``, and kill it between two steps: its first argument says where."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ exit {exit_code}
 """
 
 
-# What a batch script does that lets the nodes be given back by themselves. A run that is killed is followed by another.
+# A batch script whose nodes are given back by themselves. A run that is killed is followed by another.
 FOLLOWING = """\
 #!/bin/sh
 cd {folder}
@@ -189,9 +189,9 @@ def test_a_manager_killed_on_the_way_is_followed_by_one_that_ends_it_well(
 
 @pytest.mark.parametrize("killed_at", ["", "after-drain", "after-stop"])
 def test_idle_nodes_are_given_back_by_themselves(elastic: Elastic, tmp_path: Path, killed_at: str) -> None:
-    """Two of four stay (``--keep``). A run that is killed between two steps is followed by one that ends it."""
+    """Two of four stay (``--nodes-min``). A run that is killed between two steps is followed by one that ends it."""
     elastic.start_manager().until_said("claimed")
-    options = "--idle-timeout 1s --keep 2"
+    options = "--idle-timeout 1s --nodes-min 2"
     batch = Batch(elastic, tmp_path, left=2, options=options, text=FOLLOWING, killed_at=killed_at)
     elastic.eventually("two are terminated", lambda: nodes(elastic) == NODES - 2, WITHIN_S)
     elastic.eventually("and no longer paid", lambda: len(elastic.launches()) == NODES - 2, WITHIN_S)

@@ -38,7 +38,7 @@ def release_idle(chosen: Namespace) -> int:
     try:
         if chosen.follow:
             release_idle_always(
-                chosen.uri, connect, chosen.idle_timeout, chosen.keep, _tell, timeout_s=CALL_WITHIN_S
+                chosen.uri, connect, chosen.idle_timeout, chosen.nodes_min, _tell, timeout_s=CALL_WITHIN_S
             )
         print(give_back_idle(chosen.uri, connect, chosen.most, timeout_s=CALL_WITHIN_S))
     except CannotRelease as error:

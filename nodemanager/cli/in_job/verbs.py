@@ -37,10 +37,11 @@ def _duration(text: str) -> float:
 
 
 def _release_idle(parser: Parser) -> None:
-    parser.add_argument(
+    once_or_always = parser.add_mutually_exclusive_group()
+    once_or_always.add_argument(
         "--most", type=positive, metavar="N", help="give back at most N nodes (default: all idle ones)"
     )
-    parser.add_argument(
+    once_or_always.add_argument(
         "--follow",
         action="store_true",
         help="run until the instance ends, and give back each node that was idle for long while no job waits",
@@ -53,7 +54,7 @@ def _release_idle(parser: Parser) -> None:
         help="with --follow: give back nodes that were idle for so long (default: 5m)",
     )
     parser.add_argument(
-        "--keep",
+        "--nodes-min",
         type=positive,
         default=1,
         metavar="N",
