@@ -26,7 +26,7 @@ from nodemanager.core.facts import (
     RanksSeen,
     Tick,
 )
-from nodemanager.core.jobs import ANYWHERE, Constraint, Job, JobId, JobState, Shape, UnreadableJob
+from nodemanager.core.jobs import ANYWHERE, Constraint, Job, JobId, JobRequest, JobState, Shape, UnreadableJob
 from nodemanager.core.nodes import (
     Call,
     CallKind,
@@ -186,10 +186,12 @@ def tasks(count: int, *, cores: int = 1, gpus: int = 0, where: Constraint = ANYW
 
 def a_job(number: int = 1, shape: Shape | None = None, **changes: Any) -> Job:
     """A job that the scheduler would start at once if there were room."""
+    asked = {name: changes.pop(name) for name in JobRequest.__dataclass_fields__ if name in changes}
+    request = JobRequest(**({"shape": shape if shape is not None else whole_nodes(1)} | asked))
     fields: dict[str, Any] = {
         "id": JobId(number),
         "state": JobState.SCHED,
-        "shape": shape if shape is not None else whole_nodes(1),
+        "request": request,
         "submitted_at": WALL_AT - 60,
     }
     return Job(**(fields | changes))

@@ -40,7 +40,7 @@ class JobMemos:
         self._next_s = float("-inf")
 
     def distrust(self) -> None:
-        """Forget what is shown: another manager may have written memos, or Flux may have lost them."""
+        """Forget the memos shown: another manager may have written memos, or Flux may have lost them."""
         self._trusted = False
 
     def removals(self, fact: QueueSeen) -> Mapping[JobId, None]:

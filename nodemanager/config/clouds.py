@@ -117,7 +117,7 @@ def faults_of_several(
     *,
     simulated: bool,
 ) -> Iterator[Fault]:
-    """Find what is wrong only because there are several clouds. ``simulated``: so is Flux."""
+    """Find the faults of a site with several clouds. ``simulated``: Flux is simulated."""
     accounts: dict[object, CloudSection] = {}
     for cloud, settings in clouds.items():
         if settings.provider in _ALONE:

@@ -69,7 +69,7 @@ def sizes_on_both_markets(name: TypeName, node: NodeSettings) -> tuple[Size, ...
 
 
 class SizeExpander:
-    """Expands the ``sizes`` of one node type, and collects what is wrong with them."""
+    """Expands the ``sizes`` of one node type, and collects their faults."""
 
     def __init__(
         self, document: Document, name: TypeName, node: NodeSettings, table: PriceTable, region: str

@@ -128,30 +128,51 @@ class RankAllocation:
 
 
 @dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a jobspec asks for. Jobs with equal jobspecs share one request: there may be a million of them."""
+
+    shape: Shape
+    duration_s: float = 0.0  # 0 is unlimited
+    queue: str = ""  # "" is the anonymous queue
+    # Requests that no scheduler we know respects ("memory"). The job's reason shows them.
+    unheeded: tuple[str, ...] = ()
+    requeue: bool = False  # the job asks to be submitted again if the provider takes back its node
+    requeued_from: JobId | None = None  # the job that it replaces
+    patience_s: float = 0.0  # how long it may wait for a cheaper way to run
+    delegated_to: str = ""  # it runs in another instance: what its user asked for (``delegate:TARGET``)
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """An active job."""
 
     id: JobId
     state: JobState
-    shape: Shape
+    request: JobRequest
     submitted_at: float
     urgency: int = 16  # 0 is held
     priority: int = 16
-    duration_s: float = 0.0  # 0 is unlimited
-    queue: str = ""  # "" is the anonymous queue
     userid: int = 0
-    # Requests that no scheduler we know respects ("memory"). The job's reason shows them.
-    unheeded: tuple[str, ...] = ()
     # Of a running job: the allocation and when it expires (RFC 20); None if it never does.
     allocations: tuple[RankAllocation, ...] = ()
     ends_at: float | None = None
     began_at: float | None = None
-    requeue: bool = False  # it asks to be submitted again if the provider takes back its node
-    requeued_from: JobId | None = None  # the job that it replaces
     # We hold it in Flux by urgency 0. ``urgency`` and ``priority`` are those that it has again once it is released.
     held_by_us: bool = False
-    patience_s: float = 0.0  # how long it may wait for a cheaper way to run
-    delegated_to: str = ""  # it runs in another instance: what its user asked for (``delegate:TARGET``)
+
+    # The parts of the request that are read everywhere.
+
+    @property
+    def shape(self) -> Shape:
+        return self.request.shape
+
+    @property
+    def duration_s(self) -> float:
+        return self.request.duration_s
+
+    @property
+    def queue(self) -> str:
+        return self.request.queue
 
 
 class JobResult(StrEnum):

@@ -5,12 +5,12 @@ An order contains all that its worker needs, so no worker looks anything up. Ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from nodemanager.core.jobs import JobId, NodeLoad
-from nodemanager.core.nodes import Launch, LaunchId, ProviderId, Roster
+from nodemanager.core.nodes import Launch, LaunchId, ProviderId, Roster, stamp_of
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, NodeType, Rank, SlotName, SlotsWish, TypeName
@@ -221,6 +221,16 @@ class CreateNode:
 
     launch: Launch
     node_type: NodeType
+
+
+def key_of_call(order: CreateNode) -> Hashable:
+    """What creates have in common that one call can carry out. They differ only in their slots."""
+    launch, node_type = order.launch, order.node_type
+    stamp = stamp_of(launch.id, launch.slot)
+    if not stamp:
+        return launch.id  # it is created by itself
+    made_of = (node_type.name, node_type.size, node_type.market, node_type.image, launch.made_from)
+    return stamp, *made_of, launch.zone, launch.group
 
 
 @dataclass(frozen=True, slots=True)

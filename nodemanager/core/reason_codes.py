@@ -62,6 +62,7 @@ class Figures(TypedDict, total=False):
     calls_in_flight_max: int
     considered: int
     cores: int
+    cores_free: int
     declared_cores: int
     declared_gpus: int
     declared_memory_bytes: int
@@ -89,6 +90,7 @@ class Figures(TypedDict, total=False):
     short: int
     slots: int
     spares: int
+    surge_cores: int
     times: int
     to_give: int
     tries: int
@@ -111,6 +113,7 @@ class Figures(TypedDict, total=False):
     boot_timeout_s: float
     broker_stop_s: float
     creates_per_s: float
+    calls_per_s: float
     deadline_s: float
     empties_in_s: float
     ended_at: float
@@ -201,6 +204,8 @@ class Code(StrEnum):
     PRICE_PER_HOUR_MAX = "price_per_hour_max", "node_type price_per_hour left price_per_hour_max"
     ONLY_OBSERVED = "only_observed", "node_type"
     CLOUD_CLOSED = "cloud_closed", "cloud why"
+    CLOUD_BUDGET_SPENT = "cloud_budget_spent", "cloud period spent forecast budget"
+    CLOUD_BUDGET_USED_UP = "cloud_budget_used_up", "cloud period spent forecast budget"
     CLOUD_FULL = "cloud_full", "cloud why"
     AT_QUOTA = "at_quota", "scope node_count detail until_s"
     BREAKER_OPEN = "breaker_open", "node_type image failures why retry_s"
@@ -287,6 +292,7 @@ class Code(StrEnum):
     LEASE_ABOVE_LIMITS = "lease_above_limits", "node_count nodes_max price_per_hour price_per_hour_max"
     CREATING = "creating"
     CREATE_PACED = "create_paced", "creates_per_s"
+    CREATE_CALLS_PACED = "create_calls_paced", "calls_per_s"
     CALLS_IN_FLIGHT_MAX = "calls_in_flight_max", "calls_in_flight_max"
     CALL_IN_FLIGHT = "call_in_flight", "call deadline_s"
     RETRY_LATER = "retry_later", "retry_s tries"
@@ -332,11 +338,15 @@ class Code(StrEnum):
     EMPTIES = "empties", "cores price_per_hour", "empties_in_s"
     NOT_REFILLED = "not_refilled", "cores price_per_hour node_type instead_per_hour", "empties_in_s"
     EMPTIES_NO_MORE = "empties_no_more"
+<<<<<<< HEAD
     # a rank of a batch job's own instance is idle
     RANK_CRITICAL = "rank_critical"
     WAITING_JOBS_NEED_IT = "waiting_jobs_need_it", "job_count"
     KEPT_BY_MIN = "kept_by_min", "nodes_min"
     RANK_GIVEN_BACK = "rank_given_back", "idle_s idle_timeout_s"
+=======
+    NO_SURGE_NEEDS_IT = "no_surge_needs_it", "cores_free surge_cores"
+>>>>>>> main
     # a node leaves
     NODE_GIVEN_BACK = "node_given_back", "job"
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"
@@ -377,7 +387,7 @@ class Code(StrEnum):
 
 
 def figure_faults(code: Code, figures: Mapping[str, Figure]) -> Iterator[str]:
-    """What is wrong with a reason's figures: one is missing, is not the code's, or has another type. For checks."""
+    """The fault of a reason's figures: one is missing, is not the code's, or has another type. For checks."""
     yield from (f"{code} lacks {name}" for name in sorted(code.required - figures.keys()))
     types = get_type_hints(Figures)
     for name, value in figures.items():

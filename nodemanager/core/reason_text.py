@@ -170,6 +170,8 @@ SENTENCES: Mapping[str, str] = {
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
     Code.CLOUD_CLOSED: "nothing is done in the cloud {cloud}: {why}",
+    Code.CLOUD_BUDGET_SPENT: "the cloud {cloud} has spent its {budget} for the {period} ({spent}): its nodes leave",
+    Code.CLOUD_BUDGET_USED_UP: "its nodes will use up the {budget} of the cloud {cloud} for the {period}",
     Code.CLOUD_FULL: "the cloud {cloud} gets no more nodes: {why}",
     Code.NO_NODE_TYPE: "the site has no node type",
     Code.TYPE_LIMIT: "a schedule allows {nodes_max} nodes of {node_type}",
@@ -255,6 +257,7 @@ SENTENCES: Mapping[str, str] = {
     ),
     Code.CREATING: "being created",
     Code.CREATE_PACED: "its create waits for its turn ({creates_per_s} a second)",
+    Code.CREATE_CALLS_PACED: "its create waits for a call: the provider takes {calls_per_s} a second",
     Code.CALLS_IN_FLIGHT_MAX: "its call waits for its turn ({calls_in_flight_max} at once)",
     Code.CALL_IN_FLIGHT: "{call} in flight, until {deadline_at} at the latest",
     Code.RETRY_LATER: "its last call may still take effect, next call at {retry_at} ({tries} failed)",
@@ -306,11 +309,15 @@ SENTENCES: Mapping[str, str] = {
     Code.NOT_REFILLED: "takes no new job so that it empties: nodes of {node_type} can do its work"
     " for {instead_per_hour} an hour instead of {price_per_hour}",
     Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
+<<<<<<< HEAD
     # a rank of a batch job's own instance is idle
     Code.RANK_CRITICAL: "stays: the instance dies with it, or other ranks are connected through it",
     Code.WAITING_JOBS_NEED_IT: "stays: {job_count} jobs of the instance wait",
     Code.KEPT_BY_MIN: "stays: the instance keeps {nodes_min} nodes",
     Code.RANK_GIVEN_BACK: "is given back to the outer instance: idle for {idle_s} (at least {idle_timeout_s})",
+=======
+    Code.NO_SURGE_NEEDS_IT: "leaves early: {cores_free} cores are free elsewhere, a usual surge is {surge_cores}",
+>>>>>>> main
     # a node leaves
     Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",

@@ -27,7 +27,7 @@ class Relay(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """What is known at one peer about one job.
+    """The facts at one peer about one job.
 
     ``synced``: every active copy of the peer is known. ``missing``: the peer says that it does not know these ids.
     ``why``: why the peer cannot be reached. ``refused``: the peer's words if it refused the submission.

@@ -53,7 +53,7 @@ class Engine:
     # --- inputs ---
 
     def take(self, it: Input) -> list[Deed]:
-        """Take the next input, and return what is to be done, in order. After the end no rule runs."""
+        """Take the next input, and return the actions, in order. After the end no rule runs."""
         self.last_at = max(self.last_at, it.at)
         self._deeds = []
         match it:

@@ -95,7 +95,7 @@ class MembersPort(Protocol):
 
 
 def read_change(name: str, action: str, payload: str) -> SizeChange:
-    """Read a request for an action. Raises ``ValueError`` with what is wrong.
+    """Read a request for an action. Raises ``ValueError`` that names the fault.
 
     The number is below the action's name, or 1 if it is absent or 0. The sign of ``shrink`` does not count.
     """

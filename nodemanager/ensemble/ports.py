@@ -18,7 +18,7 @@ Then = Callable[[str], None]  # called with why it failed; "" if it was done
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What is stored about the last run of a name.
+    """The record of the last run of a name.
 
     ``text``: the file's content. ``folder``: where its jobs run. ``starts``: the processes that have driven it.
     """

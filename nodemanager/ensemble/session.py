@@ -156,7 +156,7 @@ class Session:
         else:
             self._end_if_over()
 
-    # --- what is done ---
+    # --- acting ---
 
     def _repeat_what_is_in_doubt(self) -> None:
         doubtful, self._in_doubt = self._in_doubt, set()

@@ -469,7 +469,7 @@ class RealFluxPort:
             texts = self._read(list(keys))
             unsafe.apply({keys[key]: data_record.decode(text) for key, text in texts.items()})
         except ValueError as fault:
-            raise FluxError(f"what is known of the data of jobs cannot be read: {fault}") from fault
+            raise FluxError(f"the records of safe data cannot be read: {fault}") from fault
         return unsafe.mark(ranks)
 
     def _update_last_job_ends(self) -> object:

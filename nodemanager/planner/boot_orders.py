@@ -27,7 +27,7 @@ from nodemanager.planner.supply import free_room
 
 
 def boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
-    """The orders for what is bought now, in their order. ``weighed``: the jobs weighed against the peers."""
+    """The orders for nodes that are bought now, in their order. ``weighed``: the jobs weighed against the peers."""
     snapshot, policy, needs = basis.snapshot, basis.policy, basis.needs
     extra = policy.has_spares or policy.limits.nodes_min > 0 or bool(policy.limited_types)
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
@@ -41,7 +41,7 @@ def boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     if policy.stacked:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
-    allowance = Allowance(snapshot, policy)
+    allowance = Allowance(snapshot, policy, budget_left=basis.placement.supply.budget_left_in_clouds)
     prepaid = prepaid_left(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy, prepaid)
@@ -92,7 +92,7 @@ def _boot_order(
 
 
 def purchases_change_s(basis: Basis) -> float:
-    """When time alone may change what is bought, or what is drained because the budget is spent."""
+    """When time alone may change the purchases, or the drains because the budget is spent."""
     snapshot, policy = basis.snapshot, basis.policy
     jobs_wait = bool(basis.queue.batches)
     room_s = free_room.room_changes_s(snapshot, policy, basis.queue) if jobs_wait else inf

@@ -39,6 +39,7 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.planner.backoff.boot_failures import count_failed_boot
+from nodemanager.planner.cost.create_calls import create_calls
 from nodemanager.planner.cost.fleet import create_credit
 from nodemanager.planner.observe.calls import delay_stop
 from nodemanager.planner.observe.held_jobs import commit_copy_order
@@ -116,6 +117,7 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
     changed: dict[LaunchId, Node] = {}
     strays = {name: dict(account.strays) for name, account in snapshot.accounts.items()}
     credit = {name: create_credit(snapshot, policy, name) for name in policy.cloud_names}
+    calls = {name: create_calls(snapshot, policy, name) for name in policy.cloud_names}
     for action in plan.actions:
         match action:
             case BootNode(launch=launch, load=load):
@@ -130,6 +132,7 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
                     )
             case CreateNode(launch=launch, node_type=node_type):
                 credit[policy.only_cloud(node_type.cloud)] -= 1
+                calls[policy.only_cloud(node_type.cloud)].take(action)
                 node = _node_after(launch.id, changed, snapshot)
                 create = replace(node.create, sent_s=snapshot.now_s, image=node_type.image)
                 changed[launch.id] = _with_call(replace(node, create=create), CallKind.CREATE, snapshot, policy)
@@ -178,6 +181,7 @@ def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot: 
             snapshot.account_of(name),
             strays=strays.get(name, {}),
             create_credit=credit.get(name, 0.0),
+            create_calls_credit=calls[name].credit if name in calls else 0.0,
             create_credit_s=snapshot.now_s,
         )
         for name in {**strays, **credit}

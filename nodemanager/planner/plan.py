@@ -1,6 +1,6 @@
 """Decide what to do now, and why: ``plan(snapshot, policy)``. Read this first.
 
-1. Ask the outside for what is missing: the claim, fresh lists, records to be written (``asks``).
+1. Ask the outside for missing facts: the claim, fresh lists, records to be written (``asks``).
 2. Decide nothing on stale data, or while another manager acts (``health/standstill``).
 3. Place the waiting jobs (``placement``): first on nodes that are up, as Flux's scheduler will seat them; then on
    nodes that can be kept or will soon be free; the rest on booting and new nodes, at the least cost. New nodes are
@@ -45,6 +45,7 @@ from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.basis import Basis, Claims
 from nodemanager.planner.boot_orders import boot_orders, purchases_change_s
 from nodemanager.planner.cost import fleet
+from nodemanager.planner.cost.create_calls import create_calls
 from nodemanager.planner.explain.job_reasons import JobReasons, boot_delays
 from nodemanager.planner.explain.node_reasons import NodeReasons
 from nodemanager.planner.explain.type_reasons import type_reasons, warnings
@@ -249,8 +250,10 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         count_usable=count_usable(snapshot, policy),
         count_ready=count_ready(snapshot, policy, basis.needs.needed, ended) if policy.has_spares else {},
         overspent=basis.overspent,
+        overspent_clouds=basis.placement.overspent_clouds if policy.budgets else {},
         allowance=Allowance(snapshot, policy, sent_only=True),
         create_credit={it: fleet.create_credit(snapshot, policy, it) for it in policy.cloud_names},
+        create_calls={it: create_calls(snapshot, policy, it) for it in policy.cloud_names},
         cloud_calls_left=_cloud_calls_left(snapshot, policy),
         upkeep=upkeep,
         emptying=basis.emptying,

@@ -39,7 +39,7 @@ def requeue_orders(snapshot: Snapshot, policy: Policy) -> tuple[RequeueJob, ...]
     orders = []
     for job in snapshot.jobs.values():
         if (
-            not job.requeue
+            not job.request.requeue
             or job.state is not JobState.RUN
             or job.id in again
             or job.id in snapshot.queues.requeued
@@ -57,7 +57,8 @@ def _already_requeued(snapshot: Snapshot) -> set[JobId]:
     """The jobs that a copy replaces. A copy belongs to the same user: anybody can name any job as the original."""
     found: set[JobId] = set()
     for copy in snapshot.jobs.values():
-        original = snapshot.jobs.get(copy.requeued_from) if copy.requeued_from is not None else None
+        named = copy.request.requeued_from
+        original = snapshot.jobs.get(named) if named is not None else None
         if original is not None and original.userid == copy.userid:
             found.add(original.id)
     return found

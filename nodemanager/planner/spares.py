@@ -68,7 +68,7 @@ def _purchases_for_type_minimums(
 
 @dataclass(slots=True)
 class Purchaser:
-    """Buys what is left after the jobs' purchases, within the limits."""
+    """Buys spare nodes after those for jobs, within the limits."""
 
     supply: Supply
     placement: Placement

@@ -48,7 +48,7 @@ def stray_orders(snapshot: Snapshot, policy: Policy) -> list[RecordLaunches | Co
 
 
 def strays_change_s(snapshot: Snapshot, policy: Policy) -> float:
-    """When time alone may change what is done with a node that no launch owns."""
+    """When time alone may change the next step of a node that no launch owns."""
     waits_s = (
         max(stray.since_s + policy.timing.orphan_grace_s, stray.destroy_after_s)
         for stray in fleet.ownerless_strays(snapshot)

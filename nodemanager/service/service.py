@@ -15,6 +15,8 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pykka
@@ -32,6 +34,8 @@ from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import (
+    EC2_CREATE_CALLS_AT_ONCE,
+    EC2_CREATE_CALLS_PER_S,
     Burst,
     ConfigError,
     DelegateTo,
@@ -55,6 +59,7 @@ from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
+from nodemanager.planner.cost.spending import cloud_account
 from nodemanager.planner.state.policy import (
     BLOCK_S,
     Calls,
@@ -189,7 +194,7 @@ def policy_of(site: Site) -> Policy:
         rules=_settings(Rules, site.policy),
         calls=_calls(site),
         upkeep=_upkeep(site),
-        budgets=site.budget.limits,
+        budgets=_budgets(site),
         observed=site.observed_types if site.acts else frozenset(),
         bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
@@ -210,6 +215,17 @@ def _fixed(site: Site) -> Fixed:
     return Fixed(block_s={**BLOCK_S, FailureKind.QUOTA: SHARED_AGAIN_S}, probe_s_max=SHARED_AGAIN_S_MAX)
 
 
+def _budgets(site: Site) -> dict[tuple[str, str], Decimal]:
+    """The budgets of the site, its users, queues and clouds, by owner and period."""
+    of_clouds = {
+        (cloud_account(name), period): limit
+        for name, part in site.by_cloud.items()
+        for period, limit in (("day", part.cloud.per_day), ("month", part.cloud.per_month))
+        if limit is not None
+    }
+    return {**site.budget.limits, **of_clouds}
+
+
 def _calls(site: Site) -> Calls:
     cloud = site.cloud
     return Calls(
@@ -217,6 +233,8 @@ def _calls(site: Site) -> Calls:
         cloud.calls_in_flight_max,
         *site.create_rate,
         nodes_per_create=cloud.nodes_per_call if site.batches else 1,
+        create_calls_per_s=EC2_CREATE_CALLS_PER_S,
+        create_calls_burst=EC2_CREATE_CALLS_AT_ONCE if site.batches else inf,
         nodes_per_destroy=cloud.nodes_per_call if cloud.provider is Provider.EC2 else 1,
     )
 

@@ -15,10 +15,16 @@ import logging
 import os
 import sys
 import time
+from dataclasses import replace
 
 import structlog
 
-from nodemanager.config.site import EC2_INSTANCES_AT_ONCE, EC2_INSTANCES_PER_S
+from nodemanager.config.site import (
+    EC2_CREATE_CALLS_AT_ONCE,
+    EC2_CREATE_CALLS_PER_S,
+    EC2_INSTANCES_AT_ONCE,
+    EC2_INSTANCES_PER_S,
+)
 from nodemanager.planner.state.policy import Calls
 from tests.benchmarks.burst_world import Burst
 from tests.cloud.ec2.moto_faults import InstanceBucket
@@ -38,9 +44,10 @@ def main(counts: list[int]) -> None:
             creates_burst=EC2_INSTANCES_AT_ONCE,
             nodes_per_create=AT_ONCE,
             nodes_per_destroy=AT_ONCE,
+            create_calls_per_s=EC2_CREATE_CALLS_PER_S,
+            create_calls_burst=EC2_CREATE_CALLS_AT_ONCE,
         )
-        # Eight calls at once would empty the bucket of requests.
-        raised = Calls(creates_per_s=20.0, creates_burst=10_000, nodes_per_create=1_000, nodes_per_destroy=1_000)
+        raised = replace(ours, creates_per_s=20.0, creates_burst=10_000)
         if nodes <= EC2_INSTANCES_AT_ONCE:
             _measure("EC2's default buckets", nodes, ours, EC2_INSTANCES_AT_ONCE)
             _measure("the same, a call for each node", nodes, Calls(), EC2_INSTANCES_AT_ONCE)

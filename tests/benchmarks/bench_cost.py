@@ -36,7 +36,7 @@ import psutil
 
 from nodemanager.config.site import load_site
 from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
-from nodemanager.core.jobs import Job, JobId, JobState, Shape
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.flux.parse.job_journal import JobQueue
@@ -94,7 +94,7 @@ def half_idle(nodes: int) -> tuple[Snapshot, Policy]:
         for launch in launches
     )  # fmt: skip
     running = tuple(
-        Job(JobId(n), JobState.RUN, Shape(1, 8), WALL_AT, duration_s=3600.0) for n in range(1, nodes + 1, 2)
+        Job(JobId(n), JobState.RUN, JobRequest(Shape(1, 8), 3600.0), WALL_AT) for n in range(1, nodes + 1, 2)
     )
     known = advance_to(Snapshot(), Tick(NOW_S, WALL_AT))
     for fact in (
@@ -115,7 +115,7 @@ def measure_plan(nodes: int) -> Figures:
     for tick in range(1, 42):
         now_s = NOW_S + tick
         newest = 10**6 + 5 * tick
-        came = tuple(Job(JobId(newest + n), JobState.SCHED, Shape(1, 1 + n), WALL_AT) for n in range(5))
+        came = tuple(Job(JobId(newest + n), JobState.SCHED, JobRequest(Shape(1, 1 + n)), WALL_AT) for n in range(5))
         ended = tuple(JobId(newest + n - 5) for n in range(5))
         began = time.process_time()
         known = observe(known, QueueSeen(now_s - 0.1, came, ended=ended), policy)

@@ -6,12 +6,13 @@
 Costs are multiples of the best lower bound known: of column generation (``exact`` if it closed for every seed), or
 of a linear program that may split work and nodes at will, whichever is higher. The worst of the seeds counts. After
 its first case of a family that takes Ray over a minute, Ray is not asked for the others. Seconds are of processor
-time. ``highspy`` is needed.
+time, with the garbage collection of the service. ``highspy`` is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
@@ -33,6 +34,7 @@ from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.policy import Limits, Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.service.service import GC_THRESHOLD
 from tests.benchmarks import bench_plan
 from tests.benchmarks.bench_packing import bound_of, considered, costs
 from tests.benchmarks.packing_cases import FAMILIES, PRICE_UNIT, Case, small
@@ -74,6 +76,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="look at so many cases at once")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    gc.set_threshold(GC_THRESHOLD)
     if asked.measure:
         print(json.dumps(_measure(asked.measure, asked.seeds)))
         return

@@ -29,7 +29,7 @@ from decimal import Decimal
 from typing import Any
 
 from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
-from nodemanager.core.jobs import Job, JobId, JobState, Shape
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
@@ -111,7 +111,7 @@ def snapshot_of(case: Case) -> tuple[Snapshot, Policy, float]:
     ranks = tuple(ranks_of(node_types, up, state))
     each = [Shape(1, cores, nodes=gang or None, memory_bytes_per_slot=memory) for cores, memory in kinds]
     queue = tuple(
-        Job(JobId(number), JobState.SCHED, each[number % shapes], WALL_AT)
+        Job(JobId(number), JobState.SCHED, JobRequest(each[number % shapes]), WALL_AT)
         for number in range(jobs // gang if gang else jobs)
     )
     known = advance_to(Snapshot(), Tick(NOW_S, WALL_AT))
@@ -187,8 +187,10 @@ def measure_ticks(
     away = [FluxRank(Rank(n), s, online=False, cores=8) for n, s in enumerate(of.slots[nodes:], nodes + 1)]
     ranks = [*full, *away]
     shape = Shape(1, 8)
-    running = [Job(JobId(n), JobState.RUN, shape, WALL_AT, duration_s=3600.0) for n in range(idle + 1, nodes + 1)]
-    waiting = [Job(JobId(n), JobState.SCHED, Shape(1, 1 + n % 5), WALL_AT) for n in range(nodes + 1, jobs + 1)]
+    running = [Job(JobId(n), JobState.RUN, JobRequest(shape, 3600.0), WALL_AT) for n in range(idle + 1, nodes + 1)]
+    waiting = [
+        Job(JobId(n), JobState.SCHED, JobRequest(Shape(1, 1 + n % 5)), WALL_AT) for n in range(nodes + 1, jobs + 1)
+    ]
     known = advance_to(Snapshot(), Tick(NOW_S, WALL_AT))
     listed = tuple(
         CloudNode(
@@ -211,7 +213,8 @@ def measure_ticks(
         now_s += 1.0
         half = changes // 2
         came = tuple(
-            Job(JobId(newest + n), JobState.SCHED, Shape(1, 1 + n % 5), WALL_AT) for n in range(1, half + 1)
+            Job(JobId(newest + n), JobState.SCHED, JobRequest(Shape(1, 1 + n % 5)), WALL_AT)
+            for n in range(1, half + 1)
         )
         ended = tuple(JobId(idle + tick * half + n) for n in range(1, half + 1))
         newest += half

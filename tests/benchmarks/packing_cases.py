@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from random import Random
 
-from nodemanager.core.jobs import Job, JobId, JobState, Shape
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Shape
 from nodemanager.core.slots import Billing, NodeType, SlotName, TypeName
 from nodemanager.planner.packing.types import Item, Lot, pieces_on_empty
 
@@ -91,7 +91,7 @@ class Case:
         while any(left):
             for number, shape in enumerate(shapes):
                 if left[number]:
-                    queue.append(Job(JobId(len(queue)), JobState.SCHED, shape, at))
+                    queue.append(Job(JobId(len(queue)), JobState.SCHED, JobRequest(shape), at))
                     left[number] -= 1
         return queue
 

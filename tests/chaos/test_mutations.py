@@ -181,7 +181,10 @@ def killing_housekeeping_for_ever(patch: Patch) -> None:
 
 def submitting_jobs_again_and_again(patch: Patch) -> None:
     def forgetful(snapshot: Snapshot, policy: Policy) -> Any:
-        jobs = {id_: replace(job, requeued_from=None) for id_, job in snapshot.jobs.items()}
+        jobs = {
+            id_: replace(job, request=replace(job.request, requeued_from=None))
+            for id_, job in snapshot.jobs.items()
+        }
         return requeue_orders(changed(snapshot, requeued=frozenset(), jobs=jobs), policy)
 
     patch.setattr(plan, "requeue_orders", forgetful)

@@ -488,7 +488,7 @@ def _at(host: Host | None) -> tuple[str, ...]:
 
 def kill_node(node: NodeRecord) -> bool:
     """Sudden death, as of a machine; False for a node that has ended, or has not begun."""
-    processes = processes_of(node)
+    processes = _processes_of(node)
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.suspend()  # a machine dies at once: no broker must see its job die first, and start another
@@ -499,7 +499,7 @@ def kill_node(node: NodeRecord) -> bool:
 def kill_broker(node: NodeRecord) -> bool:
     """Sudden death of its broker alone, which is started again; False where there is none."""
     brokers = []
-    for process in processes_of(node):
+    for process in _processes_of(node):
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
             if process.cmdline()[:1] == ["broker"]:
                 brokers.append(process)
@@ -507,8 +507,7 @@ def kill_broker(node: NodeRecord) -> bool:
     return bool(brokers)
 
 
-def processes_of(node: NodeRecord) -> list[psutil.Process]:
-    """The processes of a living node."""
+def _processes_of(node: NodeRecord) -> list[psutil.Process]:
     if node.init is None or not is_alive(node.init):
         return []
     try:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +73,17 @@ def eventually(what: str, holds: Callable[[], object], within_s: float = WITHIN_
 
 
 class LiveInstance:
-    """Rank 0 and ``slots`` placeholders "slot1".. of ranks 1.., in a directory with a short path (sockets)."""
+    """Rank 0 and ``slots`` placeholders "slot1".. of ranks 1.., in a directory with a short path (sockets).
 
-    def __init__(self, directory: Path, slots: int = 3) -> None:
+    ``fan_out``: of the tree of brokers; 0 if all slots are children of rank 0.
+    """
+
+    def __init__(self, directory: Path, slots: int = 3, fan_out: int = 0) -> None:
         self.directory = directory
         self.uri = f"local://{directory}/head.sock"
         self._directory = directory
         self._slots = slots
+        self._fan_out = fan_out
         self._brokers: dict[str, psutil.Popen] = {}
         self._schedulers: tuple[str, ...] | None = None
         self._write_config()
@@ -95,8 +100,9 @@ class LiveInstance:
             curve_cert = "{certificate}"
             hosts = [
                 {{ host = "head", bind = "{endpoint}", connect = "{endpoint}" }},
-                {{ host = "slot[1-{self._slots}]" }},
+                {self._hosts()}
             ]
+            {self._tree()}
             [resource]
             noverify = true
             exclude = "0"
@@ -109,6 +115,18 @@ class LiveInstance:
             queue-policy = "easy"
             """
         )
+
+    def _hosts(self) -> str:
+        if not self._fan_out:
+            return f'{{ host = "slot[1-{self._slots}]" }},'
+        # Any of them may be a parent, so each has an endpoint of its own.
+        ports = free_ports(self._slots)
+        places = (f"tcp://127.0.0.1:{port}" for port in ports)
+        lines = (f'{{ host = "slot{n}", bind = "{it}", connect = "{it}" }},' for n, it in enumerate(places, 1))
+        return "\n".join(lines)
+
+    def _tree(self) -> str:
+        return f'[tbon]\ntopo = "kary:{self._fan_out}"' if self._fan_out else ""
 
     # --- brokers ---
 
@@ -123,9 +141,13 @@ class LiveInstance:
 
     def start_slot(self, rank: int) -> None:
         """Start the broker of a slot and wait until its rank is online."""
+        self.begin_slot(rank)
+        eventually(f"rank {rank} is online", lambda: rank in self.online())
+
+    def begin_slot(self, rank: int) -> None:
+        """Start the broker of a slot."""
         name = f"slot{rank}"
         self._start_broker(name, {"local-uri": f"local://{self._directory}/{name}.sock"})
-        eventually(f"rank {rank} is online", lambda: rank in self.online())
 
     def _start_broker(self, name: str, settings: dict[str, str]) -> None:
         if (former := self._brokers.pop(name, None)) is not None:
@@ -137,6 +159,9 @@ class LiveInstance:
         command = [*begin, "-c", str(self._directory / "conf.d"), *end]
         command += [f"-S{key}={value}" for key, value in settings.items()]
         self._brokers[name] = start(command, self._directory / f"{name}.log")
+
+    def broker(self, name: str) -> psutil.Process:
+        return self._brokers[name]
 
     def stop_head(self) -> None:
         """End rank 0 in good order: the queue is kept in the statedir. Its followers end too."""
@@ -219,6 +244,15 @@ class LiveInstance:
 
     def _flux(self, *command: str, check: bool = True) -> str:
         return run_flux(self.uri, *command, check=check)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different."""
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [int(listener.getsockname()[1]) for listener in listeners]
 
 
 def free_port() -> int:

@@ -189,7 +189,7 @@ def test_a_manager_killed_on_the_way_is_followed_by_one_that_ends_it_well(
 
 @pytest.mark.parametrize("killed_at", ["", "after-drain", "after-stop"])
 def test_idle_nodes_are_given_back_by_themselves(elastic: Elastic, tmp_path: Path, killed_at: str) -> None:
-    """Two of four stay (``--nodes-min``). A run that is killed between two steps is followed by one that ends it."""
+    """Two of four stay. A run that is killed between two steps is followed by one that ends it."""
     elastic.start_manager().until_said("claimed")
     options = "--idle-timeout 1s --nodes-min 2"
     batch = Batch(elastic, tmp_path, left=2, options=options, text=FOLLOWING, killed_at=killed_at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,16 +25,15 @@ from nodemanager.core.reason_codes import Code
 from tests.builders import World, a_job, a_world, busy, drained, orders, rank_of
 
 
-def _world(**changes: object) -> World:
+def _world(**changes: Any) -> World:
     world = a_world().busy_node("cloud1").busy_node("cloud2")
     job = _runs(7, "cloud1", **changes)
     return world.but(jobs={job.id: job})
 
 
-def _runs(number: int, slot: str, **changes: object) -> Job:
+def _runs(number: int, slot: str, **changes: Any) -> Job:
     held = RankAllocation(rank_of(a_world().policy, slot), 4, 0)
-    fields: dict[str, object] = {"state": JobState.RUN, "allocations": (held,), "requeue": True}
-    return replace(a_job(number), **{**fields, **changes})  # type: ignore[arg-type]
+    return a_job(number, **{"state": JobState.RUN, "allocations": (held,), "requeue": True, **changes})
 
 
 def _taken_back(world: World, slot: str = "cloud1") -> World:
@@ -127,7 +126,7 @@ def test_a_copy_by_another_user_does_not_keep_a_job_from_being_submitted_again(
     userid: int, requeues: list[str]
 ) -> None:
     world = _world(userid=1000)
-    copy = replace(a_job(9), requeued_from=JobId(7), userid=userid)
+    copy = a_job(9, requeued_from=JobId(7), userid=userid)
     world.but(jobs={**world.snapshot.jobs, copy.id: copy})
     assert _requeued(_taken_back(world)) == requeues
 
@@ -135,9 +134,9 @@ def test_a_copy_by_another_user_does_not_keep_a_job_from_being_submitted_again(
 # --- the copy ---------------------------------------------------------------------------------------------
 
 
-def _ended(**changes: object) -> World:
+def _ended(**changes: Any) -> World:
     """The copy 8 waits, and its original 7 is no longer in the queue."""
-    copy = replace(a_job(8), state=JobState.DEPEND, requeued_from=JobId(7), **changes)  # type: ignore[arg-type]
+    copy = a_job(8, state=JobState.DEPEND, requeued_from=JobId(7), **changes)
     return a_world().idle_node("cloud1").but(jobs={copy.id: copy})
 
 
@@ -149,7 +148,7 @@ COPY_ORDERS = ("read-result", "start-copy", "cancel-copy")
 
 
 def test_nothing_is_done_with_a_copy_while_its_original_runs() -> None:
-    copy = replace(a_job(8), state=JobState.DEPEND, requeued_from=JobId(7))
+    copy = a_job(8, state=JobState.DEPEND, requeued_from=JobId(7))
     world = _world()
     world.but(jobs={**world.snapshot.jobs, copy.id: copy})
     assert _copies(world) == []
@@ -216,7 +215,7 @@ def test_a_copy_that_has_gone_is_forgotten() -> None:
 
 
 def test_many_jobs_that_look_like_copies_are_looked_at_a_few_at_a_time() -> None:
-    copies = {JobId(n): replace(a_job(n), state=JobState.DEPEND, requeued_from=JobId(7)) for n in range(100, 400)}
+    copies = {JobId(n): a_job(n, state=JobState.DEPEND, requeued_from=JobId(7)) for n in range(100, 400)}
     world = a_world().idle_node("cloud1").but(jobs=copies)
     first = _copies(world)
     assert len(first) == 50

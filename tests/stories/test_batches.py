@@ -24,6 +24,17 @@ def test_a_burst_takes_few_calls_to_come_and_few_to_leave() -> None:
     assert len(burst.provider.bill()) == NODES, "each launch got exactly one node"
 
 
+def test_calls_are_paced_as_the_provider_takes_them() -> None:
+    small = replace(CALLS, nodes_per_create=5, create_calls_per_s=2.0, create_calls_burst=5.0)
+    burst = Burst(NODES, small)
+    submitted_s = burst.submit()
+    burst.until(lambda: burst.count_joined() == NODES, 60.0)
+    assert burst.provider.bucket.throttled == 0
+    assert [count for _, count in burst.provider.ordered] == [5] * (NODES // 5)
+    last_s, _ = burst.provider.ordered[-1]
+    assert last_s - submitted_s < 15.0, "five calls at once, and seven at two a second"
+
+
 def _drained(world: World) -> InstanceBucket:
     """The bucket of an account that others use too."""
     return InstanceBucket(lambda: world.now_s, size=20.0)

@@ -7,6 +7,7 @@ holds for every such placement.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodemanager.core.drains import drain_text
-from nodemanager.core.jobs import Job, JobId, JobState, Shape
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Shape
 from nodemanager.core.nodes import CallKind, CloudState, FluxRank, LaunchId, NodeState
 from nodemanager.core.orders import (
     BootNode,
@@ -28,6 +29,7 @@ from nodemanager.core.orders import (
     RecordLaunches,
     StopBroker,
     UndrainNode,
+    key_of_call,
 )
 from nodemanager.core.slots import ForeignDrain, NodeType, TypeName
 from nodemanager.planner.plan import Plan
@@ -192,7 +194,7 @@ def _served(case: Case, job: Job, figures: Figures) -> list[FluxRank]:
     """
     shape = job.shape
     if shape.exclusive:
-        job = replace(job, shape=replace(shape, cores_per_slot=1))
+        job = replace(job, request=JobRequest(replace(shape, cores_per_slot=1)))
     named = [rank for rank in case.snapshot.ranks.values() if rank.host in figures["nodes"]]
     assert 0 < len(named) == len(figures["nodes"]) <= (job.shape.nodes or job.shape.slots)
     for rank in named:
@@ -384,6 +386,15 @@ def _create_paced(case: Case, node: Node, figures: Figures) -> None:
     assert figures["creates_per_s"] == case.policy.calls.creates_per_s
     creates = sum(isinstance(action, CreateNode) for action in case.made.actions)
     assert creates >= case.policy.calls.creates_burst  # the bucket is full: no create was ever sent
+    assert not case.orders_for(node)
+
+
+def _create_calls_paced(case: Case, node: Node, figures: Figures) -> None:
+    assert figures["calls_per_s"] == case.policy.calls.create_calls_per_s
+    creates = [action for action in case.made.actions if isinstance(action, CreateNode)]
+    calls = Counter(map(key_of_call, creates))
+    most = case.policy.calls.nodes_per_create
+    assert sum(math.ceil(count / most) for count in calls.values()) >= case.policy.calls.create_calls_burst
     assert not case.orders_for(node)
 
 
@@ -642,6 +653,7 @@ NODES: Mapping[str, Callable[[Case, Node, Figures], None]] = {
     "looked_for": _looked_for,
     "calls_in_flight_max": _calls_in_flight_max,
     "create_paced": _create_paced,
+    "create_calls_paced": _create_calls_paced,
     "creating": _creating,
     "lease_not_wanted": _lease_not_wanted,
     "lease_above_limits": _lease_above_limits,

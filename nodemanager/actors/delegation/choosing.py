@@ -40,7 +40,7 @@ class PeerChooser:
         self._step = step
 
     def choose(self, tracked: TrackedJob) -> None:
-        """Choose a peer and submit to it; or ask first what is not known; or try again later."""
+        """Choose a peer and submit to it, or ask for missing facts first, or try again later."""
         may_stay = tracked.proxy.taken and not tracked.proxy.stranded
         peers, fault = self._candidates(tracked)
         if fault:

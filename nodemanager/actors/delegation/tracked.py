@@ -91,7 +91,7 @@ class PeerState:
     sent: list[tuple[float, int]] = field(default_factory=list)  # when, and the cores, of what its load may lack
 
     def view(self, job: JobId) -> PeerView:
-        """Return what is known about one job."""
+        """Return the facts about one job."""
         return PeerView(
             self.peer.name,
             self.synced,

@@ -54,7 +54,7 @@ def _home_cut(run: Run, act: Act) -> None:
 
 
 def _hangs(run: Run, act: Act) -> None:
-    """A peer hangs: what is open gets no answer, and nothing can be opened."""
+    """A peer hangs: open connections get no answer, and none can be opened."""
     _, _, instance = _peer(run, act)
     instance.faults.answers_from_s = run.world.now_s + act.lasts_s
 

@@ -81,7 +81,7 @@ class ProcessHistory:
 
         A process may not notice that its file was corrupted while it was writing. Only the next process checks it.
         """
-        self._writer.write(())  # write what is held back, as the thread does after a while
+        self._writer.write(())  # write the rows held back, as the thread does after a while
         if self._writer.is_written_elsewhere:
             return ""  # another process is stopped but alive and has the lock: newer events are held back
         if self._writer.failure or not self._last_events or self._history.deletions != self._deletions:

@@ -119,7 +119,7 @@ class Invariants:
     def check_create(self, launch: Launch, bought: NodeType | None = None) -> None:
         """Before a create: the lease must be recorded, and the slot must have the launch's type.
 
-        What is bought must be a size of that type, and the one on record.
+        A node's size must be one of its type, and the one on record.
         """
         if bought is not None and self.policy.types[launch.type_name].sizes:
             sizes = {(it.name, it.market, it.price_per_hour) for it in self.policy.types[launch.type_name].sizes}

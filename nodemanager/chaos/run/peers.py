@@ -70,7 +70,7 @@ class PeerWorld:
         return ProcessPorts(self, token, step)
 
     def make_peace(self) -> None:
-        """End what is wrong at the peers."""
+        """End the faults of the peers."""
         for instance in self.instances.values():
             instance.faults = InstanceFaults()
             instance.queue_disabled = False

@@ -34,7 +34,7 @@ class UpkeepTruth:
     prepaid: set[LaunchId] = field(default_factory=set)
     used_again: int = 0  # how many jobs gave a slot back on which a node was made later
     not_refilled: int = 0  # how often a dear node was kept for no further job because of a cheaper type
-    said_late: int = 0  # how often data of an ended job was said to be safe
+    said_late: int = 0  # how often the data of an ended job was reported as safe
     _used_again: set[JobId] = field(default_factory=set)
     _unsafe: dict[tuple[JobId, Rank], tuple[ProviderId, float]] = field(default_factory=dict)
     _runs_on: dict[JobId, dict[Rank, ProviderId]] = field(default_factory=dict)

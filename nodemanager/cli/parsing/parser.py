@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 
 class WrongUse(Exception):
-    """The command line is wrong. The message says what is and what to give instead."""
+    """The command line is wrong. The message names the fault and what to give instead."""
 
     def __init__(self, message: str, usage: str) -> None:
         super().__init__(message)
@@ -18,7 +18,7 @@ class WrongUse(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises :class:`WrongUse` at an unknown verb, option or argument, and names what is nearest to it."""
+    """Raises :class:`WrongUse` at an unknown verb, option or argument, and names the nearest known one."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         # Descriptions wrap; examples keep their lines.

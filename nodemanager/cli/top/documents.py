@@ -27,7 +27,7 @@ def readable(document: Any) -> Any:
 
 
 def node_rows(document: Mapping[str, Any]) -> list[Row]:
-    """The rows of all nodes: slot, type, state, what is left of the paid time, cost, reason."""
+    """The rows of all nodes: slot, type, state, the rest of the paid time, cost, reason."""
     rows = []
     for node in document["nodes"]:
         mark = " held" if node["held"] else " retire" if node["to_retire"] else ""

@@ -183,7 +183,7 @@ def _list(screen: Screen, pane: Pane, width: int, rows_max: int) -> list[Text]:
 
 
 def _widths(pane: Pane, rows: Sequence[Row]) -> list[int]:
-    """The width of each column but the last, by what is shown."""
+    """The width of each column but the last, by its contents."""
     names = COLUMNS[pane]
     return [
         min(most, max([cell_len(names[column]), *(cell_len(row.cells[column]) for row in rows)]))

@@ -1,4 +1,4 @@
-"""The state of ``top``: what is shown, what is selected, and what each key does. Pure."""
+"""The state of ``top``: the rows shown, the row selected, and the effect of each key. Pure."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ MOVES: Mapping[str, int] = {
 
 
 def press(screen: Screen, key: str) -> tuple[Screen, Command | None]:
-    """Return the screen after a key, and what is to be done."""
+    """Return the screen after a key, and the action to take."""
     if screen.asks is not None:
         done = screen.asks if key in {"y", "Y"} else None
         return replace(screen, asks=None, message="" if done else "nothing done"), done

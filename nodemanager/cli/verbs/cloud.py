@@ -86,7 +86,7 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
 
 
 def _site_of_cloud(site: Site, name: str) -> Site | None:
-    """The site as if the named cloud were its only one. Prints what is wrong and returns None if it has none."""
+    """The site as if the named cloud were its only one. None, and an error is printed, if it has no such cloud."""
     parts = {str(cloud): part for cloud, part in site.by_cloud.items()}
     if not name and len(parts) == 1:
         return next(iter(parts.values()))

@@ -27,7 +27,7 @@ _EXEC_KIND = "ExecCredential"
 
 
 class AccessError(Exception):
-    """There is no usable access. The message says what is missing, and where."""
+    """There is no usable access. The message names the missing part, and where it is looked for."""
 
 
 @dataclass(frozen=True)

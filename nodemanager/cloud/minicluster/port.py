@@ -1,8 +1,8 @@
 """The cloud port whose nodes are the pods of one MiniCluster.
 
 Every change is one PATCH of ``spec.size`` and of the annotations that record the launches. It carries the resource
-version of the object as it was read, so a change by somebody else in between refuses it, and it is made again on
-what is there then. That the PATCH succeeded says nothing: the operator may ignore it. Only ``status.size`` and the
+version of the object as it was read: if somebody else has changed it since, the PATCH is refused, and made again on
+the new state. That the PATCH succeeded says nothing: the operator may ignore it. Only ``status.size`` and the
 pods, which ``list_nodes`` reads, show what came of it.
 """
 
@@ -146,7 +146,7 @@ class MiniClusterCloud:
         raise CloudError(FailureKind.TRANSIENT, f"MiniCluster {self._name} changed {TRIES} times during the call")
 
     def _change(self, found: MiniCluster, change: Resize) -> MiniCluster:
-        """Make the change, and return what is there then."""
+        """Make the change, and return the new state."""
         if self._service is not None:
             self._service.change(found, change)
             return self._read()

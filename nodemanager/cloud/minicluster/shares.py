@@ -2,7 +2,7 @@
 
 A wish that was refused is kept as an annotation of the MiniCluster for some minutes, so that the pods that others
 give back go to whom they belong. A MiniCluster that has more than its share gets another annotation with the share:
-its node manager drains what is above.
+its node manager drains the pods above it.
 """
 
 from __future__ import annotations

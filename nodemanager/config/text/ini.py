@@ -34,7 +34,7 @@ class Fault:
     """One fault of a file. ``line`` is 0 if the fault has no line; ``value`` is None if it must not be shown."""
 
     file: Path
-    problem: str  # what is allowed
+    problem: str  # the values that are allowed
     line: int = 0
     section: str = ""
     key: str = ""

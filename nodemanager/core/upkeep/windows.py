@@ -61,7 +61,7 @@ class Window:
 
 
 def read_windows(text: str) -> tuple[Window, ...]:
-    """Read windows separated by commas; "" is none. Raises ``ValueError`` that says what is wrong."""
+    """Read windows separated by commas; "" is none. Raises ``ValueError`` that names the fault."""
     return tuple(_read_window(part.strip()) for part in text.split(",")) if text.strip() else ()
 
 

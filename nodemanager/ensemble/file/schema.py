@@ -62,7 +62,7 @@ class EnsembleError(Exception):
 
 
 def read_ensemble(text: str) -> tuple[Ensemble, tuple[SchemaFault, ...]]:
-    """Return the ensemble and what is odd about it. Raises ``EnsembleError``."""
+    """Return the ensemble and its oddities. Raises ``EnsembleError``."""
     try:
         source = read_yaml(text)
     except YamlFault as fault:

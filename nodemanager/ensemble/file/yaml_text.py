@@ -15,7 +15,7 @@ VALUES_MAX = 100_000  # aliases of aliases could make a small file very large
 
 
 class YamlFault(Exception):
-    """The text is not YAML that can be read. Holds the place and what is wrong."""
+    """The text is not YAML that can be read. Holds the place and the fault."""
 
     def __init__(self, place: Place, why: str) -> None:
         super().__init__(why)

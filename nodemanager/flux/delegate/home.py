@@ -125,7 +125,7 @@ class _HomeSession(LinkSession[HomeRequest]):
     def _ensure_actor(self) -> None:
         """Check that the name is ours. An answer counts for some milliseconds, so one check covers many requests.
 
-        A request that is sent too late does no harm: what is on record at home decides, not who writes it.
+        A request that is sent too late does no harm: the record at home decides, not its writer.
         """
         now_s = time.monotonic()
         if now_s < self._actor_until_s:

@@ -36,7 +36,7 @@ def check_setup(handle: Handle, frobnicator: Path, *, timeout_s: float) -> None:
 
 
 def setup_faults(config: Mapping[str, Any], jobtap: Mapping[str, Any], frobnicator: Path) -> list[str]:
-    """Name what is missing in an instance's configuration (``config.get``) and in its loaded plugins.
+    """Name the missing parts of an instance's configuration (``config.get``) and in its loaded plugins.
 
     ``frobnicator``: where the plugin's file is, or where ``init --existing`` will write it.
     """

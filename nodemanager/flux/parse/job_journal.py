@@ -20,6 +20,7 @@ from nodemanager.flux.parse.jobspec import (
     WHY_MAX,
     DroppedJobspec,
     Run,
+    shown_state,
     with_updates,
 )
 from nodemanager.flux.parse.jobspec_pool import JobspecPool, KeptJobspec
@@ -206,7 +207,8 @@ def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
     if isinstance(request, str):
         return UnreadableJob(job_id, request)
     run = job.run if job.state is JobState.RUN else NOT_RUN
-    return request.job(job_id, job.state, job.submitted_at, job.urgency, job.priority, job.userid, run)
+    state = shown_state(job.state, request)
+    return Job(job_id, state, request, job.submitted_at, job.urgency, job.priority, job.userid, *run)
 
 
 def _queue_seen(

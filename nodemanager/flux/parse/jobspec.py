@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation, Shape, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
 from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE, read_patience_s
 from nodemanager.flux.parse.constraint import read_constraint
@@ -29,7 +29,7 @@ DEPTH_MAX = 100  # of nested resources, the limit of flux-core
 
 WHY_MAX = 500  # characters, so that a user's jobspec cannot fill the log
 
-# What is kept of the jobspecs, so that no user can fill the memory. Sizes are estimates, in bytes.
+# Limits for the jobspecs that are kept, so that no user can fill the memory. Sizes are estimates, in bytes.
 JOBSPEC_BYTES_MAX = 2**18
 PLAIN_BYTES = 2**12  # a jobspec up to this size counts nothing for its user: there may be a million of them
 USER_BYTES_MAX = 2**25
@@ -72,51 +72,12 @@ def read_job(
     request = try_request(jobspec)
     if isinstance(request, str):
         return UnreadableJob(job_id, request)
-    return request.job(job_id, state, submitted_at, urgency, priority, userid)
+    return Job(job_id, shown_state(state, request), request, submitted_at, urgency, priority, userid)
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """What a jobspec asks for, as in ``Job``."""
-
-    shape: Shape
-    duration_s: float
-    queue: str
-    unheeded: tuple[str, ...]
-    requeue: bool
-    requeued_from: JobId | None
-    delegated_to: str = ""
-    patience_s: float = 0.0
-
-    def job(
-        self,
-        job_id: JobId,
-        state: JobState,
-        submitted_at: float,
-        urgency: int,
-        priority: int,
-        userid: int,
-        run: Run = NOT_RUN,
-    ) -> Job:
-        """Make a job that asks for this. ``run``: what it holds, when that expires, and when it began."""
-        return Job(
-            job_id,
-            # The copy of a delegated job needs nodes, elsewhere; the job here only shows it.
-            JobState.DEPEND if self.delegated_to and state in _WAITING else state,
-            self.shape,
-            submitted_at,
-            urgency,
-            priority,
-            self.duration_s,
-            self.queue,
-            userid,
-            self.unheeded,
-            *run,
-            self.requeue,
-            self.requeued_from,
-            patience_s=self.patience_s,
-            delegated_to=self.delegated_to,
-        )
+def shown_state(state: JobState, request: JobRequest) -> JobState:
+    """The state of a job for the planner. The copy of a delegated job needs nodes, elsewhere: it only shows it."""
+    return JobState.DEPEND if request.delegated_to and state in _WAITING else state
 
 
 def try_request(jobspec: object) -> JobRequest | str:

@@ -9,7 +9,8 @@ import json
 from typing import Any
 from weakref import WeakValueDictionary
 
-from nodemanager.flux.parse.jobspec import DroppedJobspec, JobRequest, size_bytes, trim_jobspec, try_request
+from nodemanager.core.jobs import JobRequest
+from nodemanager.flux.parse.jobspec import DroppedJobspec, size_bytes, trim_jobspec, try_request
 
 
 class KeptJobspec:

@@ -46,7 +46,7 @@ def encode(launch: Launch) -> str:
         "requested_at": launch.requested_at,
         "zone": launch.zone,
     }
-    # Only what is set: a record that an older manager could have written stays as it would have written it.
+    # Only fields that are set: a record without new fields stays as an older manager writes it.
     if launch.size:
         fields["size"] = launch.size
     if launch.made_from:

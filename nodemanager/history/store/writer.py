@@ -83,7 +83,7 @@ class HistoryWriter:
             self.lost += 1
 
     def stop(self, within_s: float) -> None:
-        """Write what is queued and end, but wait no longer than ``within_s`` for either step."""
+        """Write the queued rows and end, but wait no longer than ``within_s`` for either step."""
         with suppress(queue.Full):
             self._waiting.put(None, timeout=within_s)
             self._thread.join(within_s)

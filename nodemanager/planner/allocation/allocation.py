@@ -90,7 +90,7 @@ class Allocation:
         return made if placed else None
 
     def takes_at_most(self, work: Work) -> int:
-        """An upper bound for the pieces of this work that fit on what is left of the offers."""
+        """An upper bound for the pieces of this work that fit on the nodes left in the offers."""
         item = work.item(self.memory_bytes(work.shape))
         pieces, nodes_left = 0, self.nodes_left
         on_sale: list[tuple[int, int]] = []

@@ -16,7 +16,7 @@ from nodemanager.planner.supply.offers import Offer
 
 @dataclass(slots=True)
 class Packable:
-    """Works that are packed together, and what is left of them.
+    """Works that are packed together, and their pieces that are left.
 
     ``first``: the number of the first of them in the allocation. ``items``: one a work. ``left``: of each, the
     pieces without a node. ``span_s``: for how long the longest of them needs its nodes. ``offers``, ``zones`` and
@@ -60,9 +60,11 @@ class Packable:
     def fits(self, items: Sequence[Item], sources: Sequence[Source], lots: Sequence[Lot]) -> list[list[int]]:
         """For each item, how many of its pieces an empty node of each lot takes."""
         fits: list[list[int]] = []
+        all_empty = not any(isinstance(source, NodeGroup) for source in sources)
         for work, item in zip(self.works, items, strict=True):
+            anywhere = all_empty and work.shape.constraint is ANYWHERE and not work.shape.one_zone
             row = [
-                pieces_on_empty(item, lot) if self.may_use(source, work) else 0
+                pieces_on_empty(item, lot) if anywhere or self.may_use(source, work) else 0
                 for source, lot in zip(sources, lots, strict=True)
             ]
             if item.exclusive:

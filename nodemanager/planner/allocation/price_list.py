@@ -12,7 +12,7 @@ from nodemanager.planner.allocation.node_group import Source
 from nodemanager.planner.allocation.packable import Packable
 from nodemanager.planner.allocation.work import UNBOUNDED
 from nodemanager.planner.packing.dominated import find_dominated, nodes_used
-from nodemanager.planner.packing.packing import pack
+from nodemanager.planner.packing.packing import Problem, pack
 from nodemanager.planner.packing.types import Effort, Item, Lot, Packed, PackingLimits
 from nodemanager.planner.state.frozen import replace
 
@@ -57,15 +57,17 @@ def pack_best(
         left_out = find_dominated(lots, kinds, used, run_out)
         shown = [number for number in range(len(lots)) if number not in left_out]
         there, some = [sources[number] for number in shown], [lots[number] for number in shown]
-        packed = pack(items, some, work.fits(items, there, some), limits, spent)
-        nodes = nodes_used(packed.loads).items()
-        gone = {shown[lot] for lot, count in nodes if count >= some[lot].count} - run_out
-        if gone.intersection(left_out.values()):
-            run_out |= gone
-        elif spent is not chosen:
+        problem = Problem(items, some, work.fits(items, there, some))
+        while True:
+            packed = problem.pack(limits, spent)
+            nodes = nodes_used(packed.loads).items()
+            gone = {shown[lot] for lot, count in nodes if count >= some[lot].count} - run_out
+            if gone.intersection(left_out.values()):
+                run_out |= gone
+                break
+            if spent is chosen:
+                return Chosen(packed, there, left_out)
             spent = chosen
-        else:
-            return Chosen(packed, there, left_out)
 
 
 def _are_equal(items: Sequence[Item]) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from nodemanager.core.facts import QueueSeen
-from nodemanager.core.jobs import Job
+from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import FailureKind, group_name
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
@@ -72,19 +72,18 @@ def gather_wide_jobs(fact: QueueSeen, snapshot: Snapshot, policy: Policy) -> Que
     """The fact with ``one_zone`` set for each job that needs several nodes of a type with a placement group."""
     if not policy.clustered_types:
         return fact
-    return replace(fact, jobs=tuple(_gathered(job, snapshot, policy) for job in fact.jobs))
+    gathered = {
+        request: replace(request, shape=replace(request.shape, one_zone=True))
+        for request in {job.request for job in fact.jobs}
+        if not request.shape.one_zone
+        and any(_spans_nodes_of(of, request.shape, snapshot) for of in policy.clustered_types)
+    }
+    jobs = (replace(it, request=gathered[it.request]) if it.request in gathered else it for it in fact.jobs)
+    return replace(fact, jobs=tuple(jobs))
 
 
-def _gathered(job: Job, snapshot: Snapshot, policy: Policy) -> Job:
-    shape = job.shape
-    if not shape.one_zone and any(_spans_nodes_of(of, job, snapshot) for of in policy.clustered_types):
-        return replace(job, shape=replace(shape, one_zone=True))
-    return job
-
-
-def _spans_nodes_of(node_type: NodeType, job: Job, snapshot: Snapshot) -> bool:
-    """Whether the job may run on nodes of the type, and needs more than one of them."""
-    shape = job.shape
+def _spans_nodes_of(node_type: NodeType, shape: Shape, snapshot: Snapshot) -> bool:
+    """Whether a job of this shape may run on nodes of the type, and needs more than one of them."""
     cores, gpus = shape.slots * shape.cores_per_slot, shape.slots * shape.gpus_per_slot
     if shape.nodes is not None:
         spans = shape.nodes > 1 and cores <= node_type.cores and gpus <= node_type.gpus

@@ -1,1 +1,1 @@
-"""Whether a node, and what is known of the whole instance, can be relied on."""
+"""Whether a node, and the facts about the whole instance, can be relied on."""

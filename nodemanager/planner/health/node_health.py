@@ -77,7 +77,7 @@ def hung_s(node: Node, now_s: float) -> float | None:
 
 
 def health_changes_s(node: Node, policy: Policy, now_s: float) -> float:
-    """When the passing of time alone may change what is wrong with the node; infinity if it never does.
+    """When the passing of time alone may change the trouble of the node; infinity if it never does.
 
     A node that Flux shows online, but not to its scheduler, gets ``rejoin_timeout_s`` to be noticed.
     """

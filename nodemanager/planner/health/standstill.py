@@ -1,4 +1,4 @@
-"""Why nothing is decided now: what is known is old or doubtful, or another manager acts. Also of single clouds.
+"""Why nothing is decided now: the facts are old or doubtful, or another manager acts. Also of single clouds.
 
 A closed cloud stops nothing of the others: nothing is bought there, and its nodes are left alone. Jobs still run on
 those that are up.

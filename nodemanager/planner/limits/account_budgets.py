@@ -35,7 +35,7 @@ KINDS = ("user", "queue")
 
 @dataclass
 class AccountBudget:
-    """What an account may spend in a period, and what is reserved."""
+    """The amount that an account may spend in a period, and the amount reserved."""
 
     account: str
     period: Period

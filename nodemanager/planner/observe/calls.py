@@ -103,7 +103,7 @@ def _mark_recorded(node: Node) -> Node:
 def apply_undrain(snapshot: Snapshot, fact: NodeUndrained) -> Snapshot:
     """The node takes jobs again."""
     snapshot = change_nodes(snapshot, [fact.launch], lambda node: _undrain_node(node, snapshot.now_s))
-    return require_look(snapshot)  # only a look shows what is free there
+    return require_look(snapshot)  # only a look shows which ranks are free there
 
 
 def _undrain_node(node: Node, now_s: float) -> Node:

@@ -200,6 +200,8 @@ def _apply_create_failure(snapshot: Snapshot, node: Node, fact: CloudCallFailed,
     if fact.kind is FailureKind.THROTTLED and policy.calls_of(cloud).nodes_per_create > 1:
         # The provider counts nodes, and its bucket has fewer left than were asked for. From now on creates come no
         # faster than it refills, so the next call is smaller and is not throttled too.
-        account = replace(snapshot.account_of(cloud), create_credit=0.0, create_credit_s=snapshot.now_s)
+        account = replace(
+            snapshot.account_of(cloud), create_credit=0.0, create_calls_credit=0.0, create_credit_s=snapshot.now_s
+        )
         snapshot = snapshot.with_account(cloud, account)
     return apply_refusal(snapshot, node, fact.kind, fact.detail, policy, fact.retry_after_s, fact.quota_scope)

@@ -272,7 +272,7 @@ HANDLERS: Mapping[type[Fact], Handler] = {
     NodeMeasured: one_by_one(hardware.apply_measurement),
     # other Flux instances
     PeersSeen: one_by_one(_apply_peers),
-    # operators, and what is written to the record
+    # operators, and the written records
     HoldPlaced: _told_by_operator,
     RetirementRequested: _told_by_operator,
     ReplacementsRequested: _told_by_operator,

@@ -32,7 +32,7 @@ SteeredAction = CordonNode | DrainNode | UndrainNode | EndLease
 KEEP_AGAIN_S = 1.0
 
 
-# --- what is set ------------------------------------------------------------------------------------------
+# --- orders ----------------------------------------------------------------------------------------------
 
 
 def apply_operator_fact(snapshot: Snapshot, fact: OperatorFact) -> Snapshot:
@@ -142,7 +142,7 @@ def count_held(snapshot: Snapshot, state: NodeState) -> int:
     )
 
 
-# --- what is on record ------------------------------------------------------------------------------------
+# --- orders on record -------------------------------------------------------------------------------------
 
 
 def apply_steering_record(snapshot: Snapshot, on_record: Steering) -> Snapshot:

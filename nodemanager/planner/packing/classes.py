@@ -23,7 +23,7 @@ MASK_PENALTY = 0.2  # of its size: the error of a class whose items do not fit t
 
 @dataclass(slots=True)
 class _Class:
-    """Items of similar sizes, the smallest first, and the sums of what is left of them."""
+    """Items of similar sizes, the smallest first, and the sums of their pieces that are left."""
 
     all_members: Sequence[int]
     members: list[int]  # of which pieces are left
@@ -95,7 +95,9 @@ class Classes:
         if item.exclusive:
             return True, self._masks[number]
         shut = tuple(
-            place for place, lot in enumerate(self._lots) if not row[place] and pieces_on_empty(item, lot) > 0
+            place
+            for place, lot in enumerate(self._lots)
+            if not row[place] and item.cores <= lot.cores and pieces_on_empty(item, lot) > 0
         )
         return False, item.gpus, item.per_node_max < item.pieces, shut
 
@@ -104,7 +106,7 @@ class Classes:
         return item.cores * self._unit[0] + item.memory_bytes * self._unit[1]
 
     def _error(self, members: Sequence[int]) -> float:
-        """What is lost if the sizes of the items are taken to be equal."""
+        """The loss if the sizes of the items are taken to be equal."""
         if len(members) == 1 or self._items[members[0]].exclusive:
             return 0.0
         pieces = [self._items[number].pieces for number in members]
@@ -232,9 +234,11 @@ class Classes:
                 later_memory -= memory
                 if not node.put_largest(classes[number], later_cores, later_memory):
                     node.put_smallest(classes[number])
+        room = node.size_left()
         for number in self._by_size:
-            while node.cores > 0 and classes[number].pieces and node.put_largest(classes[number], 0.0, 0.0):
-                pass
+            of = classes[number]
+            while of.sizes and of.sizes[0] <= room and node.put_largest(of, 0.0, 0.0):
+                room = node.size_left()
         effort.left -= node.looks + len(self._by_size) // 4
         return node.contents
 
@@ -263,6 +267,11 @@ class _Room:
     def __post_init__(self) -> None:
         lot = self.of._lots[self.lot]  # noqa: SLF001 - the other half of the classes
         self.cores, self.memory_bytes, self.gpus = lot.cores, lot.memory_bytes, lot.gpus
+
+    def size_left(self) -> float:
+        """The size of the largest piece for which there may be room; 0 if no core is free."""
+        unit = self.of._unit  # noqa: SLF001
+        return (self.cores * unit[0] + self.memory_bytes * unit[1]) * 1.000_001 if self.cores > 0 else 0.0
 
     def put_largest(self, of: _Class, later_cores: float, later_memory: float) -> bool:
         """Put the largest piece of a class that leaves so many cores and bytes free."""

@@ -2,7 +2,7 @@
 
 The linear program says how often each pattern is used, and what each piece is worth. Knapsacks with these worths
 give further patterns, until none saves anything. Then every pattern is used as often as the program says, rounded
-down. What is left is packed in the same way again, with at least one node fixed each time.
+down. The other pieces are packed in the same way again, with at least one node fixed each time.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def search(
 
 @dataclass(slots=True)
 class _OpenNode:
-    """An open node, and what is free on it."""
+    """An open node, and its free resources."""
 
     lot: int
     cores: int
@@ -173,7 +173,7 @@ class _Search:
         self._price += way * made.price
 
     def _least(self, index: int) -> float:
-        """What the pieces from here on cost at least, beside what is spent."""
+        """The least cost of the pieces from here on, beyond the cost so far."""
         cores = memory = gpus = 0
         for node in self._open:
             cores += node.cores

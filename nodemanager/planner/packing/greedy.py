@@ -48,6 +48,9 @@ class _PatternPacking:
     left: list[int] = field(init=False)
     _count: list[int] = field(init=False)
     _worth: Sequence[float] = field(init=False)
+    _cores: list[int] = field(init=False)  # of a piece of each item, and so on: the innermost loop reads them
+    _bytes: list[int] = field(init=False)
+    _most: list[int] = field(init=False)
     _scarce: list[list[int]] = field(init=False)  # by lot: items that take a whole node or want GPUs
     _plain: list[list[int]] = field(init=False)  # by lot: the others, from the least memory per core to the most
     _least: list[tuple[int, int]] = field(init=False)  # by lot: the fewest cores and bytes of those
@@ -55,6 +58,9 @@ class _PatternPacking:
     def __post_init__(self) -> None:
         items, numbers = self.items, range(len(self.items))
         self.left = [item.pieces for item in items]
+        self._cores = [item.cores for item in items]
+        self._bytes = [item.memory_bytes for item in items]
+        self._most = [item.per_node_max for item in items]
         self._count = [lot.count for lot in self.lots]
         self._worth = self.worth if self.worth is not None else [self._least_cost(number) for number in numbers]
         by_memory = sorted(numbers, key=lambda i: (items[i].memory_bytes / items[i].cores, items[i].cores, i))
@@ -68,8 +74,8 @@ class _PatternPacking:
         self._least = [self._least_sizes(numbers) for numbers in self._plain]
 
     def _least_sizes(self, numbers: Sequence[int]) -> tuple[int, int]:
-        sizes = [(self.items[number].cores, self.items[number].memory_bytes) for number in numbers]
-        return min((cores for cores, _ in sizes), default=0), min((memory for _, memory in sizes), default=0)
+        cores, memory = map(self._cores.__getitem__, numbers), map(self._bytes.__getitem__, numbers)
+        return min(cores, default=0), min(memory, default=0)
 
     def loads(self) -> Iterator[Load]:
         """Use the best pattern as often as possible, then the next, until nothing more fits."""
@@ -106,15 +112,17 @@ class _PatternPacking:
 
     def _least_cost(self, number: int) -> float:
         item = self.items[number]
-        costs = [
-            (lot.cost + 1) * dominant_share(item, lot)
-            for lot, fit in zip(self.lots, self.fits[number], strict=True)
-            if fit and lot.count
-        ]
-        return min(costs, default=0.0)
+        lots = (lot for lot, fit in zip(self.lots, self.fits[number], strict=True) if fit and lot.count)
+        if item.exclusive or item.gpus:
+            return min(((lot.cost + 1) * dominant_share(item, lot) for lot in lots), default=0.0)
+        cores, memory = item.cores, item.memory_bytes  # the same without calls: most items are so
+        return min(
+            ((lot.cost + 1) * max(cores / lot.cores, memory / max(1, lot.memory_bytes)) for lot in lots),
+            default=0.0,
+        )
 
     def _pattern(self, lot: int) -> _Pattern:
-        """A good filling of one node with what is left."""
+        """A good filling of one node with the pieces that are left."""
         for item in self._scarce[lot]:
             if self.items[item].exclusive and self.left[item] > 0:
                 return _Pattern(self._worth[item] / (self.lots[lot].cost + 1), ((item, 1),))
@@ -128,32 +136,27 @@ class _PatternPacking:
         While the rest of the node has at least as much memory per core as the empty node, the item with the most
         memory per core is taken, else the one with the least. Among equals the largest comes first.
         """
-        items, left, whole = self.items, self.left, self.lots[lot]
+        left, of_cores, of_bytes = self.left, self._cores, self._bytes
         chosen, cores, memory_bytes = self._with_gpus(lot)
         order = self._plain[lot]
+        whole_cores, whole_bytes = self.lots[lot].cores, self.lots[lot].memory_bytes
         least_cores, least_bytes = self._least[lot]
         low, high, gone = 0, len(order) - 1, 0
         while low <= high and cores >= least_cores and memory_bytes >= least_bytes:
-            rich = memory_bytes * whole.cores >= whole.memory_bytes * cores
+            rich = memory_bytes * whole_cores >= whole_bytes * cores
             number = order[high] if rich else order[low]
-            most = left[number]
-            if most > 0:
-                item = items[number]
+            if not left[number]:
+                gone += 1
+            elif (its_cores := of_cores[number]) <= cores and (its_bytes := of_bytes[number]) <= memory_bytes:
                 had = chosen.get(number, 0)
-                most -= had
-                most = min(most, item.per_node_max - had)
-                most = min(most, cores // item.cores)
-                if most > 0 and item.memory_bytes and memory_bytes // item.memory_bytes < most:
-                    most = memory_bytes // item.memory_bytes
+                most = self._pieces_more(number, had, cores, memory_bytes)
                 if most > 0:
-                    if rich is (item.memory_bytes * whole.cores > whole.memory_bytes * item.cores):
+                    if rich is (its_bytes * whole_cores > whole_bytes * its_cores):
                         most = 1  # it changes the balance: check again after one
                     chosen[number] = had + most
-                    cores -= most * item.cores
-                    memory_bytes -= most * item.memory_bytes
+                    cores -= most * its_cores
+                    memory_bytes -= most * its_bytes
                     continue
-            else:
-                gone += 1
             if rich:
                 high -= 1
             else:
@@ -162,6 +165,12 @@ class _PatternPacking:
             self._plain[lot] = [number for number in order if left[number] > 0]
             self._least[lot] = self._least_sizes(self._plain[lot])
         return chosen
+
+    def _pieces_more(self, number: int, had: int, cores: int, memory_bytes: int) -> int:
+        """How many more pieces of an item without GPUs a node takes, which has some already."""
+        most = min(self.left[number] - had, self._most[number] - had, cores // self._cores[number])
+        its_bytes = self._bytes[number]
+        return min(most, memory_bytes // its_bytes) if its_bytes else most
 
     def _with_gpus(self, lot: int) -> tuple[dict[int, int], int, int]:
         """The pieces with GPUs that one node takes, and what cores and memory they leave."""
@@ -199,13 +208,22 @@ def pack_best_fit(
     None if it costs no less than ``below``. ``order``: of the items, instead of the largest first.
     """
     packing = _BestFit(items, lots, fits, by_share, below)
-    loads = tuple(packing.loads(order if order is not None else packing.largest_first()))
+    loads = tuple(packing.loads(order if order is not None else largest_first(items, lots, fits)))
     return Packed(loads, tuple(packing.left)) if packing.cost < below else None
+
+
+def largest_first(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> list[int]:
+    """The numbers of the items, by the largest part of a node that a piece takes."""
+    largest = [
+        max((dominant_share(item, lot) for lot, fit in zip(lots, row, strict=True) if fit), default=0.0)
+        for item, row in zip(items, fits, strict=True)
+    ]
+    return sorted(range(len(items)), key=lambda i: (-items[i].exclusive, -largest[i], -items[i].cores, i))
 
 
 @dataclass(order=True, slots=True)
 class _Open:
-    """Open nodes with equal contents, and what is free on each. Sorted by free cores."""
+    """Open nodes with equal contents, and the free resources of each. Sorted by free cores."""
 
     cores: int
     number: int
@@ -233,16 +251,6 @@ class _BestFit:
     def __post_init__(self) -> None:
         self.left = [item.pieces for item in self.items]
         self._count = [lot.count for lot in self.lots]
-
-    def largest_first(self) -> list[int]:
-        """The items by the largest part of a node that a piece takes."""
-        largest = [
-            max((dominant_share(item, lot) for lot, fit in zip(self.lots, row, strict=True) if fit), default=0.0)
-            for item, row in zip(self.items, self.fits, strict=True)
-        ]
-        return sorted(
-            range(len(self.items)), key=lambda i: (-self.items[i].exclusive, -largest[i], -self.items[i].cores, i)
-        )
 
     def loads(self, order: Iterable[int]) -> Iterator[Load]:
         """Place all pieces, item by item, and tell what lies on the nodes."""

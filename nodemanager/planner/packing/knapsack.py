@@ -118,8 +118,8 @@ class Knapsack:
 def _branch(
     rows: Sequence[Row], worth: Sequence[float], lot: Lot, above: float, balance: float
 ) -> tuple[float, list[tuple[int, int]], int]:
-    """Depth first, the most of each first. What is free takes no more than the best worth for its size, for a core
-    or for a byte, times what is free of that.
+    """Depth first, the most of each first. The bound of a branch: the best worth for a size, for a core or for a
+    byte, times the size, the cores or the bytes that are free.
     """
     count = len(rows)
     of_core, of_byte, of_gpu = 1.0 / lot.cores, 1.0 / max(1, lot.memory_bytes), 1.0 / max(1, lot.gpus)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from nodemanager.planner.packing import exact
 from nodemanager.planner.packing.classes import Classes
 from nodemanager.planner.packing.columns import ROUNDING, ColumnPacking
-from nodemanager.planner.packing.greedy import pack_best_fit, pack_by_patterns
+from nodemanager.planner.packing.greedy import largest_first, pack_best_fit, pack_by_patterns
 from nodemanager.planner.packing.orders import pack_in_orders
 from nodemanager.planner.packing.repack import PIECES_EXACT, repack_worst
 from nodemanager.planner.packing.types import (
@@ -55,9 +55,7 @@ def pack(
     ``fits[item][lot]``: the most pieces of an item that an empty node of the lot takes; 0 if the lot does not suit.
     Without ``effort`` it is ``STEPS_MAX``. With none left, the packing is greedy.
     """
-    effort = effort if effort is not None else Effort(STEPS_MAX)
-    order = _Order(items, lots, fits)
-    return order.restored(_pack(order.items, order.lots, order.fits, limits, effort))
+    return Problem(items, lots, fits).pack(limits, effort if effort is not None else Effort(STEPS_MAX))
 
 
 def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
@@ -65,10 +63,11 @@ def fill(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int
     return pack_by_patterns(items, lots, fits)
 
 
-class _Order:
-    """Items and lots in an order of their own, so that the order in which they came makes no difference.
+class Problem:
+    """What to pack where: as for :func:`pack`. It may be packed first greedily and then with effort.
 
-    Only equal lots stay in the order in which they came: what is at hand comes before what is free in a moment.
+    Items and lots get an order of their own, so that the order in which they came makes no difference. Only equal
+    lots stay in the order in which they came: nodes that are up come before nodes that are free in a moment.
     """
 
     def __init__(self, items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> None:
@@ -78,8 +77,15 @@ class _Order:
         self.items = [items[item] for item in self._items]
         self.lots = [lots[lot] for lot in self._lots]
         self.fits = [rows[item] for item in self._items]
+        self._greedy: Packed | None = None
 
-    def restored(self, packed: Packed) -> Packed:
+    def pack(self, limits: PackingLimits, effort: Effort) -> Packed:
+        """Pack all pieces at the least cost, or as many as the limits allow. With no effort left, greedily."""
+        if self._greedy is None:
+            self._greedy = pack_by_patterns(self.items, self.lots, self.fits)
+        return self._restored(_pack(self.items, self.lots, self.fits, limits, effort, self._greedy))
+
+    def _restored(self, packed: Packed) -> Packed:
         """The packing in the numbers of the order in which items and lots came. The fullest nodes come first."""
         left = [0] * len(self._items)
         for place, pieces in enumerate(packed.left):
@@ -106,12 +112,16 @@ def _pack(
     fits: Sequence[Sequence[int]],
     limits: PackingLimits,
     effort: Effort,
+    greedy: Packed,
 ) -> Packed:
+    """``greedy``: the packing by patterns."""
     dearest = max((lot.cost for lot in lots), default=0)
     packed = Packed((), tuple(item.pieces for item in items))
     for penalty in NODE_PENALTIES:
         dear = [replace(lot, cost=lot.cost + int(penalty * dearest)) if lot.bought else lot for lot in lots]
-        packed = _cheapest_greedy(items, dear, fits) if effort.left > 0 else pack_by_patterns(items, dear, fits)
+        packed = pack_by_patterns(items, dear, fits) if penalty else greedy
+        if effort.left > 0:
+            packed = _cheapest_greedy(items, dear, fits, packed)
         if limits.allow(packed.loads, lots):
             own = Effort(min(effort.left, STEPS_PER_PIECE * sum(item.pieces for item in items)))
             effort.left -= own.left
@@ -125,12 +135,15 @@ def _pack(
     return _cut_to_limits(packed, lots, limits)
 
 
-def _cheapest_greedy(items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]]) -> Packed:
-    """The cheapest of the greedy packings that places the most."""
-    best = pack_by_patterns(items, lots, fits)
+def _cheapest_greedy(
+    items: Sequence[Item], lots: Sequence[Lot], fits: Sequence[Sequence[int]], by_patterns: Packed | None = None
+) -> Packed:
+    """The cheapest of the greedy packings that places the most. ``by_patterns``: one of them, if it is known."""
+    best = by_patterns if by_patterns is not None else pack_by_patterns(items, lots, fits)
+    order = largest_first(items, lots, fits)
     for by_share in (True, False):
         below = float("inf") if any(best.left) else total_cost(best.loads, lots)
-        found = pack_best_fit(items, lots, fits, by_share=by_share, below=below)
+        found = pack_best_fit(items, lots, fits, by_share=by_share, below=below, order=order)
         if found is not None and sum(found.left) <= sum(best.left):
             best = found
     return best
@@ -252,7 +265,7 @@ def _completed(
     lots: Sequence[Lot],
     fits: Sequence[Sequence[int]],
 ) -> list[Load] | None:
-    """The loads, and a greedy packing of what is left; None if that is not all."""
+    """The loads, and a greedy packing of the other pieces; None if some have no place."""
     if not any(left):
         return loads
     free = [lot.count for lot in lots]

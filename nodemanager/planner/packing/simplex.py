@@ -35,7 +35,7 @@ class LinearProgram:
     steps: int = 0
     worth: list[float] = field(init=False)
     _columns: list[list[float]] = field(init=False)  # of the inverse
-    _basis: list[Column | None] = field(init=False)  # by row; None: a slack or what is not covered
+    _basis: list[Column | None] = field(init=False)  # by row; None: a slack, or pieces that are not covered
     _value: list[float] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -29,7 +29,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Lot:
-    """A number of equal nodes, and what is free on each.
+    """A number of equal nodes, and the free resources of each.
 
     ``cost`` is minimised; ``price`` counts against the price limit. ``bought`` is false for nodes already paid for.
     """

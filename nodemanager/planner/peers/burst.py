@@ -96,7 +96,7 @@ def bursts(snapshot: Snapshot, policy: Policy, placement: Placement) -> Bursts:
             continue
         own = own_way(snapshot, policy, placement, key, ids, index)
         peers = [_way_to(offer, job, seen, snapshot.wall_at) for offer in offers]
-        best = cheapest_in_time([own, *(way for way in peers if not way.why_not)], job.patience_s)
+        best = cheapest_in_time([own, *(way for way in peers if not way.why_not)], job.request.patience_s)
         if best is own or best.wait_s == UNKNOWN_WAIT_S:
             not_taken[job.id] = peers
             continue
@@ -179,7 +179,7 @@ def _why_not(offer: PeerOffer, job: Job, seen: PeersSeen) -> str:
 
 
 def _less(offer: PeerOffer, shape: Shape) -> PeerOffer:
-    """What is left of an offer after a job: the next one waits behind it, for a time that nobody knows."""
+    """The rest of an offer after a job: the next one waits behind it, for a time that nobody knows."""
     cores, nodes = cores_of(shape), shape.nodes or 0
     if cores > offer.cores_free or nodes > offer.nodes_free or offer.waiting:
         return replace(offer, waiting=offer.waiting + 1, starts_at=None, jobs_left=offer.jobs_left - 1)

@@ -124,7 +124,7 @@ class LeftToBuy:
 
 @dataclass(frozen=True, slots=True)
 class _Exhausted:
-    """The first type of which too few nodes are left for a job, and what is left after them."""
+    """The first type that has too few nodes left for a job, and the limits that are left after them."""
 
     node_type: NodeType
     each: int  # how many pieces of the job a node takes

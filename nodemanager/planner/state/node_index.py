@@ -87,7 +87,7 @@ def is_simply_busy(node: Node) -> bool:
 
 
 def is_at_rest(node: Node, confirmations: int) -> bool:
-    """Whether the node is confirmed idle and has no trouble: only time or demand changes what is done with it."""
+    """Whether the node is confirmed idle and has no trouble: only time or demand changes its next step."""
     rank = node.rank
     return (
         node.state is NodeState.IDLE

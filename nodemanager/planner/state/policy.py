@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
+from math import inf
 from types import MappingProxyType
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
@@ -111,6 +112,8 @@ class Calls:
     creates_per_s: float = 5.0
     creates_burst: int = 20
     nodes_per_create: int = 1  # how many nodes one call may create
+    create_calls_per_s: float = 1.0  # how fast the provider's bucket of create calls refills
+    create_calls_burst: float = inf  # and how many it holds; infinity: it counts nodes only
     nodes_per_destroy: int = 1
 
 
@@ -180,7 +183,12 @@ class Policy:
         """The cloud that a lease means by this name."""
         return self.only_cloud(name) if name == DEFAULT_CLOUD else name
 
-    def limits_of(self, cloud: CloudName) -> bool:
+    @cached_property
+    def budget_owners(self) -> frozenset[str]:
+        """Who has a budget: the site (""), all users, all queues, or a cloud."""
+        return frozenset(owner for owner, _ in self.budgets)
+
+    def has_limits(self, cloud: CloudName) -> bool:
         """Whether a cloud has limits of its own."""
         rules = self.clouds.get(cloud)
         return rules is not None and not (rules.nodes_max is None and rules.price_per_hour_max is None)

@@ -121,8 +121,8 @@ def _why_withheld(job: Job) -> Reason | None:
     if job.urgency == 0 or job.priority == 0:
         return because(Code.HELD, urgency=job.urgency, priority=job.priority)
     if job.state is JobState.DEPEND:
-        if job.requeued_from is not None:
-            return because(Code.COPY_WAITS, job=str(job.requeued_from))
+        if job.request.requeued_from is not None:
+            return because(Code.COPY_WAITS, job=str(job.request.requeued_from))
         return because(Code.DEPENDENCY)
     if job.state is not JobState.SCHED:
         return because(Code.NOT_YET_SCHEDULED, state=str(job.state))
@@ -146,15 +146,15 @@ class _Changes:
             if job.state is JobState.RUN and job.ends_at is not None:
                 (self.begun if present else self.ended).append((job.ends_at, job.id))
             return
-        if job.state is JobState.DEPEND and job.requeued_from is not None:
-            self.copies[job.id] = job.requeued_from if present else None
+        if job.state is JobState.DEPEND and job.request.requeued_from is not None:
+            self.copies[job.id] = job.request.requeued_from if present else None
         obstacle = _why_withheld(job)
         if obstacle is not None:
             self.withheld[job.id] = obstacle if present else None
             return
         (self.joined if present else self.left).setdefault(key_of(job), []).append(job.id)
-        if job.unheeded:
-            self.unheeded[job.id] = job.unheeded if present else ()
+        if job.request.unheeded:
+            self.unheeded[job.id] = job.request.unheeded if present else ()
 
 
 def with_changes(ids: Sequence, left: list, joined: list) -> list:  # type: ignore[type-arg] # of ids, or of ends

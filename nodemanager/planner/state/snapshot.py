@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodemanager.core.facts import PeersSeen
 from nodemanager.core.jobs import Job, JobId, JobResult, NodeOrder, Shape, UnreadableJob
@@ -135,6 +135,13 @@ class Source:
     news_s: float | None = None  # when it told that something changed; None if a query has begun since
 
 
+class Peak(NamedTuple):
+    """The most cores that were in demand in one minute since the clock's start."""
+
+    minute: int
+    cores: int
+
+
 @dataclass(frozen=True)
 class Learned:
     """What refusals, failures and measurements have taught. Lost at a restart."""
@@ -151,6 +158,9 @@ class Learned:
     reclaims: Mapping[TypeName, tuple[int, float]] = field(default_factory=_empty)  # of spot nodes; their seconds
     # The latest run times of ended jobs, by user and shape.
     runs_s: Mapping[tuple[int, Shape], tuple[float, ...]] = field(default_factory=_empty)
+    peaks: Mapping[TypeName, tuple[Peak, ...]] = field(
+        default_factory=_empty
+    )  # with ``consolidate``: of the last hour
 
 
 @dataclass(frozen=True)
@@ -207,7 +217,7 @@ class CopyCall:
 
 @dataclass(frozen=True)
 class Queues:
-    """What is known of the queues, and of jobs that are not in ``Snapshot.jobs`` or need more than a node."""
+    """The facts about the queues, and about jobs that are not in ``Snapshot.jobs`` or need more than a node."""
 
     stopped: frozenset[str] = frozenset()
     asked_s: float | None = None  # when the query began that last reported the stopped queues
@@ -242,7 +252,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Account:
-    """What is known of one cloud: how fresh that is, what is there beside our nodes, how fast we may create."""
+    """The facts about one cloud: how fresh they are, what else runs there, how fast we may create."""
 
     source: Source = Source()
     unready_since_s: float | None = None  # since when too many of its nodes that were up are unready
@@ -252,6 +262,7 @@ class Account:
     strangers: int = 0  # number of nodes that are not ours: never touched
     swept_s: float | None = None  # when a sweep for leftovers was last ordered
     create_credit: float = 0.0  # in the rate limiter's bucket at ``create_credit_s``
+    create_calls_credit: float = 0.0  # in the bucket for calls, at the same time
     create_credit_s: float | None = None
 
 
@@ -300,7 +311,7 @@ class Snapshot:
     indexes: Indexes = field(default_factory=Indexes, compare=False, repr=False)
 
     def account_of(self, cloud: CloudName = DEFAULT_CLOUD) -> Account:
-        """What is known of a cloud."""
+        """The facts about a cloud."""
         return self.accounts.get(cloud, NO_ACCOUNT)
 
     def with_account(self, cloud: CloudName, account: Account) -> Snapshot:

@@ -25,8 +25,8 @@ def step_requested(node: Node, context: StepContext) -> Step:
         return Step(because(Code.LEASE_TO_RECORD), RecordLaunches((node.launch,)))
     if node.create.sent_s is not None:
         return Step(because(Code.LOOKED_FOR, absences=node.listing.absences, since_s=node.listing.known_s))
-    if context.overspent is not None:
-        return Step(context.overspent, EndLease(node.launch, context.overspent))
+    if (spent := context.why_overspent(node)) is not None:
+        return Step(spent, EndLease(node.launch, spent))
     if (review := context.unsent.get(node.id)) is not None:
         return Step(review.reason, EndLease(node.launch, review.reason) if review.ends else None)
     if node_type is None:
@@ -52,11 +52,15 @@ def _create(node: Node, size: NodeType, context: StepContext) -> Step:
         return Step(none_left, EndLease(node.launch, none_left))
     if context.create_credit[cloud] < 1.0:
         return _wait_for_turn(cloud, context)
+    order = CreateNode(node.launch, size)
+    if not context.create_calls[cloud].fits(order):
+        return _wait_for_call(cloud, context)
     if not context.takes_call(cloud):
         return wait_for_answer(context)
     context.allowance.take(size)
     context.create_credit[cloud] -= 1.0
-    return Step(because(Code.CREATING), CreateNode(node.launch, size))
+    context.create_calls[cloud].take(order)
+    return Step(because(Code.CREATING), order)
 
 
 def _why_not_next(node: Node, context: StepContext) -> Reason | None:
@@ -80,16 +84,23 @@ def _wait_for_turn(cloud: CloudName, context: StepContext) -> Step:
     return Step(because(Code.CREATE_PACED, creates_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
 
 
+def _wait_for_call(cloud: CloudName, context: StepContext) -> Step:
+    """Wait until the provider lets through another create call."""
+    rate = context.policy.calls_of(cloud).create_calls_per_s
+    wait_s = (1.0 - context.create_calls[cloud].credit) / rate
+    return Step(because(Code.CREATE_CALLS_PACED, calls_per_s=rate), again_at_s=context.now_s + wait_s, held=True)
+
+
 def step_booting(node: Node, context: StepContext) -> Step:
     """Wait for the node to join, or give it up."""
     given_up = why_give_up(node, context.policy, context.now_s)
-    why = given_up.reason if given_up is not None else context.overspent
+    why = given_up.reason if given_up is not None else context.why_overspent(node)
     if why is not None and (kept := context.why_kept(node)) is not None:
         return Step(kept)
     if given_up is not None:
         return give_up(node, given_up, context)
-    if context.overspent is not None:
-        return give_up(node, GivenUp(context.overspent), context)
+    if (spent := context.why_overspent(node)) is not None:
+        return give_up(node, GivenUp(spent), context)
     waited_s = context.now_s - node.create.requested_s
     boot_timeout_s = context.policy.timing.boot_timeout_s
     queued = node.cloud is not None and node.cloud.queued

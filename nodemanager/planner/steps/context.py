@@ -24,6 +24,7 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, Rank, SlotName, TypeName
 from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.cost import timings
+from nodemanager.planner.cost.create_calls import CreateCalls
 from nodemanager.planner.limits.type_limits import TypeCounts
 from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
@@ -86,9 +87,11 @@ class StepContext:
     count_live: int  # billed nodes, without those that are leaving
     count_usable: int  # nodes that take jobs, without those about to be retired
     count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
-    overspent: Reason | None  # the budget is spent
+    overspent: Reason | None  # the budget of the whole site is spent
+    overspent_clouds: Mapping[CloudName, Reason]  # the clouds whose own budget is spent
     allowance: Allowance  # by quotas and breakers
     create_credit: dict[CloudName, float]  # in each cloud's bucket
+    create_calls: Mapping[CloudName, CreateCalls]
     cloud_calls_left: dict[CloudName, int]  # creates and destroys that may still be sent
     upkeep: UpkeepPlan  # which nodes are replaced
     emptying: Emptying  # which nodes take no new job so that they empty
@@ -100,6 +103,17 @@ class StepContext:
 
     def __post_init__(self) -> None:
         self.now_s = self.snapshot.now_s
+
+    @property
+    def any_overspent(self) -> bool:
+        """Whether nodes leave because a budget is spent."""
+        return self.overspent is not None or bool(self.overspent_clouds)
+
+    def why_overspent(self, node: Node) -> Reason | None:
+        """Why a node leaves because a budget is spent; None if it need not."""
+        if self.overspent is not None or not self.overspent_clouds:
+            return self.overspent
+        return self.overspent_clouds.get(self.policy.cloud_of(node.launch))
 
     @property
     def all_blocked(self) -> bool:
@@ -130,7 +144,7 @@ class StepContext:
 
 
 class Step(NamedTuple):
-    """What is done with a node, if anything, and why.
+    """The next step of a node, if any, and its reason.
 
     ``again_at_s``: when the passing of time alone may change this; infinity if only news can. ``held``: a call for
     the node waits until another node's call has been answered.

@@ -1,7 +1,7 @@
-"""Decide which due nodes take their turn now: what is drained, what is bought first, and what the others wait for.
+"""Decide which due nodes take their turn now: which are drained, which are replaced first, and why the others wait.
 
-A node that was drained for its turn keeps it until its lease ends. No state is kept: what is under way is read from
-the drains, so a restart changes nothing.
+A node that was drained for its turn keeps it until its lease ends. No state is kept: the replacements under way
+are read from the drains, so a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def plan_upkeep(
     needed: Callable[[], Mapping[SlotName, tuple[JobId, ...]]],
     can_buy: Callable[[NodeType], bool],
 ) -> UpkeepPlan:
-    """Decide what is done with each due node now.
+    """Decide the next step of each due node.
 
     ``needed``: where waiting jobs are placed. ``can_buy``: whether one more node of a type may be bought now.
     Neither is called while no node is due.

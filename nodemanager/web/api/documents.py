@@ -190,7 +190,7 @@ def _source(source: Source, now_s: float, limit_s: float) -> Document:
 
 
 def blocks(snapshot: Snapshot, clock: ClockReading) -> list[Document]:
-    """What is blocked from being bought for a while, and why."""
+    """The types and zones that are not bought from for a while, and why."""
     return [
         {
             "node_type": scope.type_name,
@@ -213,7 +213,7 @@ def jobs_waiting(made: Plan) -> dict[str, int]:
 def nodes_wanted(published: Publication) -> dict[str, int]:
     """Count the nodes of each type that the plan wants: existing ones that it keeps, and those it buys."""
     wanted: dict[str, int] = {node_type.name: 0 for node_type in published.policy.node_types}
-    # For observed types too: somebody else may carry out what is only reported.
+    # For observed types too: somebody else may carry out the reported decisions.
     actions = (*published.plan.actions, *published.plan.would)
     going = {action.launch for action in actions if isinstance(action, DrainNode)}
     for node in published.snapshot.nodes.values():
@@ -283,7 +283,7 @@ def _cost(node: Node, published: Publication) -> float | None:
 
 
 def _paid_window(node: Node, published: Publication) -> Document | None:
-    """What is left of the node's paid billing window; None if nothing is paid in advance, or not yet."""
+    """The rest of the node's paid billing window; None if nothing is paid in advance, or not yet."""
     node_type = published.policy.types.get(node.launch.type_name)
     if node_type is None or node.cloud is None or node_type.billing.window_s <= 0:
         return None
@@ -376,7 +376,7 @@ def job_document(job: Job, published: Publication, clock: ClockReading) -> Docum
         "waits_s": max(0.0, clock.wall_at - job.submitted_at) if waits else None,
         "on": [_host(held.rank, published.snapshot) for held in job.allocations],
         "reason": reason_document(reason, clock) if reason is not None else None,
-        "delegated": not_placed(job.delegated_to) if job.delegated_to else None,
+        "delegated": not_placed(job.request.delegated_to) if job.request.delegated_to else None,
     }
 
 

@@ -5,7 +5,7 @@
     tls.key  its key, of the service only
     ca.crt   if it is there, members trust the certificates that it has signed for the service's host instead
 
-``serve`` makes what is missing. Members on other machines need copies of ``token`` and ``tls.crt`` (or ``ca.crt``).
+``serve`` makes missing files. Members on other machines need copies of ``token`` and ``tls.crt`` (or ``ca.crt``).
 """
 
 from __future__ import annotations

@@ -165,7 +165,9 @@ function showEvent(event) {
     what.append(link("node", event.subject, event.at));
   } else what.append(event.subject);
   const { detail, by, why } = event.figures;
-  const because = event.reason?.text ?? detail ?? (by ? `by ${by}${why ? `: ${why}` : ""}` : "");
+  // The reason of a standstill that ends is why nothing was decided.
+  const ended = event.kind === "standstill" && event.what === "ends";
+  const because = ended ? "decides again" : event.reason?.text ?? detail ?? (by ? `by ${by}${why ? `: ${why}` : ""}` : "");
   if (because) what.append(made("span", "", `  ${because}`));
   line.append(made("time", "", clockTime(event.at)), made("span", `tag ${event.kind}`, event.kind), what);
   the("events").prepend(line);

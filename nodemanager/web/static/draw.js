@@ -174,7 +174,7 @@ export function showTip(tip, event, text) {
   tip.style.top = `${Math.min(event.clientY + 14, window.innerHeight - tip.offsetHeight - 8)}px`;
 }
 
-// A grid for thousands of nodes: one cell each, grouped by type, filled from below by what is left of its paid window.
+// A grid for thousands of nodes: one cell each, grouped by type, filled from below by the rest of its paid window.
 export class Grid {
   constructor(canvas, tip, picked) {
     Object.assign(this, { canvas, tip, picked, places: [], fleet: null });

@@ -32,7 +32,7 @@ from nodemanager.core.facts import (
     SpendKept,
     Tick,
 )
-from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, RankAllocation
 from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.orders import (
     BootNode,
@@ -227,9 +227,8 @@ class PlannerDriver:
             urgency=0 if held else 16,
             priority=0 if held else 16,
             state=JobState.SCHED if job.started_s is None else JobState.RUN,
-            shape=job.shape,
+            request=JobRequest(job.shape, job.limit_s),
             submitted_at=start_at + job.submitted_s,
-            duration_s=job.limit_s,
             userid=job.userid,
             allocations=tuple(RankAllocation(Rank(grant.rank), grant.cores, grant.gpus) for grant in job.grants),
             ends_at=began_at + job.limit_s if began_at is not None and job.limit_s else None,

@@ -14,7 +14,7 @@ EXAMPLES_MAX = 5
 
 
 class WorkloadError(Exception):
-    """The workload cannot be used. The text says what is wrong, where, and what to do."""
+    """The workload cannot be used. The text names the fault, the place and the remedy."""
 
 
 class Processors(StrEnum):

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.core.jobs import HasProperty, Job, JobId, JobState, RankAllocation, Shape, UnreadableJob
+from nodemanager.core.jobs import (
+    HasProperty,
+    Job,
+    JobId,
+    JobRequest,
+    JobState,
+    RankAllocation,
+    Shape,
+    UnreadableJob,
+)
 from nodemanager.core.slots import Rank
 from nodemanager.flux.parse import job_journal
 from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
@@ -161,7 +170,7 @@ def test_a_job_s_life() -> None:
 def test_a_submitted_job_is_reported_with_its_values() -> None:
     job = Journal().says(7, "submit", urgency=31, userid=1001).job(7)
     assert job == Job(
-        JobId(7), JobState.NEW, Shape(2, 1), 1.0, urgency=31, priority=31, duration_s=60.0, userid=1001
+        JobId(7), JobState.NEW, JobRequest(Shape(2, 1), 60.0), 1.0, urgency=31, priority=31, userid=1001
     )
 
 

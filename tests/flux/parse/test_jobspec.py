@@ -158,7 +158,7 @@ def test_what_else_a_job_needs() -> None:
     job = read_well(FORMS["batch-time-queue-requires"]["jobspec"])
     assert (job.id, job.state, job.submitted_at) == (7, JobState.SCHED, 1.5)
     assert (job.urgency, job.priority, job.userid) == (20, 21, 1000)
-    assert (job.queue, job.duration_s, job.unheeded) == ("batch", 7200.0, ())
+    assert (job.queue, job.duration_s, job.request.unheeded) == ("batch", 7200.0, ())
 
 
 def test_dependencies_do_not_change_the_shape() -> None:
@@ -166,8 +166,8 @@ def test_dependencies_do_not_change_the_shape() -> None:
 
 
 def test_requests_that_no_scheduler_respects_are_listed() -> None:
-    assert read_well(FORMS["submit-shape-memory"]["jobspec"]).unheeded == ("memory",)
-    assert read_well(FORMS["submit-shape-socket"]["jobspec"]).unheeded == ("socket",)
+    assert read_well(FORMS["submit-shape-memory"]["jobspec"]).request.unheeded == ("memory",)
+    assert read_well(FORMS["submit-shape-socket"]["jobspec"]).request.unheeded == ("socket",)
 
 
 # --- what is said to us alone -----------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_the_memory_of_a_slot_and_one_zone_for_all_nodes_are_read_from_the_attri
     """The attributes as ``flux submit --setattr=node-manager.memory=1.5GiB ...`` writes them."""
     job = read_well(a_jobspec(**{"node-manager": {"memory": "1.5GiB", "one-zone": 1}}))
     assert job.shape == Shape(1, 1, memory_bytes_per_slot=3 * 2**29, one_zone=True)
-    assert job.unheeded == ("memory", "one-zone")
+    assert job.request.unheeded == ("memory", "one-zone")
     assert read_well(a_jobspec(**{"node-manager": {"one-zone": False}})).shape == SIMPLEST
 
 
@@ -198,7 +198,7 @@ def a_slot_with(*within: object) -> dict[str, Any]:
 def test_memory_in_the_slot_is_read_where_its_unit_says_how_much(entry: object, memory_bytes: int) -> None:
     job = read_well(a_slot_with(entry))
     assert job.shape.memory_bytes_per_slot == memory_bytes
-    assert "memory" in job.unheeded
+    assert "memory" in job.request.unheeded
 
 
 def test_memory_beside_the_slot_belongs_to_no_slot() -> None:

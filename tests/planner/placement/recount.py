@@ -18,7 +18,17 @@ from decimal import Decimal
 from random import Random
 
 from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
-from nodemanager.core.jobs import ANYWHERE, HasProperty, Job, JobId, JobState, OnHosts, QueuePolicy, Shape
+from nodemanager.core.jobs import (
+    ANYWHERE,
+    HasProperty,
+    Job,
+    JobId,
+    JobRequest,
+    JobState,
+    OnHosts,
+    QueuePolicy,
+    Shape,
+)
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.commit import commit_actions, commit_asks
@@ -90,7 +100,7 @@ def _queue(draw: Random, types: tuple[NodeType, ...]) -> Iterator[Job]:
         duration_s = draw.choice((0.0, 600.0))
         for _ in range(draw.choice((1, 1, 3, 12, 60))):
             number += 1
-            yield Job(JobId(number), JobState.SCHED, shape, WALL_AT, priority=priority, duration_s=duration_s)
+            yield Job(JobId(number), JobState.SCHED, JobRequest(shape, duration_s), WALL_AT, priority=priority)
 
 
 def _random_shape(draw: Random, types: tuple[NodeType, ...]) -> Shape:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -184,8 +183,10 @@ def test_a_fuzzed_queue_gets_a_plan_within_the_budget(begin: int) -> None:
         policy = a_policy(nodes_max=draw.choice([0, 2, 6]), queue_policy=order)
         shapes = [_a_shape(draw) for _ in range(draw.choice([1, 5, 40]))]
         jobs = [
-            replace(
-                a_job(number, draw.choice(shapes), userid=draw.choice([1, 2])),
+            a_job(
+                number,
+                draw.choice(shapes),
+                userid=draw.choice([1, 2]),
                 duration_s=draw.choice([0.0, 60.0, 1e9]),
                 priority=draw.choice([16, 16, 31]),
             )

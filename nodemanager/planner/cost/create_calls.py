@@ -1,0 +1,46 @@
+"""Counts the create calls of a plan, where one call creates several nodes and the provider limits calls too."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from math import inf
+
+from nodemanager.core.orders import CreateNode, key_of_call
+from nodemanager.core.slots import CloudName
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.snapshot import Snapshot
+
+
+@dataclass(slots=True)
+class CreateCalls:
+    """The create calls of one plan to one cloud. ``credit``: how many more may begin now."""
+
+    nodes_per_call: int
+    credit: float
+    _places: dict[Hashable, int] = field(default_factory=dict)  # free in the last call for nodes of each kind
+
+    def fits(self, order: CreateNode) -> bool:
+        """Whether a call of this plan can create the node."""
+        return self.credit >= 1.0 or self._places.get(key_of_call(order), 0) > 0
+
+    def take(self, order: CreateNode) -> None:
+        """Give the node a place in a call, and begin another call if there is none."""
+        if self.credit == inf:
+            return
+        key = key_of_call(order)
+        places = self._places.get(key, 0)
+        if not places:
+            self.credit -= 1.0
+            places = self.nodes_per_call
+        self._places[key] = places - 1
+
+
+def create_calls(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> CreateCalls:
+    """The create calls that may begin now: those that the provider's bucket of requests has room for."""
+    account, calls = snapshot.account_of(cloud), policy.calls_of(cloud)
+    credit = calls.create_calls_burst
+    if account.create_credit_s is not None and credit != inf:
+        gained = (snapshot.now_s - account.create_credit_s) * calls.create_calls_per_s
+        credit = min(credit, account.create_calls_credit + gained)
+    return CreateCalls(calls.nodes_per_create, credit)
