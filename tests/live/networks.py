@@ -109,7 +109,7 @@ class Network:
         self.cut(other, one)
 
     def lose(self, share: float) -> None:
-        """Lose this share of all packets between hosts. Skips the test if the kernel cannot."""
+        """Lose this share of all packets between hosts."""
         self._firewall("-A", "FORWARD", *LOSS, str(share), "-j", "DROP")
 
     def translate(self, receiver: str) -> None:
