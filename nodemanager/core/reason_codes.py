@@ -62,6 +62,7 @@ class Figures(TypedDict, total=False):
     calls_in_flight_max: int
     considered: int
     cores: int
+    cores_free: int
     declared_cores: int
     declared_gpus: int
     declared_memory_bytes: int
@@ -89,6 +90,7 @@ class Figures(TypedDict, total=False):
     short: int
     slots: int
     spares: int
+    surge_cores: int
     times: int
     to_give: int
     tries: int
@@ -334,6 +336,7 @@ class Code(StrEnum):
     EMPTIES = "empties", "cores price_per_hour", "empties_in_s"
     NOT_REFILLED = "not_refilled", "cores price_per_hour node_type instead_per_hour", "empties_in_s"
     EMPTIES_NO_MORE = "empties_no_more"
+    NO_SURGE_NEEDS_IT = "no_surge_needs_it", "cores_free surge_cores"
     # a node leaves
     NODE_GIVEN_BACK = "node_given_back", "job"
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"

@@ -307,6 +307,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NOT_REFILLED: "takes no new job so that it empties: nodes of {node_type} can do its work"
     " for {instead_per_hour} an hour instead of {price_per_hour}",
     Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
+    Code.NO_SURGE_NEEDS_IT: "leaves early: {cores_free} cores are free elsewhere, a usual surge is {surge_cores}",
     # a node leaves
     Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",

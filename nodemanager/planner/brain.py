@@ -31,6 +31,7 @@ from nodemanager.planner.state.node_index import node_index_of, with_node_index
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.upkeep.schedules import schedule_changes_at, scheduled_policy
+from nodemanager.planner.upkeep.surges import with_demand
 
 # Asks that change something outside. An observer makes none of them.
 CHANGING_ASKS = (SweepCloud, KeepSteering, KeepSpend)
@@ -120,6 +121,8 @@ class Brain:
         self._catch_up()
         made = self._plan()
         known = commit_asks(self._snapshot, made, self._policy)
+        if made.basis is not None and self._policy.upkeep.consolidate:
+            known = with_demand(known, made.basis.emptying.demand)
         if self._acts:
             known = commit_actions(known, made, self._policy)
         self._snapshot = known

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nodemanager.core.facts import PeersSeen
 from nodemanager.core.jobs import Job, JobId, JobResult, NodeOrder, Shape, UnreadableJob
@@ -135,6 +135,13 @@ class Source:
     news_s: float | None = None  # when it told that something changed; None if a query has begun since
 
 
+class Peak(NamedTuple):
+    """The most cores that were in demand in one minute since the clock's start."""
+
+    minute: int
+    cores: int
+
+
 @dataclass(frozen=True)
 class Learned:
     """What refusals, failures and measurements have taught. Lost at a restart."""
@@ -151,6 +158,9 @@ class Learned:
     reclaims: Mapping[TypeName, tuple[int, float]] = field(default_factory=_empty)  # of spot nodes; their seconds
     # The latest run times of ended jobs, by user and shape.
     runs_s: Mapping[tuple[int, Shape], tuple[float, ...]] = field(default_factory=_empty)
+    peaks: Mapping[TypeName, tuple[Peak, ...]] = field(
+        default_factory=_empty
+    )  # with ``consolidate``: of the last hour
 
 
 @dataclass(frozen=True)

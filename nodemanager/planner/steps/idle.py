@@ -104,10 +104,13 @@ def _step_emptied(node: Node, context: StepContext) -> Step:
     if why is None:
         undrained = replace(node, rank=replace(node.rank, drain_reason=None)) if node.rank is not None else node
         times = context.stop_times(node.launch.type_name)
-        verdict = should_retire(undrained, node_type, policy, context.now_s, 1, stop_times=times)
+        early = context.emptying.early.get(node.id)
+        verdict = should_retire(
+            undrained, node_type, policy, context.now_s, 1, stop_times=times, waits=early is None
+        )
         if not verdict.retires:
             return Step(verdict.reason, again_at_s=verdict.again_at_s)
-        why = verdict.reason
+        why = early or verdict.reason
     step = retire(node, why, context)
     return Step(step.reason, DrainNode(node.id, node.launch.rank, why, replaces=emptying_text(node.id)))
 

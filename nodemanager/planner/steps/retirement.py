@@ -39,10 +39,12 @@ def should_retire(
     surplus: int,
     kept: Reason | None = None,
     stop_times: StopTimes | None = None,
+    waits: bool = True,
 ) -> Verdict:
     """Whether to retire an idle node that no waiting job would use.
 
     ``surplus``: how many nodes there are beyond ``nodes_min``. ``kept``: why its type needs the node.
+    ``waits``: whether it waits for ``idle_timeout``. Paid time is used up in any case.
     """
     if node.rank is not None and node.rank.drain_reason is not None:
         return Verdict(because(Code.HELD_BY_DRAIN, drain_reason=node.rank.drain_reason))
@@ -62,7 +64,7 @@ def should_retire(
     if node.launch.prepaid and node_type.prepaid:
         return Verdict(because(Code.PREPAID, node_type=node_type.name, prepaid=node_type.prepaid))
     timeout_s = policy.idle_timeout_s(node_type)
-    if node_type.billing.window_s <= timeout_s and idle_s < timeout_s:
+    if waits and node_type.billing.window_s <= timeout_s and idle_s < timeout_s:
         why = because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=timeout_s)
         return Verdict(why, again_at_s=_goes_at_s(node, node_type, policy, now_s, now_s, times))
     return _judge_paid_time(node, node_type, policy, now_s, times)

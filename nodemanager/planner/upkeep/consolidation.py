@@ -2,7 +2,8 @@
 
 sched-simple spreads jobs, so many small jobs keep many nodes half empty. A node that is *emptying* carries a drain
 of ours with a text of its own. It stays up until it is empty, and a waiting job that no other node can take gets it
-back at once. No state is kept: what empties is read from the drains. Which nodes are dear: ``supply.refill``.
+back at once. What empties is read from the drains. Which nodes are dear: ``supply.refill``. Which emptied nodes
+leave at once: ``surges``.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.cost.run_times import ends_in_s
 from nodemanager.planner.health.node_health import gets_no_work
+from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.upkeep.surges import demand_of, free_cores, leave_early
 
 # A node is emptied at most this long before it can leave: until then its paid time serves new jobs.
 EARLY_S = 900.0
@@ -38,11 +41,14 @@ LOOK_EVERY_S = 60.0
 class Emptying:
     """What consolidation does. ``nodes``: all that should take no new job, with the reason.
 
-    A node that has our drain for it and is not among them is undrained.
+    A node that has our drain for it and is not among them is undrained. ``early``: those of them that need not wait
+    for ``idle_timeout`` once they are idle. ``demand``: the cores in demand by type, to be remembered.
     """
 
     nodes: Mapping[LaunchId, Reason] = field(default_factory=lambda: MappingProxyType({}))
     again_at_s: float = inf
+    early: Mapping[LaunchId, Reason] = field(default_factory=lambda: MappingProxyType({}))
+    demand: Mapping[TypeName, int] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def is_emptying(node: Node) -> bool:
@@ -110,7 +116,14 @@ def plan_emptying(
         for node in snapshot.nodes.values()
         if (found := _candidate(node, snapshot, policy, by_rank, needed, leaving)) is not None
     ]
-    return _Choice(snapshot, policy, needed, leaving, candidates, by_rank, dear).choose()
+    chosen = _Choice(snapshot, policy, needed, leaving, candidates, by_rank, dear).choose()
+    up = (node for node in snapshot.nodes.values() if _is_up(node, snapshot, policy, leaving))
+    free = free_cores(up, by_rank)
+    unclaimed = {id_: cores for id_, cores in free.items() if snapshot.nodes[id_].launch.slot not in needed}
+    emptied = [it.node for it in candidates if is_emptying(it.node) and it.node.id in chosen.nodes]
+    return replace(
+        chosen, early=leave_early(emptied, unclaimed, snapshot), demand=demand_of(snapshot, policy, free)
+    )
 
 
 def count_up(snapshot: Snapshot, policy: Policy) -> int:
