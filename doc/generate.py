@@ -111,7 +111,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "provider": "`local`: nodes are processes on this machine. `simulated`: nodes exist only in memory, for a "
         "simulated Flux. `ec2`, `openstack`, `gce`, `azure`: see [clouds.md](clouds.md). `flux`: nodes are jobs of "
         "an outer Flux instance, for an instance that runs inside it. `minicluster`: nodes are pods of a "
-        "MiniCluster ([kubernetes.md](kubernetes.md)).",
+        "MiniCluster ([kubernetes.md](kubernetes.md)). `static`: nodes are own hosts "
+        "([clouds/static.md](clouds/static.md)).",
         "outer_uri": "For `flux`: how to reach the outer instance. Default: the environment variable `FLUX_URI`.",
         "image": "The image that nodes boot. " + PROVIDER_ONLY,
         "network": "The network of the nodes. " + PROVIDER_ONLY + " For `openstack`: names or ids, separated by "
@@ -146,6 +147,11 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "service": "For `minicluster`: the gRPC service that changes the size, if several MiniClusters share pods "
         "(`ensemble serve --miniclusters`). Default: the manager changes it itself.",
         "service_material": "For `minicluster`: the folder with the service's `tls.crt` and this member's `token`.",
+        "wake": "For `static`: the command that wakes the host `{node}`. It reads the host's user-data from its "
+        "standard input ([clouds/static.md](clouds/static.md)).",
+        "sleep": "For `static`: the command that puts the host `{node}` to sleep.",
+        "probe": "For `static`: a command whose exit status is 0 if the host `{node}` is awake, and 1 if it is "
+        "asleep. Default: the other two commands tell.",
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate at which nodes are created. If one call creates several nodes (see "
@@ -167,6 +173,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "price_per_hour_max`. Default: no limit of its own.",
         "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
         "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
+        "per_day": "What the nodes of this cloud may cost in a day (UTC), within `[Budget] per_day`. Once that is "
+        "used up, jobs get nodes of other clouds. Default: no budget of its own.",
+        "per_month": "The same for a month.",
     },
     "Limits": {
         "nodes_max": "How many nodes may cost money at once. Booting and leaving nodes count, and so do nodes that "
@@ -317,7 +326,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "the node's own folder.",
         "hosts_file": "The file in which a node lists slot names and their addresses. For `local` the default is "
         "`hosts` in the node's own folder.",
-        "poweroff": "The command by which a node ends itself. For `local` the default kills the node's own init.",
+        "poweroff": "The command by which a node ends itself. For `local` the default kills the node's own init; "
+        "for `static` it leaves the host on.",
         "systemd": "Whether the node's systemd, if it has one, restarts the client, also after a reboot. For "
         "`local` the default is no.",
     },
@@ -370,6 +380,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "properties": "Properties that the slots declare to Flux, which jobs and queues can require.",
         "slots": "The placeholder ranks of this type. `init` assigns ranks in the order of the file, starting at "
         "1.",
+        "hosts": "For `static`: the hosts of this type, at least as many as its slots.",
         "placement": "`cluster`, on `ec2`, `gce`, `azure` and `openstack`: nodes of this type are created near "
         "each other, in a placement group for each zone ([slots.md](slots.md#nodes-near-each-other)).",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "

@@ -12,8 +12,10 @@ from nodemanager.core.ports import Clock
 
 PERIOD_S = 0.025  # the longest that a fact waits for a decision; a tick without work costs some microseconds
 # When idle: waking two threads forty times a second would be half of the idle service's CPU time.
-QUIET_PERIOD_S = 0.1
-LIVELY_S = 5.0  # after a message, for so long the short period applies
+QUIET_PERIOD_S = 0.25
+# After a message, for so long the short period applies: longer than a queue takes to settle. An idle service has a
+# message every ten seconds, from its look at the ranks.
+LIVELY_S = 2.0
 GATHER_S = 0.01  # after a quiet time: facts that arrive together are decided on together
 
 

@@ -37,6 +37,9 @@ shutdown -h +{LIFE_MAX_MIN} || (sleep {LIFE_MAX_MIN * 60} && poweroff) &
 USER_DATA_OF_A_PROCESS = f"""#!/bin/sh
 exec sleep {LIFE_MAX_MIN * 60}
 """
+USER_DATA_OF_A_HOST = """#!/bin/sh
+# A test of flux-node-manager: does nothing.
+"""
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")
@@ -48,6 +51,8 @@ class CloudTestFailed(Exception):
 
 def user_data(site: Site) -> str:
     """The node's script: do nothing, and end after half an hour."""
+    if site.cloud.provider is Provider.STATIC:
+        return USER_DATA_OF_A_HOST  # which must not shut down a host of the site's own
     return USER_DATA_OF_A_PROCESS if site.cloud.provider is Provider.LOCAL else USER_DATA
 
 

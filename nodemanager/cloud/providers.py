@@ -58,6 +58,10 @@ def cloud_factory(
             from nodemanager.cloud.minicluster.from_site import minicluster_factory  # noqa: PLC0415
 
             return minicluster_factory(site, clock, size_service)
+        case Provider.STATIC:
+            from nodemanager.cloud.static.from_site import static_factory  # noqa: PLC0415
+
+            return static_factory(site, user_data, clock)
         case Provider.FLUX:
             return _outer_flux_factory(site, user_data, clock)
         case Provider.SIMULATED:
@@ -87,6 +91,10 @@ def _warnings_of(site: Site, environment: Mapping[str, str]) -> tuple[str, ...]:
             from nodemanager.cloud.ec2 import credentials  # noqa: PLC0415
 
             return tuple(credentials.credential_warnings(site.credentials, environment))
+        case Provider.STATIC:
+            from nodemanager.cloud.static.from_site import command_warnings  # noqa: PLC0415
+
+            return tuple(command_warnings(site))
         case _:
             return ()
 

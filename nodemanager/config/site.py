@@ -7,7 +7,7 @@ and checks keys against each other.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +21,7 @@ from nodemanager.config import clouds as several
 from nodemanager.config.clouds import CloudSection
 from nodemanager.config.fingerprints import with_fingerprints
 from nodemanager.config.price_list import PriceTable
-from nodemanager.config.providers import azure, common, ec2, gce, minicluster, openstack
+from nodemanager.config.providers import azure, common, ec2, gce, minicluster, openstack, static
 from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of, sizes_on_both_markets
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
@@ -136,8 +136,12 @@ _LOCAL_NODE: Mapping[str, object] = MappingProxyType(
     }
 )
 
+# A host of the site's own may be up for other reasons: it leaves the instance, and stays up.
+_LEAVE_HOST_UP = "systemctl disable --now flux-node-join.service"
+
 # A node has a part of a machine, whose size says nothing about that part.
 _SHARES_MACHINES = (Provider.LOCAL, Provider.MINICLUSTER)
+_NAMES_ONLY = (Provider.FLUX, Provider.STATIC)  # of nodes, and no addresses
 _HAS_GROUPS = (Provider.EC2, Provider.OPENSTACK, Provider.GCE, Provider.AZURE, Provider.SIMULATED)  # of nodes
 
 _S = TypeVar("_S", bound=SectionSettings)
@@ -350,7 +354,7 @@ class _SiteLoader:
         if site:
             self._check_cluster_name(site.cluster, state_dir)
         self._faults += _contradictions(
-            self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, join=join, nodes=nodes
+            self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
         )
         if web and web.exposes_plaintext:
             self._fault("Web", "grpc_plaintext", "grpc_listen must then be an address of the loopback interface")
@@ -359,6 +363,8 @@ class _SiteLoader:
             secrets = {part.section.name: part.secrets for part in parts}
             is_simulated = bool(flux and flux.simulated)
             self._faults += several.faults_of_several(self._document, settings, secrets, simulated=is_simulated)
+        if join and join.check_source and flux and flux.join is JoinMethod.SERVICE:
+            self._faults += _unknown_sources(self._document, parts)
         if policy and policy.wait_for_data != NEVER:
             self._check_property(policy.wait_for_data, nodes)
         by_name = {it.name: it for part in parts for it in part.node_types}
@@ -694,6 +700,8 @@ class _SiteLoader:
             completed["addresses"] = (f"{rank_0}:{port}",)
         if cloud.provider is Provider.LOCAL:
             completed |= {key: value for key, value in _LOCAL_NODE.items() if key not in given}
+        elif cloud.provider is Provider.STATIC and "poweroff" not in given:
+            completed["poweroff"] = _LEAVE_HOST_UP
         return join.model_copy(update=completed)
 
     def _with_configured_slots(self, node_types: tuple[NodeType, ...], flux: FluxSettings) -> tuple[NodeType, ...]:
@@ -791,39 +799,37 @@ def _contradictions(
     cloud: CloudSettings | None,
     limits: LimitsSettings | None,
     timing: TimingSettings | None,
-    join: JoinSettings | None,
     nodes: Mapping[TypeName, NodeSettings],
 ) -> Iterator[Fault]:
     """Find keys that contradict each other. A section with faults of its own (None) is not checked."""
     if flux:
         yield from _outside_contradictions(document, flux, cloud)
-        yield from _join_contradictions(document, flux, cloud, join, nodes)
+        yield from _join_contradictions(document, flux, nodes)
     if limits and limits.nodes_min > limits.nodes_max:
         yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
     if timing:
         yield from _timing_contradictions(document, timing)
     yield from _slots_named_twice(document, flux, nodes)
+    yield from static.hosts_named_twice(document, nodes)
 
 
 def _join_contradictions(
-    document: Document,
-    flux: FluxSettings,
-    cloud: CloudSettings | None,
-    join: JoinSettings | None,
-    nodes: Mapping[TypeName, NodeSettings],
+    document: Document, flux: FluxSettings, nodes: Mapping[TypeName, NodeSettings]
 ) -> Iterator[Fault]:
     """Find what the chosen way to join cannot do."""
     if flux.join is JoinMethod.FLUB and len(nodes) > 1:
         yield document.fault(
             "Flux", "join", "with flub a node gets any free rank, so all slots must belong to one [Node NAME]"
         )
-    outer_instance = cloud is not None and cloud.provider is Provider.FLUX
-    if flux.join is JoinMethod.SERVICE and outer_instance and join and join.check_source:
-        yield document.fault(
-            "Join",
-            "check_source",
-            "an outer instance gives only the names of its nodes: with provider = flux write no",
-        )
+
+
+def _unknown_sources(document: Document, parts: Sequence[_CloudPart]) -> Iterator[Fault]:
+    """Find a check of addresses that the provider does not tell."""
+    for part in parts:
+        if part.settings.provider in _NAMES_ONLY:
+            provider = part.settings.provider
+            problem = f"provider = {provider} gives only the names of its nodes: write no"
+            yield document.fault("Join", "check_source", problem)
 
 
 def _timing_contradictions(document: Document, timing: TimingSettings) -> Iterator[Fault]:
@@ -863,6 +869,8 @@ def _provider_faults(
     document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
 ) -> Iterator[Fault]:
     """Check what only this provider needs."""
+    if cloud.provider is not Provider.STATIC:
+        yield from common.unsupported_keys(document, cloud, nodes, static.KEYS, f"provider = {cloud.provider}")
     if cloud.provider not in _HAS_GROUPS:
         yield from common.unsupported_placement(document, nodes, f"provider = {cloud.provider}")
     match cloud.provider:
@@ -876,6 +884,8 @@ def _provider_faults(
             yield from azure.faults(document, cloud, nodes)
         case Provider.MINICLUSTER:
             yield from minicluster.faults(document, cloud, nodes)
+        case Provider.STATIC:
+            yield from static.faults(document, cloud, nodes)
         case Provider.LOCAL | Provider.SIMULATED:
             pass
 

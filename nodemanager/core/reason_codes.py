@@ -204,6 +204,8 @@ class Code(StrEnum):
     PRICE_PER_HOUR_MAX = "price_per_hour_max", "node_type price_per_hour left price_per_hour_max"
     ONLY_OBSERVED = "only_observed", "node_type"
     CLOUD_CLOSED = "cloud_closed", "cloud why"
+    CLOUD_BUDGET_SPENT = "cloud_budget_spent", "cloud period spent forecast budget"
+    CLOUD_BUDGET_USED_UP = "cloud_budget_used_up", "cloud period spent forecast budget"
     CLOUD_FULL = "cloud_full", "cloud why"
     AT_QUOTA = "at_quota", "scope node_count detail until_s"
     BREAKER_OPEN = "breaker_open", "node_type image failures why retry_s"

@@ -41,7 +41,7 @@ def boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     if policy.stacked:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
-    allowance = Allowance(snapshot, policy)
+    allowance = Allowance(snapshot, policy, budget_left=basis.placement.supply.budget_left_in_clouds)
     prepaid = prepaid_left(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy, prepaid)

@@ -30,7 +30,6 @@ from nodemanager.core.reason_text import format_money, to_sentence
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.planner.cost.budget import left_by_period
-from nodemanager.planner.cost.spending import WHOLE_SITE
 
 KIND_EVERY_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
@@ -68,7 +67,7 @@ class NoticeTracker:
     """Finds the history's updates that are worth a notice."""
 
     def __init__(self) -> None:
-        self._low: frozenset[str] = frozenset()  # the budgets' periods that have been told
+        self._low: frozenset[tuple[str, str]] = frozenset()  # the owners and periods that have been told
 
     def update(self, update: HistoryUpdate) -> Iterator[Notice]:
         """Yield a notice for each event that is worth one, and for each budget that is nearly spent."""
@@ -80,14 +79,14 @@ class NoticeTracker:
     def _budgets(self, published: Publication) -> Iterator[Notice]:
         if not published.policy.budgets:
             return
-        budgets = {
-            name: amount for (owner, name), amount in published.policy.budgets.items() if owner == WHOLE_SITE
-        }
+        budgets = published.policy.budgets
         left = left_by_period(published.snapshot, published.policy)
-        low = frozenset(name for name, budget in budgets.items() if left[name] <= BUDGET_LEFT * budget)
-        for name in sorted(low - self._low):
-            text = f"{format_money(left[name])} is left of {budgets[name]} for the {name}"
-            yield Notice(NoticeKind.BUDGET, published.snapshot.wall_at, text, (name,))
+        low = frozenset(key for key, amount in left.items() if amount <= BUDGET_LEFT * budgets[key])
+        for owner, period in sorted(low - self._low):
+            text = f"{format_money(left[owner, period])} is left of {budgets[owner, period]} for the {period}"
+            whose = f"{period} of {owner}" if owner else period
+            text += f" of the {owner}" if owner else ""
+            yield Notice(NoticeKind.BUDGET, published.snapshot.wall_at, text, (whose,))
         self._low = low
 
 

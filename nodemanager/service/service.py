@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
 from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -58,6 +59,7 @@ from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.peer_port import Peer, PeerPort
 from nodemanager.delegation.view import DelegationView
+from nodemanager.planner.cost.spending import cloud_account
 from nodemanager.planner.state.policy import (
     BLOCK_S,
     Calls,
@@ -192,7 +194,7 @@ def policy_of(site: Site) -> Policy:
         rules=_settings(Rules, site.policy),
         calls=_calls(site),
         upkeep=_upkeep(site),
-        budgets=site.budget.limits,
+        budgets=_budgets(site),
         observed=site.observed_types if site.acts else frozenset(),
         bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
@@ -211,6 +213,17 @@ def _fixed(site: Site) -> Fixed:
     # Pods that other members give back are free within seconds, or when their jobs end. The service forgets a wish
     # that is not repeated within five minutes.
     return Fixed(block_s={**BLOCK_S, FailureKind.QUOTA: SHARED_AGAIN_S}, probe_s_max=SHARED_AGAIN_S_MAX)
+
+
+def _budgets(site: Site) -> dict[tuple[str, str], Decimal]:
+    """The budgets of the site, its users, queues and clouds, by owner and period."""
+    of_clouds = {
+        (cloud_account(name), period): limit
+        for name, part in site.by_cloud.items()
+        for period, limit in (("day", part.cloud.per_day), ("month", part.cloud.per_month))
+        if limit is not None
+    }
+    return {**site.budget.limits, **of_clouds}
 
 
 def _calls(site: Site) -> Calls:

@@ -454,9 +454,12 @@ def _median_s(work: Callable[[], None]) -> float:
 
 
 def clockwork_share() -> float:
-    """What telling the time costs by threads where nothing happens: the ticker's, and the actor's that notes it."""
+    """What telling the time costs by threads where nothing happens: the ticker's, and the actor's that notes it.
+
+    The ticker begins lively, as after a look. In an idle service there is one in about as long as this measures.
+    """
     manager = cast("Any", Manager).start(a_policy(), acts=False, publish=lambda _: None, fate=Fate())
-    ticker = Ticker(SystemClock(), manager, threading.Event(), lively_s=0.0)
+    ticker = Ticker(SystemClock(), manager, threading.Event())
     ticker.start()
     share = share_of(MEASURED_S)
     ticker.stop()

@@ -132,56 +132,56 @@ class CloudSubject(ABC):
 
     def kill(self, provider_id: ProviderId) -> None:
         """Let a node die by itself, at once."""
-        _lacks(f"let {provider_id} die by itself")
+        lacks(f"let {provider_id} die by itself")
 
     def add_stranger(self, identity: Identity | None) -> ProviderId:
         """Add somebody else's node, untagged or with the tags of ``identity``."""
-        _lacks(f"show a node of others ({identity})")
+        lacks(f"show a node of others ({identity})")
 
     @contextmanager
     def losing_replies(self) -> Iterator[None]:
         """Meanwhile creates succeed but get no answer."""
-        _lacks("lose a reply")
+        lacks("lose a reply")
         yield
 
     @contextmanager
     def out_of_capacity(self) -> Iterator[None]:
-        _lacks("run out of capacity")
+        lacks("run out of capacity")
         yield
 
     @contextmanager
     def room_for(self, count: int) -> Iterator[None]:
         """Meanwhile there is capacity for so many nodes."""
-        _lacks(f"have capacity for {count} nodes only")
+        lacks(f"have capacity for {count} nodes only")
         yield
 
     @contextmanager
     def at_quota(self) -> Iterator[None]:
-        _lacks("run into a quota")
+        lacks("run into a quota")
         yield
 
     @contextmanager
     def short_of(self, size: str) -> Iterator[None]:
         """Meanwhile there is no capacity for nodes of this size."""
-        _lacks(f"run out of capacity for {size} only")
+        lacks(f"run out of capacity for {size} only")
         yield
 
     @contextmanager
     def short_of_spot(self) -> Iterator[None]:
         """Meanwhile there is no spot capacity for nodes of any size."""
-        _lacks("run out of spot capacity")
+        lacks("run out of spot capacity")
         yield
 
     @contextmanager
     def at_quota_of(self, size: str) -> Iterator[None]:
         """Meanwhile a quota refuses nodes of this size."""
-        _lacks(f"run into a quota for {size} only")
+        lacks(f"run into a quota for {size} only")
         yield
 
     @contextmanager
     def throttling(self) -> Iterator[None]:
         """Meanwhile every call is refused as too many."""
-        _lacks("throttle")
+        lacks("throttle")
         yield
 
     def state(self, provider_id: ProviderId) -> CloudState | None:
@@ -196,7 +196,7 @@ class CloudSubject(ABC):
         return [node for node in self.port.list_nodes() if node.state is not CloudState.TERMINATED]
 
 
-def _lacks(what: str) -> NoReturn:
+def lacks(what: str) -> NoReturn:
     pytest.skip(f"this provider cannot be made to {what}")
 
 
@@ -399,7 +399,7 @@ class OpenStackSubject(CloudSubject):
 
     @contextmanager
     def out_of_capacity(self) -> Iterator[None]:
-        _lacks("refuse a create for want of capacity: it takes it, and the node fails later")
+        lacks("refuse a create for want of capacity: it takes it, and the node fails later")
         yield
 
     @contextmanager
@@ -509,6 +509,12 @@ def a_minicluster_subject(_: Path) -> CloudSubject:
     return MiniClusterSubject()
 
 
+def a_static_subject(directory: Path) -> CloudSubject:
+    from tests.contract.static_subject import StaticSubject  # noqa: PLC0415
+
+    return StaticSubject(directory)
+
+
 SUBJECTS: dict[str, Built] = {
     "local": LocalSubject,
     "simulated": a_simulated_subject,
@@ -518,4 +524,5 @@ SUBJECTS: dict[str, Built] = {
     "openstack": OpenStackSubject,
     "flux": an_outer_flux,
     "minicluster": a_minicluster_subject,
+    "static": a_static_subject,
 }

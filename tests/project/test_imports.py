@@ -35,7 +35,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
         *("allocation", "placement", "limits", "stacked", "peers", "steps", "explain", ""),
     ),
     "flux": ("parse", "handles", "records", "", "in_job", "delegate", "ensembles", "setup"),
-    "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", ""),
+    "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", "static", ""),
     "history": ("", "store"),
     "web": ("state", "api", "", "grpc"),
     "simulation": ("time", "flux", "cloud", "delegation", ""),

@@ -89,6 +89,16 @@ def test_a_budget_is_told_once_when_a_tenth_of_it_is_left() -> None:
     ]  # fmt: skip
 
 
+def test_the_budget_of_a_cloud_is_told_with_its_name() -> None:
+    policy = replace(a_policy(), budgets={("cloud default", "day"): Decimal(10), ("", "day"): Decimal(100)})
+    made = a_moment(policy=policy, nodes=[a_node("cloud1", policy=policy)])
+    spent = {("day", int(WALL_AT // 86_400 * 86_400), "cloud default"): Decimal(9)}
+    snapshot = replace(made.snapshot, nodes={}, spending=replace(made.snapshot.spending, amounts=spent))
+    (notice,) = NoticeTracker().update(Follower().follow([replace(made, snapshot=snapshot)]))
+    assert notice.subjects == ("day of cloud default",)
+    assert "of 10 for the day of the cloud default" in notice.text
+
+
 def test_notices_of_a_kind_become_one() -> None:
     one = Notice(NoticeKind.NEVER_RUNS, WALL_AT, "first", ("f1",))
     for number in range(2, 50):

@@ -64,7 +64,7 @@ def check_cloud(
         yield (account := check_account(make_port))
         if account.verdict is Verdict.OK:
             yield from check_creates()
-        if site.cloud.provider is not Provider.LOCAL:
+        if site.cloud.provider not in (Provider.LOCAL, Provider.STATIC):
             yield from check_prices(compared_prices)
 
 

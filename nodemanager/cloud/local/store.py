@@ -12,10 +12,8 @@ folder without a readable ``node.json`` is damaged. The store reports it and nev
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,10 +22,8 @@ from secrets import token_hex
 
 from pydantic import TypeAdapter, ValidationError
 
+from nodemanager.cloud.common.files import held_lock, replace_file
 from nodemanager.cloud.local.process import INIT_SCRIPT, LocalProcess
-
-_LOCK_WAIT_S = 30.0
-_LOCK_RETRY_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +68,13 @@ class Store:
             (self.directory / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.locked():
             if not self.init.exists() or self.init.read_text(encoding="utf-8") != INIT_SCRIPT:
-                _replace_file(self.init, INIT_SCRIPT)
+                replace_file(self.init, INIT_SCRIPT)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the directory's lock. Raises ``TimeoutError`` if another process holds it for too long."""
-        lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            _wait_for_lock(lock, self.directory / "lock")
+        with held_lock(self.directory / "lock"):
             yield
-        finally:
-            os.close(lock)
 
     def folder(self, node_id: str) -> Path:
         """Return the folder of a node."""
@@ -102,13 +94,13 @@ class Store:
         script = os.open(making / "user-data", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
         with os.fdopen(script, "w", encoding="utf-8") as file:
             file.write(user_data)
-        _replace_file(making / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
+        replace_file(making / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
         making.rename(self.folder(record.id))
         return record
 
     def save(self, record: NodeRecord) -> NodeRecord:
         """Write a node's record and return it."""
-        _replace_file(self.folder(record.id) / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
+        replace_file(self.folder(record.id) / "node.json", _RECORD_ADAPTER.dump_json(record).decode())
         return record
 
     def phase(self, node_id: str) -> str:
@@ -145,19 +137,6 @@ class Store:
             shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _wait_for_lock(lock: int, path: Path) -> None:
-    deadline_s = time.monotonic() + _LOCK_WAIT_S
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                raise TimeoutError(
-                    f"{path} is held by another process for more than {_LOCK_WAIT_S:g} s: find it with fuser"
-                ) from None
-            time.sleep(_LOCK_RETRY_S)
-
-
 def _read_record(folder: Path) -> NodeRecord:
     path = folder / "node.json"
     try:
@@ -176,16 +155,6 @@ def _why_invalid(error: OSError | ValidationError) -> str:
     if isinstance(error, ValidationError):
         return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'JSON'}: {e['msg']}" for e in error.errors())
     return str(error.strerror)
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """Replace a file atomically: a reader gets the old or the new text, even after a power failure."""
-    new = path.with_name(f"{path.name}.new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
 
 
 _RECORD_ADAPTER = TypeAdapter(NodeRecord)

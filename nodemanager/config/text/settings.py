@@ -74,6 +74,7 @@ class Provider(StrEnum):
     AZURE = "azure"
     FLUX = "flux"  # nodes are jobs of an outer instance
     MINICLUSTER = "minicluster"  # nodes are pods of a Flux Operator MiniCluster
+    STATIC = "static"  # nodes are own hosts, woken and put to sleep by commands
 
 
 class SizeOwner(StrEnum):
@@ -435,16 +436,21 @@ def _property_or_never(text: str) -> str:
     return text
 
 
-def _slots(text: str) -> tuple[str, ...]:
-    slots = expand_hostlist(text)
-    for slot in slots:
-        if not NAME.fullmatch(slot):
-            raise ValueError(f'"{slot}" is no slot name: {NAME_ALLOWED}')
-    if len(set(slots)) < len(slots):
-        twice = next(slot for slot in slots if slots.count(slot) > 1)
-        raise ValueError(f'slot "{twice}" is listed twice: list it once')
-    _require(slots)
-    return slots
+def _names_of(what: str) -> Callable[[str], tuple[str, ...]]:
+    """Return the reader of a host list of slots or hosts."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = expand_hostlist(text)
+        for name in names:
+            if not NAME.fullmatch(name):
+                raise ValueError(f'"{name}" is no {what} name: {NAME_ALLOWED}')
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f'{what} "{twice}" is listed twice: list it once')
+        _require(names)
+        return names
+
+    return read
 
 
 def _share(text: str) -> float:
@@ -523,7 +529,8 @@ _Properties = Annotated[
     frozenset[str],
     ValueFormat(f"a list of names separated by commas, without spaces and {PROPERTY_FORBIDDEN}", _properties),
 ]
-_Slots = Annotated[tuple[SlotName, ...], ValueFormat('a host list such as "cloud[1-4]"', _slots)]
+_Slots = Annotated[tuple[SlotName, ...], ValueFormat('a host list such as "cloud[1-4]"', _names_of("slot"))]
+_HostNames = Annotated[tuple[str, ...], ValueFormat('a host list such as "node[1-8]"', _names_of("host"))]
 _DISRUPTION_MAX = ValueFormat('a number of nodes, or a share such as "10%"', _disruption_max)
 _WINDOWS = ValueFormat(WINDOW_ALLOWED, read_windows)
 _Windows = Annotated[tuple[Window, ...], _WINDOWS]
@@ -596,6 +603,9 @@ class CloudSettings(SectionSettings):
     owner: Annotated[SizeOwner, _one_of(SizeOwner)] = SizeOwner.US
     service: Annotated[str, ValueFormat('"HOST:PORT"', _tcp_address)] = ""
     service_material: _Path = Path("service")
+    wake: _Command = ""
+    sleep: _Command = ""
+    probe: _Command = ""
     calls_in_flight_max: Annotated[int, _whole(1, 64)] = 8
     creates_per_s: _Rate = 5.0
     creates_burst: _Positive = 20
@@ -607,6 +617,8 @@ class CloudSettings(SectionSettings):
     nodes_max: Annotated[int | None, _whole(1)] = None
     price_per_hour_max: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
     priority: Annotated[int, _whole(0, 9)] = 0
+    per_day: _Price | None = None
+    per_month: _Price | None = None
 
 
 class LimitsSettings(SectionSettings):
@@ -813,6 +825,7 @@ class NodeSettings(SectionSettings):
     )  # None: any
     properties: _Properties = frozenset()
     slots: _Slots
+    hosts: _HostNames = ()
     placement: Annotated[NodePlacement, _one_of(NodePlacement)] = NodePlacement.ANYWHERE
     spares: _Count = 0
     prepaid: _Count = 0

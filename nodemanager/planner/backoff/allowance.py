@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from math import inf
+from types import MappingProxyType
 
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
@@ -17,6 +19,8 @@ from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Quota, Scope, Snapshot
 
+NO_BUDGETS: Mapping[CloudName, Decimal] = MappingProxyType({})
+
 
 @dataclass(slots=True)
 class Allowance:
@@ -25,6 +29,7 @@ class Allowance:
     snapshot: Snapshot
     policy: Policy
     sent_only: bool = False  # count only nodes whose create was sent: used for leases that wait for theirs
+    budget_left: Mapping[CloudName, Decimal] = field(default_factory=dict)  # per hour, by the budgets of clouds
     _taken: dict[Scope, int] = field(default_factory=dict)
     _clouds: dict[CloudName, CloudRoom] = field(default_factory=dict)
 
@@ -69,11 +74,12 @@ class Allowance:
 
     def _room_of(self, node_type: NodeType) -> CloudRoom | None:
         """What the limits of the type's cloud leave; None if it has none of its own."""
-        if not self.policy.has_limits(node_type.cloud):
+        cloud, left = node_type.cloud, self.budget_left.get(node_type.cloud)
+        if left is None and not self.policy.has_limits(cloud):
             return None
-        if node_type.cloud not in self._clouds:
-            self._clouds[node_type.cloud] = room_of(node_type.cloud, self.snapshot, self.policy, self.sent_only)
-        return self._clouds[node_type.cloud]
+        if cloud not in self._clouds:
+            self._clouds[cloud] = room_of(cloud, self.snapshot, self.policy, self.sent_only, left)
+        return self._clouds[cloud]
 
     def _left(self, scope: Scope, quota: Quota) -> int:
         probing = 1 if quota.probe_s <= self.snapshot.now_s else 0
@@ -99,13 +105,18 @@ class Allowance:
         )
 
 
-def unavailable_sizes(snapshot: Snapshot, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
-    """The sizes of each type that blocks, quotas or breakers keep from being bought now, each with the reason."""
+def unavailable_sizes(
+    snapshot: Snapshot, policy: Policy, budget_left: Mapping[CloudName, Decimal] = NO_BUDGETS
+) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
+    """The sizes of each type that blocks, quotas or breakers keep from being bought now, each with the reason.
+
+    ``budget_left``: what nodes bought now may cost per hour, by the budgets of clouds.
+    """
     learned = snapshot.learned
-    limited = any(map(policy.has_limits, policy.clouds))
+    limited = bool(budget_left) or any(map(policy.has_limits, policy.clouds))
     if not (learned.blocks or learned.quotas or learned.streaks or limited):
         return {}
-    allowance = Allowance(snapshot, policy)
+    allowance = Allowance(snapshot, policy, budget_left=budget_left)
 
     def why_none(node_type: NodeType) -> Reason | None:
         block = block_on_all_zones(node_type, snapshot)

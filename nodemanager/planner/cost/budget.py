@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import Market, Rank, TypeName
+from nodemanager.core.slots import CloudName, Market, Rank, TypeName
 from nodemanager.planner.cost import billing, timings
-from nodemanager.planner.cost.spending import WHOLE_SITE, Period, node_cost_within, periods
+from nodemanager.planner.cost.spending import WHOLE_SITE, Period, cloud_account, node_cost_within, periods
 from nodemanager.planner.state.frozen import replace
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Snapshot
@@ -45,12 +46,23 @@ class BudgetLimits:
     drain_all: bool = False
     left_per_hour: tuple[Decimal, Reason] | None = None
     cuts: Cuts = field(default_factory=dict)  # from the budgets of users and queues (``account_budgets``)
+    clouds: Mapping[CloudName, BudgetLimits] = field(default_factory=dict)  # what the budgets of clouds allow there
+
+    @property
+    def overspent_clouds(self) -> Mapping[CloudName, Reason]:
+        """The clouds whose own budget is spent, each with the reason."""
+        return {name: it.obstacle for name, it in self.clouds.items() if it.drain_all and it.obstacle is not None}
+
+    @property
+    def left_in_clouds(self) -> Mapping[CloudName, Decimal]:
+        """The most that nodes bought now in a cloud may cost per hour by its own budget."""
+        return {name: it.left_per_hour[0] for name, it in self.clouds.items() if it.left_per_hour is not None}
 
 
 def current_limits(
     snapshot: Snapshot, policy: Policy, queue_index: QueueIndex, promised: Mapping[Rank, float]
 ) -> BudgetLimits:
-    """What the site's budget allows now, by the stricter of its periods.
+    """What the budgets of the site and of its clouds allow now, each by the stricter of its periods.
 
     Two amounts count: what has been billed so far, and a forecast. The forecast is the cost of every node until the
     time limits of its jobs expire. ``promised``: until when ranks may be busy with jobs that have not started.
@@ -61,11 +73,43 @@ def current_limits(
     ends = _last_job_ends(snapshot, queue_index)
     for rank, ends_at in promised.items():
         ends[rank] = max(ends_at, ends.get(rank, 0.0))
+    clouds: dict[CloudName, BudgetLimits] = {}
+    longest_s = max((key.span_s for key in queue_index.batches), default=0.0)
     for period in periods(snapshot.wall_at):
         limit = policy.budgets.get((WHOLE_SITE, period.name))
         if limit is not None:
-            limits = _stricter(limits, _period_limits(snapshot, policy, period, limit, ends, queue_index))
-    return limits
+            amounts = _amounts(WHOLE_SITE, snapshot.nodes.values(), snapshot, policy, period, ends)
+            limits = _stricter(limits, _period_limits(snapshot, policy, period, limit, amounts, longest_s))
+        for cloud in policy.cloud_names:
+            limit = policy.budgets.get((cloud_account(cloud), period.name))
+            if limit is not None:
+                here = _nodes_in(cloud, snapshot, policy)
+                amounts = _amounts(cloud_account(cloud), here, snapshot, policy, period, ends)
+                found = _cloud_limits(cloud, snapshot, policy, period, limit, amounts, longest_s)
+                clouds[cloud] = _stricter(clouds.get(cloud, BudgetLimits()), found)
+    return replace(limits, clouds=clouds) if clouds else limits
+
+
+def _nodes_in(cloud: CloudName, snapshot: Snapshot, policy: Policy) -> list[Node]:
+    return [node for node in snapshot.nodes.values() if policy.cloud_of(node.launch) == cloud]
+
+
+def _amounts(
+    account: str,
+    nodes: Iterable[Node],
+    snapshot: Snapshot,
+    policy: Policy,
+    period: Period,
+    ends: Mapping[Rank, float],
+) -> tuple[Decimal, Decimal]:
+    """What an account has spent in a period, and what it will have spent when the jobs on its nodes end."""
+    spent = forecast = snapshot.spending.amounts.get((period.name, period.begins_at, account), Decimal(0))
+    for node in nodes:
+        if node.may_be_billed:
+            until_at = max(snapshot.wall_at, min(float(period.ends_at), ends.get(node.launch.rank, 0.0)))
+            spent += node_cost_within(node, period, snapshot, policy)
+            forecast += node_cost_within(node, period, snapshot, policy, until_at)
+    return spent, forecast
 
 
 def _period_limits(
@@ -73,21 +117,15 @@ def _period_limits(
     policy: Policy,
     period: Period,
     limit: Decimal,
-    ends: Mapping[Rank, float],
-    queue_index: QueueIndex,
+    amounts: tuple[Decimal, Decimal],
+    longest_s: float,
 ) -> BudgetLimits:
-    spent = forecast = snapshot.spending.amounts.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
-    for node in snapshot.nodes.values():
-        if node.may_be_billed:
-            until_at = max(snapshot.wall_at, min(float(period.ends_at), ends.get(node.launch.rank, 0.0)))
-            spent += node_cost_within(node, period, snapshot, policy)
-            forecast += node_cost_within(node, period, snapshot, policy, until_at)
+    spent, forecast = amounts
     figures: Figures = {"period": period.name, "spent": spent, "forecast": forecast, "budget": limit}
     if spent >= limit:
         return BudgetLimits(because(Code.BUDGET_SPENT, **figures), drain_all=True)
     if forecast >= limit:
         return BudgetLimits(because(Code.BUDGET_NO_NEW_NODES, **figures))
-    longest_s = max((key.span_s for key in queue_index.batches), default=0.0)
     hours = _hours_billed(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
     left = (limit - forecast) / hours, because(Code.BUDGET_LEFT, **figures).with_figures(hours=float(hours))
     if forecast >= CHEAPEST_ONLY_FROM * limit:
@@ -95,20 +133,50 @@ def _period_limits(
     return BudgetLimits(left_per_hour=left)
 
 
-def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[str, Decimal]:
-    """The rest of the site's budgets, by the name of the period; only for budgets that are set."""
-    found: dict[str, Decimal] = {}
-    for period in periods(snapshot.wall_at):
-        limit = policy.budgets.get((WHOLE_SITE, period.name))
-        if limit is not None:
-            gone = snapshot.spending.amounts.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
-            due = (
-                node_cost_within(node, period, snapshot, policy)
-                for node in snapshot.nodes.values()
-                if node.may_be_billed
-            )
-            found[period.name] = limit - gone - sum(due, Decimal(0))
+def _cloud_limits(
+    cloud: CloudName,
+    snapshot: Snapshot,
+    policy: Policy,
+    period: Period,
+    limit: Decimal,
+    amounts: tuple[Decimal, Decimal],
+    longest_s: float,
+) -> BudgetLimits:
+    """The same for one cloud. The rest is spent on any of its types: others are bought elsewhere."""
+    spent, forecast = amounts
+    figures: Figures = {
+        "cloud": cloud,
+        "period": period.name,
+        "spent": spent,
+        "forecast": forecast,
+        "budget": limit,
+    }
+    if spent >= limit:
+        return BudgetLimits(because(Code.CLOUD_BUDGET_SPENT, **figures), drain_all=True)
+    if forecast >= limit:
+        return BudgetLimits(because(Code.CLOUD_BUDGET_USED_UP, **figures))
+    hours = _hours_billed(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
+    return BudgetLimits(left_per_hour=((limit - forecast) / hours, because(Code.CLOUD_BUDGET_USED_UP, **figures)))
+
+
+def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[tuple[str, str], Decimal]:
+    """The rest of the budgets of the site and its clouds, by owner and period, if they have any."""
+    found: dict[tuple[str, str], Decimal] = {}
+    for owner, nodes in _owners(snapshot, policy):
+        for period in periods(snapshot.wall_at):
+            limit = policy.budgets.get((owner, period.name))
+            if limit is not None:
+                found[owner, period.name] = limit - _amounts(owner, nodes, snapshot, policy, period, {})[0]
     return found
+
+
+def _owners(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[str, list[Node]]]:
+    """The site and the clouds that have budgets, each with its nodes."""
+    if WHOLE_SITE in policy.budget_owners:
+        yield WHOLE_SITE, list(snapshot.nodes.values())
+    for cloud in policy.cloud_names:
+        if cloud_account(cloud) in policy.budget_owners:
+            yield cloud_account(cloud), _nodes_in(cloud, snapshot, policy)
 
 
 def budget_changes_s(snapshot: Snapshot, policy: Policy, jobs_wait: bool) -> float:
@@ -120,26 +188,30 @@ def budget_changes_s(snapshot: Snapshot, policy: Policy, jobs_wait: bool) -> flo
     if not policy.budgets:
         return inf
     now_s, wall_at = snapshot.now_s, snapshot.wall_at
+    owners = list(_owners(snapshot, policy))
     moments = [now_s + WAITING_EVERY_S] if jobs_wait else []
     for period in periods(wall_at):
         if any(name == period.name for _, name in policy.budgets):
             moments.append(now_s + period.ends_at - wall_at)
-        limit = policy.budgets.get((WHOLE_SITE, period.name))
-        if limit is not None:
-            moments.append(_limit_reached_s(snapshot, policy, period, limit))
+        for owner, nodes in owners:
+            limit = policy.budgets.get((owner, period.name))
+            if limit is not None:
+                moments.append(_limit_reached_s(snapshot, policy, period, limit, owner, nodes))
     return min(moments, default=inf)
 
 
-def _limit_reached_s(snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal) -> float:
+def _limit_reached_s(
+    snapshot: Snapshot, policy: Policy, period: Period, limit: Decimal, owner: str, nodes: Iterable[Node]
+) -> float:
     """The earliest time at which the nodes' cost may reach the limit; infinity if it has reached it.
 
     Nothing falls due before some node's next payment. Until a time t from now, each node costs at most its price
     for t and for one more window.
     """
-    spent = snapshot.spending.amounts.get((period.name, period.begins_at, WHOLE_SITE), Decimal(0))
+    spent = snapshot.spending.amounts.get((period.name, period.begins_at, owner), Decimal(0))
     price = ahead = Decimal(0)
     next_payment_s = inf
-    for node in snapshot.nodes.values():
+    for node in nodes:
         tariff = billing.tariff_of(node.launch, policy)
         if tariff is not None and node.may_be_billed:
             spent += node_cost_within(node, period, snapshot, policy)
@@ -186,14 +258,22 @@ def _last_job_ends(snapshot: Snapshot, queue_index: QueueIndex) -> dict[Rank, fl
 
 def closed_sizes(limits: BudgetLimits, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
     """The sizes of each type that the budget forbids to buy: all, or all except those with the cheapest cores."""
+    of_clouds = {name: it.obstacle for name, it in limits.clouds.items() if it.obstacle is not None}
+    closed = {
+        name: {(it.size, it.market): why for it in sizes if (why := of_clouds.get(it.cloud)) is not None}
+        for name, sizes in (policy.by_size.items() if of_clouds else ())
+    }
     if limits.obstacle is None:
-        return {}
+        return {name: sizes for name, sizes in closed.items() if sizes}
     least = min((it.price_per_hour / it.cores for it in policy.node_types), default=Decimal(0))
     return {
         name: {
-            (it.size, it.market): limits.obstacle
-            for it in sizes
-            if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
+            **closed.get(name, {}),
+            **{
+                (it.size, it.market): limits.obstacle
+                for it in sizes
+                if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
+            },
         }
         for name, sizes in policy.by_size.items()
     }

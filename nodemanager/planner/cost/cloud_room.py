@@ -1,4 +1,4 @@
-"""What the limits of one cloud leave: its own ``nodes_max`` and ``price_per_hour_max``."""
+"""What the limits of one cloud leave: its own ``nodes_max``, ``price_per_hour_max`` and budget."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nodemanager.core.slots import CloudName, NodeType
 from nodemanager.planner.cost.billing import price_per_hour
 from nodemanager.planner.cost.fleet import strays_of
 from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import CloudRules, Policy
 from nodemanager.planner.state.snapshot import Snapshot
 
 MANY = 1_000_000  # nodes, where no limit counts
@@ -23,12 +23,15 @@ class CloudRoom:
     price_per_hour_max: Decimal | None
     nodes: int
     price_per_hour: Decimal
+    budget_left: Decimal | None = None  # what nodes bought now may cost per hour by the cloud's budget
 
     def count_left(self, node_type: NodeType) -> int:
         """How many more nodes of a type the limits allow."""
         left = MANY if self.nodes_max is None else self.nodes_max - self.nodes
         if self.price_per_hour_max is not None and node_type.price_per_hour:
             left = min(left, int((self.price_per_hour_max - self.price_per_hour) // node_type.price_per_hour))
+        if self.budget_left is not None and node_type.price_per_hour:
+            left = min(left, int(self.budget_left // node_type.price_per_hour))
         return left
 
     def limit_reached(self, node_type: NodeType) -> str:
@@ -36,17 +39,23 @@ class CloudRoom:
         if self.nodes_max is not None and self.nodes >= self.nodes_max:
             return f"{self.nodes} of its nodes_max of {self.nodes_max} exist"
         price = node_type.price_per_hour
+        if self.budget_left is not None and self.budget_left < price:
+            return f"the rest of its budget does not pay for another {node_type.name} node"
         return f"a {node_type.name} node costs {price}, above the rest of its price_per_hour_max"
 
     def take(self, node_type: NodeType) -> None:
         """Count one more node."""
         self.nodes += 1
         self.price_per_hour += node_type.price_per_hour
+        if self.budget_left is not None:
+            self.budget_left -= node_type.price_per_hour
 
 
-def room_of(cloud: CloudName, snapshot: Snapshot, policy: Policy, sent_only: bool) -> CloudRoom:
+def room_of(
+    cloud: CloudName, snapshot: Snapshot, policy: Policy, sent_only: bool, budget_left: Decimal | None = None
+) -> CloudRoom:
     """What the limits of a cloud leave. ``sent_only``: leases without a create do not count."""
-    rules = policy.clouds[cloud]
+    rules = policy.clouds.get(cloud, CloudRules())
     here = [it for it in snapshot.nodes.values() if it.may_be_billed and policy.cloud_of(it.launch) == cloud]
     costing = [it for it in here if not (sent_only and _is_unsent(it))]
     price = sum((price_per_hour(it.launch, policy) for it in costing), Decimal(0))
@@ -54,7 +63,7 @@ def room_of(cloud: CloudName, snapshot: Snapshot, policy: Policy, sent_only: boo
     for stray in strays:
         sizes = policy.by_size.get(stray.node.identity.type_name) if stray.node.identity is not None else None
         price += sizes[-1].price_per_hour if sizes else 0
-    return CloudRoom(rules.nodes_max, rules.price_per_hour_max, len(costing) + len(strays), price)
+    return CloudRoom(rules.nodes_max, rules.price_per_hour_max, len(costing) + len(strays), price, budget_left)
 
 
 def _is_unsent(node: Node) -> bool:

@@ -23,6 +23,7 @@ from nodemanager.core.facts import Fact, QueueSeen, SpendKept, SpendNotKept
 from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.records import NOTHING_SPENT, Spend
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.cost import billing
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node import Node
@@ -31,6 +32,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source
 
 WHOLE_SITE = ""  # the owner of the site's own budget
+CLOUD = "cloud "  # followed by the name: the owner of a cloud's budget
 KEEP_AGAIN_S = 1.0  # after a failed write of the record
 PERIODS_KEPT = 4  # so many days and months, before and after now by the clock
 
@@ -68,7 +70,10 @@ def accrue(before: Snapshot, after: Snapshot, fact: Fact, policy: Policy) -> Sna
         after = replace(after, spending=replace(after.spending, counted=frozenset(counted)))
     for period in periods(after.wall_at):
         for node in ended:
-            _add(added, period, WHOLE_SITE, node_cost_within(node, period, after, policy))
+            cost = node_cost_within(node, period, after, policy)
+            _add(added, period, WHOLE_SITE, cost)
+            if (cloud := cloud_account(policy.cloud_of(node.launch))) in policy.budget_owners:
+                _add(added, period, cloud, cost)
         if isinstance(fact, QueueSeen) and after.jobs is not before.jobs:
             for job in _jobs_just_ended(before.jobs, after.jobs, fact):
                 for account in accounts_of(job.userid, job.queue):
@@ -127,6 +132,11 @@ def _jobs_just_ended(before: Mapping[JobId, Job], after: Mapping[JobId, Job], fa
         was, is_ = before.get(id_), after.get(id_)
         if was is not None and was.state is JobState.RUN and (is_ is None or is_.state is not JobState.RUN):
             yield was
+
+
+def cloud_account(cloud: CloudName) -> str:
+    """The owner of a cloud's budget."""
+    return CLOUD + cloud
 
 
 def accounts_of(userid: int, queue: str) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import Rank
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes, current_limits
-from nodemanager.planner.cost.spending import WHOLE_SITE
+from nodemanager.planner.cost.spending import CLOUD, WHOLE_SITE
 from nodemanager.planner.limits.account_budgets import account_budgets_of, piece_price_per_hour
 from nodemanager.planner.placement.placement import Placement, place_jobs
 from nodemanager.planner.placement.positions import QUEUE_END
@@ -35,7 +35,7 @@ def place_within_budget(snapshot: Snapshot, policy: Policy, price_per_hour: Deci
         return place_jobs(snapshot, policy, price_per_hour, BudgetLimits())
     queue_index = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
     accounts = account_budgets_of(snapshot, policy, queue_index)
-    of_site = any(whose == WHOLE_SITE for whose, _ in policy.budgets)
+    of_nodes = WHOLE_SITE in policy.budget_owners or any(it.startswith(CLOUD) for it in policy.budget_owners)
     busy_until: dict[Rank, float] = {}
     prices: dict[JobId, Decimal] = {}
     limits = replace(current_limits(snapshot, policy, queue_index, busy_until), cuts=accounts.find_cuts(prices))
@@ -44,7 +44,7 @@ def place_within_budget(snapshot: Snapshot, policy: Policy, price_per_hour: Deci
         if accounts.watched:
             prices.update(_job_prices(placement, policy))
         cuts = accounts.find_cuts(prices, dearest=rounds_left <= 1)
-        promised = _promised_until(placement, snapshot) if of_site else {}
+        promised = _promised_until(placement, snapshot) if of_nodes else {}
         more = {rank: at for rank, at in promised.items() if at > busy_until.get(rank, 0.0)}
         if cuts == limits.cuts and not more:
             return placement
@@ -59,6 +59,8 @@ def place_within_budget(snapshot: Snapshot, policy: Policy, price_per_hour: Deci
 
 
 def _nothing_left(limits: BudgetLimits) -> BudgetLimits:
+    clouds = {name: _nothing_left(it) for name, it in limits.clouds.items()}
+    limits = replace(limits, clouds=clouds) if clouds else limits
     if limits.left_per_hour is None:
         return limits
     return replace(limits, left_per_hour=(Decimal(0), limits.left_per_hour[1]))
@@ -74,6 +76,9 @@ def _would_stay_the_same(placement: Placement, limits: BudgetLimits, policy: Pol
     types = [offer.node_type for offer in offers if not offer.is_ordered]
     if any((it.size, it.market) in closed.get(it.name, ()) for it in types):
         return False
+    for cloud, left in limits.left_in_clouds.items():
+        if sum((it.price_per_hour for it in types if it.cloud == cloud), Decimal(0)) > left:
+            return False
     return limits.left_per_hour is None or bought <= limits.left_per_hour[0]
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nodemanager.core.jobs import ANYWHERE, JobId, QueuePolicy, Shape
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.reasons import Reason
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.allocation.allocation import Allocation
 from nodemanager.planner.allocation.assignment import Assignment
 from nodemanager.planner.cost.budget import BudgetLimits, Cuts
@@ -82,6 +83,7 @@ class Placement:
     zones: Mapping[Shape, str]  # for jobs that want all their nodes in one zone
     price_left: Decimal  # per hour, after all purchases
     overspent: Reason | None  # the budget is spent: idle nodes are retired, busy ones drained
+    overspent_clouds: Mapping[CloudName, Reason]  # the same in clouds that have spent their own budget
     refusals: Refusals
 
     def count_served(self, key: BatchKey) -> int:
@@ -154,6 +156,7 @@ def _empty_placement(demand: Demand, supply: Supply, limits: BudgetLimits) -> Pl
         zones=nobody,
         price_left=supply.price_left,
         overspent=step,
+        overspent_clouds=limits.overspent_clouds,
         refusals=Refusals(nobody, nobody, None, nobody),
     )
 
@@ -299,6 +302,7 @@ class _PlacementBuilder:
             zones=on_offer.zones,
             price_left=on_offer.price_left(allocation),
             overspent=self.limits.obstacle if self.limits.drain_all else None,
+            overspent_clouds=self.limits.overspent_clouds,
             refusals=Refusals(
                 self.infeasible,
                 {kind: short for kind, (_, _, short) in beyond.items()},

@@ -183,6 +183,11 @@ class Policy:
         """The cloud that a lease means by this name."""
         return self.only_cloud(name) if name == DEFAULT_CLOUD else name
 
+    @cached_property
+    def budget_owners(self) -> frozenset[str]:
+        """Who has a budget: the site (""), all users, all queues, or a cloud."""
+        return frozenset(owner for owner, _ in self.budgets)
+
     def has_limits(self, cloud: CloudName) -> bool:
         """Whether a cloud has limits of its own."""
         rules = self.clouds.get(cloud)

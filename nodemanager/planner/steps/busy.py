@@ -27,8 +27,8 @@ def step_busy(node: Node, context: StepContext) -> Step:
         return Step(because(Code.HANGS_AT_WORK, node=node.launch.slot, hangs_s=hangs_s))
     if node.health.misfit is not None:
         return cordon(node, node.health.misfit, hardware.drain_note(node.health.misfit))
-    if context.overspent is not None and node.rank is not None:
-        return cordon(node, context.overspent)
+    if (spent := context.why_overspent(node)) is not None and node.rank is not None:
+        return cordon(node, spent)
     if (why := context.upkeep.leaving.get(node.id)) is not None:
         return wait_for_jobs(node, why, context) if is_drained(node) else cordon(node, why)
     if (step := _step_busy_top(node, context)) is not None:

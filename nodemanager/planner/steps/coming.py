@@ -25,8 +25,8 @@ def step_requested(node: Node, context: StepContext) -> Step:
         return Step(because(Code.LEASE_TO_RECORD), RecordLaunches((node.launch,)))
     if node.create.sent_s is not None:
         return Step(because(Code.LOOKED_FOR, absences=node.listing.absences, since_s=node.listing.known_s))
-    if context.overspent is not None:
-        return Step(context.overspent, EndLease(node.launch, context.overspent))
+    if (spent := context.why_overspent(node)) is not None:
+        return Step(spent, EndLease(node.launch, spent))
     if (review := context.unsent.get(node.id)) is not None:
         return Step(review.reason, EndLease(node.launch, review.reason) if review.ends else None)
     if node_type is None:
@@ -94,13 +94,13 @@ def _wait_for_call(cloud: CloudName, context: StepContext) -> Step:
 def step_booting(node: Node, context: StepContext) -> Step:
     """Wait for the node to join, or give it up."""
     given_up = why_give_up(node, context.policy, context.now_s)
-    why = given_up.reason if given_up is not None else context.overspent
+    why = given_up.reason if given_up is not None else context.why_overspent(node)
     if why is not None and (kept := context.why_kept(node)) is not None:
         return Step(kept)
     if given_up is not None:
         return give_up(node, given_up, context)
-    if context.overspent is not None:
-        return give_up(node, GivenUp(context.overspent), context)
+    if (spent := context.why_overspent(node)) is not None:
+        return give_up(node, GivenUp(spent), context)
     waited_s = context.now_s - node.create.requested_s
     boot_timeout_s = context.policy.timing.boot_timeout_s
     queued = node.cloud is not None and node.cloud.queued

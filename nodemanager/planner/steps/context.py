@@ -87,7 +87,8 @@ class StepContext:
     count_live: int  # billed nodes, without those that are leaving
     count_usable: int  # nodes that take jobs, without those about to be retired
     count_ready: dict[TypeName, int]  # by type with spares: nodes that no job needs, spares included
-    overspent: Reason | None  # the budget is spent
+    overspent: Reason | None  # the budget of the whole site is spent
+    overspent_clouds: Mapping[CloudName, Reason]  # the clouds whose own budget is spent
     allowance: Allowance  # by quotas and breakers
     create_credit: dict[CloudName, float]  # in each cloud's bucket
     create_calls: Mapping[CloudName, CreateCalls]
@@ -102,6 +103,17 @@ class StepContext:
 
     def __post_init__(self) -> None:
         self.now_s = self.snapshot.now_s
+
+    @property
+    def any_overspent(self) -> bool:
+        """Whether nodes leave because a budget is spent."""
+        return self.overspent is not None or bool(self.overspent_clouds)
+
+    def why_overspent(self, node: Node) -> Reason | None:
+        """Why a node leaves because a budget is spent; None if it need not."""
+        if self.overspent is not None or not self.overspent_clouds:
+            return self.overspent
+        return self.overspent_clouds.get(self.policy.cloud_of(node.launch))
 
     @property
     def all_blocked(self) -> bool:

@@ -31,7 +31,7 @@ def step_nodes(context: StepContext) -> FleetSteps:
     snapshot = context.snapshot
     node_index = node_index_of(snapshot)
     to_check = node_index.to_check
-    if context.overspent is not None:
+    if context.any_overspent:
         to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
     elif node_index.confirmations != context.policy.rules.idle_confirmations:
         to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look

@@ -36,8 +36,8 @@ def step_idle(node: Node, context: StepContext) -> Step:
     may_leave = (
         surplus > 0 and not (counts and context.of_types.is_at_min(name)) and _is_confirmed_idle(node, policy)
     )
-    if context.overspent is not None and not is_drained(node):  # at once, so that no job starts there
-        return retire(node, context.overspent, context)
+    if (spent := context.why_overspent(node)) is not None and not is_drained(node):  # so that no job starts there
+        return retire(node, spent, context)
     if (held := why_held_for_data(node, context.snapshot, policy)) is not None:
         return Step(held, again_at_s=overdue_at_s(node, context.snapshot, policy))
     if may_leave and (too_many := _why_too_many(node, context)) is not None:
@@ -94,7 +94,7 @@ def _step_emptied(node: Node, context: StepContext) -> Step:
     policy, node_type = context.policy, context.policy.types.get(node.launch.type_name)
     given_up = why_give_up(node, policy, context.now_s)
     unfit = given_up.reason if given_up is not None else why_unfit(node, policy, context.now_s)
-    why = unfit or context.upkeep.leaving.get(node.id) or context.overspent
+    why = unfit or context.upkeep.leaving.get(node.id) or context.why_overspent(node)
     if why is None and node.id not in context.emptying.nodes:
         reason = because(Code.EMPTIES_NO_MORE)
         return Step(reason, UndrainNode(node.id, node.launch.rank, reason))

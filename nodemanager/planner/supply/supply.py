@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
 from itertools import chain, islice
@@ -14,7 +14,7 @@ from nodemanager.core.jobs import ANYWHERE, Constraint
 from nodemanager.core.nodes import FluxRank, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import Market, NodeType, TypeName
+from nodemanager.core.slots import CloudName, Market, NodeType, TypeName
 from nodemanager.planner.backoff.allowance import Allowance, unavailable_sizes, unavailable_types
 from nodemanager.planner.backoff.zones import open_zones
 from nodemanager.planner.cost.billing import PREPAID
@@ -51,6 +51,7 @@ class Supply:
     price_left: Decimal
     fleet: tuple[int, int] = (0, 0)  # all nodes that cost or may cost, and the spot nodes among them
     budget_left: Reason | None = None  # set if the budget, not the price limit, decides ``price_left``
+    budget_left_in_clouds: Mapping[CloudName, Decimal] = field(default_factory=dict)  # per hour, by own budgets
 
     @lazy_property
     def feasibility(self) -> FeasibilityCache:
@@ -248,8 +249,8 @@ class Supply:
         """The same slots as each size that may be bought now, with as many nodes as quotas allow."""
         sizes = self.on_sale[node_type.name]
         if len(sizes) == 1:
-            if self.policy.has_limits(node_type.cloud):
-                left = Allowance(self.snapshot, self.policy).count_left(sizes[0])
+            if self.policy.has_limits(node_type.cloud) or node_type.cloud in self.budget_left_in_clouds:
+                left = self._allowance().count_left(sizes[0])
                 count = count if left is None else max(1, min(count, left))
             zones = open_zones(sizes[0], self.snapshot)
             yield Offer(sizes[0], standing, count, example, places, zones, self.matches)
@@ -262,12 +263,15 @@ class Supply:
                 covered |= {(size.market, zone): covered.get((size.market, zone), 0) + left for zone in zones}
                 yield Offer(size, standing, left, example, places, zones, self.matches, pool=pool, slots=count)
 
+    def _allowance(self) -> Allowance:
+        return Allowance(self.snapshot, self.policy, budget_left=self.budget_left_in_clouds)
+
     def _counts_left(self, sizes: Sequence[NodeType], count: int) -> list[int]:
         """How many nodes quotas allow of each size. If they allow too few in all, the dearest gets the rest.
 
         The orders are limited later, as with a type of a single size.
         """
-        allowance = Allowance(self.snapshot, self.policy)
+        allowance = self._allowance()
         left = [count if most is None else min(most, count) for most in map(allowance.count_left, sizes)]
         return left if sum(left) >= count else [*left[:-1], count]
 
@@ -294,7 +298,8 @@ def current_supply(
     if limits is not None and limits.left_per_hour is not None and limits.left_per_hour[0] < price_left:
         price_left, budget_left = limits.left_per_hour
     closed = closed_sizes(limits, policy) if limits is not None else {}
-    sizes = unavailable_sizes(snapshot, policy)
+    left_in_clouds = limits.left_in_clouds if limits is not None else {}
+    sizes = unavailable_sizes(snapshot, policy, left_in_clouds)
     return Supply(
         snapshot,
         policy,
@@ -309,6 +314,7 @@ def current_supply(
         price_left=price_left,
         fleet=(costing, spot),
         budget_left=budget_left,
+        budget_left_in_clouds=left_in_clouds,
     )
 
 

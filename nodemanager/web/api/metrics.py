@@ -23,7 +23,7 @@ from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
 from nodemanager.planner.backoff import boot_failures
 from nodemanager.planner.backoff.drain_breaker import users_put_off
 from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.cost import budget, fleet
+from nodemanager.planner.cost import billing, budget, fleet, spending
 from nodemanager.planner.health import node_health
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
@@ -301,11 +301,33 @@ def _cost_gauges(published: Publication) -> Iterator[Metric]:
     yield _gauge("price_per_hour", "Price an hour of all nodes that cost or may cost.", float(price))
     yield _gauge("price_per_hour_max", "The limit on the price an hour.", float(most))
     yield _gauge("budget_left_per_hour", "The price an hour that is left below its limit.", float(most - price))
+    amounts = budget.left_by_period(published.snapshot, published.policy)
     left: dict[tuple[str, ...], float] = {
-        (period,): float(amount)
-        for period, amount in budget.left_by_period(published.snapshot, published.policy).items()
+        (period,): float(amount) for (owner, period), amount in amounts.items() if owner == spending.WHOLE_SITE
     }
     yield _gauges("budget_left", "The rest of the budget of the day and of the month.", ("period",), left)
+    of_clouds: dict[tuple[str, ...], float] = {
+        (owner.removeprefix(spending.CLOUD), period): float(amount)
+        for (owner, period), amount in amounts.items()
+        if owner != spending.WHOLE_SITE
+    }
+    yield from _cloud_gauges(published)
+    text = "The rest of each cloud's own budget of the day and of the month."
+    yield _gauges("cloud_budget_left", text, ("cloud", "period"), of_clouds)
+
+
+def _cloud_gauges(published: Publication) -> Iterator[Metric]:
+    """The nodes of each cloud and their price."""
+    policy = published.policy
+    count: dict[tuple[str, ...], float] = {(name,): 0.0 for name in policy.cloud_names}
+    price = dict(count)
+    for node in published.snapshot.nodes.values():
+        key = (policy.cloud_of(node.launch),)
+        if node.may_be_billed:
+            count[key] = count.get(key, 0.0) + 1
+            price[key] = price.get(key, 0.0) + float(billing.price_per_hour(node.launch, policy))
+    yield _gauges("cloud_nodes", "Nodes of each cloud that cost or may cost.", ("cloud",), count)
+    yield _gauges("cloud_price_per_hour", "Price an hour of the nodes of each cloud.", ("cloud",), price)
 
 
 def _service_gauges(published: Publication) -> Iterator[Metric]:

@@ -20,6 +20,7 @@ from libcloud.common.exceptions import BaseHTTPError
 from libcloud.compute.base import Node, NodeImage, NodeSize
 from libcloud.compute.types import NodeState
 
+from nodemanager.cloud.common import files
 from nodemanager.cloud.local import driver as local_driver
 from nodemanager.cloud.local import store
 from nodemanager.cloud.local.driver import LocalNodeDriver
@@ -441,7 +442,7 @@ class TestFaults:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         driver = world.driver()
-        monkeypatch.setattr(store, "_replace_file", no_room)
+        monkeypatch.setattr(store, "replace_file", no_room)
         with pytest.raises(BaseHTTPError, match=r"InsufficientInstanceCapacity.*No space left"):
             boot(driver)
         assert driver.list_nodes() == []
@@ -497,7 +498,7 @@ class TestDamage:
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         driver, other = world.driver(), world.driver()
-        monkeypatch.setattr(store, "_LOCK_WAIT_S", 0.0)
+        monkeypatch.setattr(files, "_LOCK_WAIT_S", 0.0)
         with other.store.locked(), pytest.raises(TimeoutError, match="lock is held"):
             driver.list_nodes()
 

@@ -118,7 +118,7 @@ def test_a_node_whose_type_the_site_names_no_more_costs_what_it_was_bought_for()
     assert made.price_per_hour == 3
     assert boots(made) == []
     assert fleet.why_job(1).code == "price_per_hour_max"
-    assert left_by_period(fleet.snapshot, fleet.policy)["day"] == 97
+    assert left_by_period(fleet.snapshot, fleet.policy)[DAY] == 97
     day, _ = periods(WALL_AT)
     goes(fleet, "gpu1")
     assert fleet.snapshot.spending.amounts["day", day.begins_at, ""] == 3
@@ -128,7 +128,7 @@ def test_the_present_price_counts_where_the_site_names_the_type() -> None:
     fleet = world({DAY: "100"}).busy_node("gpu1")
     fleet.policy = replace(fleet.policy, node_types=(CLOUD, replace(GPU, price_per_hour=Decimal("5.00"))))
     assert fleet.plan().price_per_hour == 5
-    assert left_by_period(fleet.snapshot, fleet.policy)["day"] == 95
+    assert left_by_period(fleet.snapshot, fleet.policy)[DAY] == 95
 
 
 def test_a_job_that_holds_all_gpus_of_a_node_has_cost_the_whole_node() -> None:
@@ -354,7 +354,7 @@ def test_a_clock_that_is_wrong_for_a_moment_takes_nothing_from_the_sum(jumps_s: 
     (kept,) = keeps(goes(fleet, "cloud1").decide())
     assert before.items() <= kept.amounts.items()
     fleet.wait(1, wall_jumps_s=-jumps_s)
-    assert left_by_period(fleet.snapshot, fleet.policy) == {"day": 1, "month": 1}
+    assert left_by_period(fleet.snapshot, fleet.policy) == {DAY: 1, ("", "month"): 1}
 
 
 def test_what_is_long_over_is_forgotten() -> None:

@@ -1,0 +1,1 @@
+"""The adapter for own hosts that commands wake and put to sleep."""

@@ -1,0 +1,97 @@
+"""The budget of one cloud: what is spent there stops nothing of the others."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+from nodemanager.core.drains import drain_text
+from nodemanager.core.jobs import JobState, RankAllocation
+from nodemanager.core.slots import Rank, TypeName
+from nodemanager.planner.cost.budget import left_by_period
+from nodemanager.planner.cost.spending import periods
+from tests.builders import WALL_AT, World, a_job, boots, orders, whole_nodes
+from tests.planner.test_clouds import EAST, WEST, in_cloud, two_clouds
+
+OF_EAST = "cloud east"
+DAY = (OF_EAST, "day")
+
+
+def with_budget(limit: str, already: str = "0", **settings: Any) -> World:
+    """Two clouds, of which the cheap one has a budget for the day, and has spent this much of it."""
+    day, _ = periods(WALL_AT)
+    world = two_clouds(budgets={DAY: Decimal(limit)}, **settings)
+    return world.but(amounts={("day", day.begins_at, OF_EAST): Decimal(already)})
+
+
+def test_a_cloud_is_used_as_long_as_its_budget_lasts() -> None:
+    assert boots(with_budget("5").job(whole_nodes(1)).plan()) == ["east1"]
+
+
+def test_a_cloud_whose_budget_is_spent_gets_no_more_nodes_and_the_other_serves() -> None:
+    made = with_budget("5", "5").job(whole_nodes(1)).plan()
+    assert boots(made) == ["west1"]
+    reason = made.types[TypeName("east")]
+    assert (reason.code, reason.figures["cloud"], reason.figures["spent"]) == ("cloud_budget_spent", "east", 5)
+    assert str(made.stands_still) == "None"
+
+
+def test_what_is_left_pays_for_some_nodes_and_the_rest_is_bought_elsewhere() -> None:
+    # 0.25 is left for at least an hour: two nodes at 0.10.
+    world = with_budget("5", "4.75").job(*[whole_nodes(1)] * 4, duration_s=1800.0)
+    assert sorted(boots(world.plan())) == ["east1", "east2", "west1", "west2"]
+
+
+def test_with_too_little_left_for_a_single_node_the_others_are_on_sale() -> None:
+    made = with_budget("5", "4.95").job(whole_nodes(1)).plan()
+    assert boots(made) == ["west1"]
+    reason = made.types[TypeName("east")]
+    assert reason.code == "cloud_full"
+    assert "the rest of its budget does not pay for another east node" in str(reason)
+
+
+def test_only_the_nodes_of_the_cloud_that_spent_its_budget_leave() -> None:
+    world = with_budget("5", "5").idle_node("east1").idle_node("west1").busy_node("east2").busy_node("west2")
+    for slot, cloud in (("east1", EAST), ("east2", EAST), ("west1", WEST), ("west2", WEST)):
+        world = in_cloud(world, slot, cloud)
+    idle, at_work = world.id("east1"), world.id("east2")
+    assert sorted(orders(world.plan())) == [f"cordon {at_work} {drain_text(at_work)}", f"drain {idle}"]
+    assert world.why("east1") == world.why("east2") == "cloud_budget_spent"
+
+
+def test_nodes_that_boot_there_are_given_up() -> None:
+    world = in_cloud(with_budget("5", "5").booting_node("east1"), "east1", EAST)
+    assert orders(world.plan()) == [f"drain {world.id('east1')}"]
+
+
+def test_the_next_day_brings_the_cloud_back() -> None:
+    world = with_budget("5", "5").job(whole_nodes(1))
+    assert boots(world.plan()) == ["west1"]
+    day, _ = periods(WALL_AT)
+    world.but(amounts={("day", day.begins_at - 86_400, OF_EAST): Decimal(5)})
+    assert boots(world.plan()) == ["east1"]
+
+
+def test_running_jobs_count_until_their_end() -> None:
+    """A node of the cloud whose job runs three more hours has 0.30 of the budget in advance."""
+    world = in_cloud(with_budget("5", "4.75").busy_node("east1"), "east1", EAST)
+    running = a_job(
+        9,
+        state=JobState.RUN,
+        allocations=(RankAllocation(Rank(1), 4, 0),),
+        began_at=WALL_AT - 60.0,
+        ends_at=WALL_AT + 3 * 3600.0,
+    )
+    made = world.but(jobs={running.id: running}).job(whole_nodes(1)).plan()
+    assert boots(made) == ["west1"]
+    assert made.types[TypeName("east")].code == "cloud_budget_used_up"
+
+
+def test_the_same_budget_for_the_other_cloud_changes_nothing() -> None:
+    world = two_clouds(budgets={("cloud west", "day"): Decimal(0)}).job(whole_nodes(1))
+    assert boots(world.plan()) == ["east1"]
+
+
+def test_what_is_left_is_told_by_owner() -> None:
+    world = with_budget("5", "1.5")
+    assert left_by_period(world.snapshot, world.policy) == {DAY: Decimal("3.5")}
