@@ -147,6 +147,7 @@ class FluxRank:
     # The job that holds all of it has given it back: nothing runs there, and it takes no job until that one ends.
     given_back: JobId | None = None  # then it does not count as allocated
     unsafe: tuple[UnsafeData, ...] = ()  # the oldest first; only of types that wait for data
+    below: int = 0  # the ranks below it in the tree of brokers, which are lost with its broker
 
     @property
     def idle(self) -> bool:

@@ -102,6 +102,8 @@ class RealFluxPort:
         self._node_types = tuple(node_types)
         self._measures = measures
         self._names = FlubSlotNames() if flub else None
+        self._below: Mapping[Rank, int] = {}
+        self._tree_read_by: Handle | None = None  # the connection by which the tree of brokers was read
         self._online: frozenset[Rank] = frozenset()  # this and the next are used only if machines are measured
         self._measured: frozenset[Rank] = frozenset()
         # The first look reads a limited number of ended jobs, later looks only those that ended since.
@@ -387,12 +389,22 @@ class RealFluxPort:
             ranks = self._with_given_back(ranks)
         if self._unsafe is not None:
             ranks = self._with_unsafe_data(ranks, ended, self._unsafe)
+        if below := self._ranks_below():
+            ranks = tuple(replace(rank, below=below.get(rank.rank, 0)) for rank in ranks)
         if self._names is not None:
             ranks = self._with_slot_names(ranks, self._names)
         if self._measures:
             self._online = frozenset(rank.rank for rank in ranks if rank.online)
             self._measured &= self._online
         return ranks
+
+    def _ranks_below(self) -> Mapping[Rank, int]:
+        """Count the ranks below each rank that has any. The tree is fixed while rank 0 runs."""
+        with self._handle() as handle:
+            if self._tree_read_by is not handle:
+                topology = ask(handle, "overlay.topology", {"rank": LEADER}, timeout_s=self._timeout_s)
+                self._below, self._tree_read_by = count_below(topology), handle
+        return self._below
 
     def _with_slot_names(self, ranks: tuple[FluxRank, ...], names: FlubSlotNames) -> tuple[FluxRank, ...]:
         with self._handle() as handle:
@@ -681,6 +693,18 @@ def terminate_command(pid: int) -> dict[str, object]:
     """Make the payload (RFC 42) with which a broker's own exec service sends the broker SIGTERM."""
     command = ["sh", "-c", f"kill -TERM {pid}"]
     return {"cmd": {"cmdline": command, "cwd": "/", "env": {}, "opts": {}, "channels": []}, "flags": 0}
+
+
+def count_below(topology: Mapping[str, Any]) -> Mapping[Rank, int]:
+    """Count the ranks below each rank but the leader that has any, from the answer of ``overlay.topology``."""
+    below: dict[Rank, int] = {}
+    unseen = list(topology["children"])
+    while unseen:
+        broker = unseen.pop()
+        if broker["children"]:
+            below[Rank(broker["rank"])] = broker["size"] - 1
+            unseen.extend(broker["children"])
+    return below
 
 
 def _parent_of(topology: Mapping[str, Any], rank: Rank) -> int:

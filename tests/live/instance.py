@@ -134,7 +134,7 @@ class LiveInstance:
         # Its rc2 is none: it runs until it is told to end, as a system instance does.
         settings = {"broker.quorum": "1", "broker.rc2_none": "1", "statedir": f"{self._directory}/state"}
         self._start_broker("head", settings | {"local-uri": self.uri})
-        eventually("rank 0 answers", self._head_runs)
+        eventually("rank 0 answers", self._head_runs, 3 * WITHIN_S)
 
     def _head_runs(self) -> bool:
         return " run " in self._flux("uptime", check=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from nodemanager.core.slots import Rank, SlotName, TypeName
 from nodemanager.flux.instance import RealFlux
 from nodemanager.flux.port import RealFluxPort
 from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
-from tests.live.instance import LiveInstance, eventually
+from tests.live.instance import LiveInstance, eventually, why_no_flux
 
 LAUNCH = Launch(LaunchId("launch-1"), SlotName("slot1"), Rank(1), TypeName("small"), "token-1", 1_790_000_000.25)
 
@@ -178,3 +180,19 @@ def test_the_end_of_a_job_is_told_in_flux_s_own_words(instance: LiveInstance) ->
     assert "unsatisfiable" in seen[2].exceptions[0].note
     assert flux.job_end(JobId(12345)) is None
     flux.close()
+
+
+def test_a_look_shows_what_is_below_a_rank_in_the_tree() -> None:
+    if why_not := why_no_flux():
+        pytest.skip(why_not)
+    with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:
+        live = LiveInstance(Path(folder), slots=7, fan_out=2)
+        flux = RealFlux(live.uri, CLUSTER_UUID, MonotonicClock())
+        port = flux.port()
+        try:
+            live.start_head()
+            assert [rank.below for rank in port.ranks()] == [3, 2, 1, 0, 0, 0, 0]
+        finally:
+            port.close()
+            flux.close()
+            live.reap()

@@ -1,4 +1,4 @@
-"""Check that the instance is the one that the site describes: its slots, and the resources of each."""
+"""Check that the instance is the one that the site describes: its slots, the resources of each, and a flat tree."""
 
 from __future__ import annotations
 
@@ -45,6 +45,9 @@ def find_mismatch(ranks: Iterable[FluxRank], policy: Policy) -> Reason | None:
 
 def _slot_mismatch(rank: FluxRank, policy: Policy) -> str:
     """How a slot differs from its type; "" if it does not. The instance's own type takes precedence."""
+    if rank.below and not policy.stacked:  # a stack ends from its top, so what is below a rank ends before it
+        lost = f"{rank.below} ranks are below {rank.host} in the tree and would be lost with it"
+        return f"{lost}: set tbon.topo = kary:0"
     node_type = policy.types.get(rank.type_name) if rank.type_name is not None else policy.type_of_slot[rank.host]
     if node_type is None:
         return f"{rank.host} is of type {rank.type_name}, which the site does not have"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodemanager.core.facts import RanksSeen
+from nodemanager.planner.health.instance_check import find_mismatch
 from tests.builders import World, a_rank, a_world, orders, whole_nodes
 
 
@@ -36,6 +37,26 @@ def test_an_instance_whose_slots_have_other_cores_is_refused_with_both_figures()
     stands_still = _looked(a_world(), cores=4).plan().stands_still
     assert stands_still is not None
     assert stands_still.figures["why"] == "gpu1 has 4 cores and 2 GPUs, a gpu 8 and 2"
+
+
+def _below_cloud1(world: World) -> World:
+    ranks = [replace(it, below=16 if it.host == "cloud1" else 0) for it in world.snapshot.ranks.values()]
+    world.but(ranks={}, rank_of_slot={}).wait(1.0)
+    return world.see(RanksSeen(world.snapshot.now_s, tuple(ranks)))
+
+
+def test_an_instance_whose_slots_have_others_below_them_is_refused() -> None:
+    made = _below_cloud1(a_world().idle_node("cloud1").job(whole_nodes(2))).plan()
+    assert made.stands_still is not None
+    assert str(made.stands_still.figures["why"]).startswith("16 ranks are below cloud1 in the tree")
+    assert made.actions == ()
+
+
+def test_a_stack_of_nodes_may_have_any_tree_because_it_ends_from_its_top() -> None:
+    world = a_world()
+    ranks = [replace(it, below=1) for it in world.snapshot.ranks.values()]
+    assert find_mismatch(ranks, world.policy) is not None
+    assert find_mismatch(ranks, replace(world.policy, stacked=True)) is None
 
 
 def test_an_instance_with_more_slots_than_the_site_is_served() -> None:
