@@ -33,6 +33,7 @@ POWEROFF_EFFECTS: Mapping[str, str] = MappingProxyType(
         "ec2": "a node that powers itself off costs no more: it is created to terminate on shutdown",
         "openstack": "a node that powers itself off (SHUTOFF) may still cost money until a manager destroys it",
         "gce": "a node that powers itself off still costs money for its disk until a manager destroys it",
+        "static": "a host that hears no manager leaves the instance; it stays on unless [Join] poweroff ends it",
         "azure": "a node that powers itself off still costs money until a manager destroys it",
     }
 )
