@@ -124,8 +124,8 @@ class Network:
         self._firewall("-t", "nat", "-A", "POSTROUTING", "-d", receiver, "-j", "MASQUERADE")
 
     def packets_lost(self) -> int:
-        """How many packets the firewall has dropped since it was last asked for."""
-        shown = self._firewall("-L", "FORWARD", "-vnxZ")
+        """How many packets the present rules have dropped."""
+        shown = self._firewall("-L", "FORWARD", "-vnx")
         return sum(int(line.split()[0]) for line in shown.splitlines() if " DROP " in line)
 
     def open_again(self) -> None:
