@@ -162,7 +162,10 @@ def test_a_node_cut_off_for_good_is_replaced_once_its_job_is_lost(cut: str) -> N
         first = next(iter(fleet.site.witness.look().values()))
         fleet.eventually("the node is ended", lambda: fleet.ordered_at("DestroyNode", first.id))
         fleet.eventually("nothing is left", lambda: not fleet.site.what_is_left())
-        assert (fleet.site.result(job), fleet.site.result(waiting)) == ("FAILED", "COMPLETED")
+        assert fleet.site.result(job) == "FAILED"
+        # If its node booted slowly, Flux may have begun it on the lost node at the last moment: doc/flux.md, Traps.
+        if fleet.site.jobs()[waiting].slots != fleet.site.jobs()[job].slots:
+            assert fleet.site.result(waiting) == "COMPLETED"
         assert lost_at is not None
         tell(
             f"cut off {cut}, for good",
@@ -216,9 +219,9 @@ def test_rank_0_comes_back_at_another_address() -> None:
         moved_at = time.time()
         fleet.eventually("the waiting job has run", lambda: site.result(waiting))
         assert site.result(waiting) == "COMPLETED"
-        (stood_by,) = (it for it in site.witness.look().values() if slot_of(it) == slot)
+        first = next(iter(site.witness.look().values()))
         began_s = (site.jobs()[waiting].began_at or 0.0) - moved_at
-        tell("rank 0 at another address", next_job_began=began_s, believed="; ".join(fleet.believed(stood_by)))
+        tell("rank 0 at another address", next_job_began=began_s, believed="; ".join(fleet.believed(first)))
         # Rank 0 died without a word, so its last checkpoint may have the job that was cancelled.
         site.flux("cancel", "--all", check=False)
         fleet.until_over()
