@@ -129,7 +129,7 @@ class RankAllocation:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a jobspec asks for. Jobs with equal jobspecs share one request: there may be a million of them."""
+    """What a jobspec asks for. Jobs with equal jobspecs share one request. There may be a million such jobs."""
 
     shape: Shape
     duration_s: float = 0.0  # 0 is unlimited

@@ -339,6 +339,11 @@ class Code(StrEnum):
     NOT_REFILLED = "not_refilled", "cores price_per_hour node_type instead_per_hour", "empties_in_s"
     EMPTIES_NO_MORE = "empties_no_more"
     NO_SURGE_NEEDS_IT = "no_surge_needs_it", "cores_free surge_cores"
+    # a rank of a batch job's own instance is idle
+    RANK_CRITICAL = "rank_critical"
+    WAITING_JOBS_NEED_IT = "waiting_jobs_need_it", "job_count"
+    KEPT_BY_MIN = "kept_by_min", "nodes_min"
+    RANK_GIVEN_BACK = "rank_given_back", "idle_s idle_timeout_s"
     # a node leaves
     NODE_GIVEN_BACK = "node_given_back", "job"
     WINDOW_CLOSES = "window_closes", "idle_s window_left_s stop_lead_s"

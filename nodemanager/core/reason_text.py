@@ -310,6 +310,11 @@ SENTENCES: Mapping[str, str] = {
     " for {instead_per_hour} an hour instead of {price_per_hour}",
     Code.EMPTIES_NO_MORE: "takes jobs again: the other nodes have no room for its work",
     Code.NO_SURGE_NEEDS_IT: "leaves early: {cores_free} cores are free elsewhere, a usual surge is {surge_cores}",
+    # a rank of a batch job's own instance is idle
+    Code.RANK_CRITICAL: "stays: the instance dies with it, or other ranks are connected through it",
+    Code.WAITING_JOBS_NEED_IT: "stays: {job_count} jobs of the instance wait",
+    Code.KEPT_BY_MIN: "stays: the instance keeps {nodes_min} nodes",
+    Code.RANK_GIVEN_BACK: "is given back to the outer instance: idle for {idle_s} (at least {idle_timeout_s})",
     # a node leaves
     Code.NODE_GIVEN_BACK: "job {job} has given it back: it is terminated, and its slot is free when the job ends",
     Code.WINDOW_CLOSES: "idle for {idle_s}, paid for only {window_left_s} more",

@@ -81,6 +81,25 @@ def taking_all_ranks_of_a_job_that_gave_one_back(patch: Patch) -> None:
     patch.setattr(JobManager, "given_back", all_of_them)
 
 
+def taking_nodes_that_no_job_gave_back(patch: Patch) -> None:
+    def leaves(manager: JobManager) -> Any:
+        """All ranks but the first of each running job that holds whole nodes, as if it had given them back."""
+        running = [job for job in manager._active.values() if job.started]
+        grants = [(job.id, it) for job in running for it in sorted(job.grants, key=lambda it: it.rank)[1:]]
+        cores = {rank: it.cores for rank, it in manager._pool.ranks.items()}
+        return {it.rank: id_ for id_, it in grants if it.cores.bit_count() == cores[it.rank]}
+
+    patch.setattr(JobManager, "given_back", leaves)
+
+
+def taking_the_first_rank_of_a_job_that_gave_others_back(patch: Patch) -> None:
+    def first(manager: JobManager) -> Any:
+        giving = (job for job in manager._giving_back.values() if job.grants)
+        return {min(it.rank for it in job.grants): job.id for job in giving}
+
+    patch.setattr(JobManager, "given_back", first)
+
+
 def emptying_more_than_may_be(patch: Patch) -> None:
     patch.setattr(consolidation, "takes_no_more", lambda _: False)
 
@@ -108,6 +127,8 @@ def charging_for_prepaid_nodes(patch: Patch) -> None:
 MUTATIONS: dict[Callable[[Patch], None], int] = {
     not_waiting_for_data: 7,
     taking_all_ranks_of_a_job_that_gave_one_back: 23,
+    taking_nodes_that_no_job_gave_back: 3,
+    taking_the_first_rank_of_a_job_that_gave_others_back: 23,
     emptying_more_than_may_be: 259,
     emptying_dear_nodes_whose_jobs_need_them: 23,
     replacing_more_than_may_be: 11,

@@ -35,6 +35,24 @@ exit {exit_code}
 """
 
 
+# A batch script whose nodes are given back by themselves. A run that is killed is followed by another.
+FOLLOWING = """\
+#!/bin/sh
+cd {folder}
+export PYTHONPATH={root}
+flux getattr broker.critical-ranks > critical
+flux getattr local-uri > uri.tmp && mv uri.tmp uri
+if [ -n "{killed_at}" ]; then
+    {python} -m tests.live.killed_release {killed_at} {options} > killed 2>&1; echo $? > killed-status
+fi
+{python} -m nodemanager release-idle --follow {options} > told 2>&1 &
+until [ -e work ]; do sleep 0.1; done
+flux run -N{left} hostname > ran 2>&1 || exit 99
+until [ -e end ]; do sleep 0.1; done
+exit {exit_code}
+"""
+
+
 @pytest.fixture(scope="module")
 def site() -> Iterator[Elastic]:
     with an_elastic_site([Offer("cpu", "0.4", "cpu[1-4]")], policy="early_release = yes\n") as elastic:
@@ -52,12 +70,18 @@ class Batch:
     """A batch job of four nodes that gives ``4 - left`` back."""
 
     def __init__(self, elastic: Elastic, folder: Path, *, left: int, options: str = "", exit_code: int = EXIT_CODE,
-                 broker_options: str = "") -> None:  # fmt: skip
+                 broker_options: str = "", text: str = SCRIPT, killed_at: str = "") -> None:  # fmt: skip
         self._elastic, self._folder = elastic, folder
         script = folder / "batch.sh"
         script.write_text(
-            SCRIPT.format(
-                folder=folder, root=ROOT, python=sys.executable, options=options, left=left, exit_code=exit_code
+            text.format(
+                folder=folder,
+                root=ROOT,
+                python=sys.executable,
+                options=options,
+                left=left,
+                exit_code=exit_code,
+                killed_at=killed_at,
             )
         )
         script.chmod(0o755)
@@ -161,6 +185,30 @@ def test_a_manager_killed_on_the_way_is_followed_by_one_that_ends_it_well(
     batch.end()
     assert exit_status(batch) == EXIT_CODE
     use_all_again(elastic, tmp_path)
+
+
+@pytest.mark.parametrize("killed_at", ["", "after-drain", "after-stop"])
+def test_idle_nodes_are_given_back_by_themselves(elastic: Elastic, tmp_path: Path, killed_at: str) -> None:
+    """Two of four stay. A run that is killed between two steps is followed by one that ends it."""
+    elastic.start_manager().until_said("claimed")
+    options = "--idle-timeout 1s --nodes-min 2"
+    batch = Batch(elastic, tmp_path, left=2, options=options, text=FOLLOWING, killed_at=killed_at)
+    elastic.eventually("two are terminated", lambda: nodes(elastic) == NODES - 2, WITHIN_S)
+    elastic.eventually("and no longer paid", lambda: len(elastic.launches()) == NODES - 2, WITHIN_S)
+    assert "given back: rank 3-4" in batch.read("told") or killed_at
+    if killed_at:
+        assert batch.read("killed-status").strip() == "137"
+    (tmp_path / "work").touch()
+    elastic.eventually("the rest still runs jobs", lambda: "\n" in _text(tmp_path / "ran"), WITHIN_S)
+    batch.end()
+    assert exit_status(batch) == EXIT_CODE
+    assert "exception" not in batch.eventlog()
+    assert batch.read("ran").count("\n") == 2
+    use_all_again(elastic, tmp_path)
+
+
+def _text(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
 
 
 def test_an_instance_that_is_no_job_has_nothing_to_give(elastic: Elastic) -> None:

@@ -43,10 +43,9 @@ def test_many_nodes_join_by_ticket_run_one_job_and_go(tmp_path: Path, capsys: py
     with an_elastic_site(offers, by_tickets=True, billing="1s", changes=PATIENT) as elastic:
         service, manager = elastic.start_join_service(), elastic.start_manager()
         manager.until_said("started")
-        gate = tmp_path / "gate"
-        os.mkfifo(gate)
+        goes_on = tmp_path / "goes-on"
         submitted_at = time.time()
-        job = elastic.submit("cat", str(gate), nodes=NODES)  # until somebody opens the other end
+        job = elastic.submit("sh", "-c", f"until [ -e {goes_on} ]; do sleep 2; done", nodes=NODES)
         elastic.eventually("the job runs", lambda: elastic.jobs()[job].began_at, WITHIN_S)
         of_nodes = descendants_of([node.init.pid for node in elastic.witness.living() if node.init is not None])
         memory = {
@@ -55,13 +54,15 @@ def test_many_nodes_join_by_ticket_run_one_job_and_go(tmp_path: Path, capsys: py
             "manager": mebibytes([manager.process]),
             "join service": mebibytes([service.process]),
         }
-        gate.open("w").close()
+        goes_on.touch()
         elastic.eventually("the job has run", lambda: elastic.result(job), WITHIN_S)
         elastic.eventually("nothing is left", lambda: not elastic.what_is_left(), WITHIN_S)
         gone_at = time.time()
 
         seen = elastic.jobs()[job]
-        assert (seen.result, len(set(seen.slots))) == ("COMPLETED", NODES)
+        assert (seen.result, len(set(seen.slots))) == ("COMPLETED", NODES), elastic.flux(
+            "job", "eventlog", str(job)
+        )
         assert sorted(map(slot_of, elastic.witness.look().values())) == sorted(seen.slots)
         assert elastic.witness.doubles() == []
         assert seen.began_at is not None

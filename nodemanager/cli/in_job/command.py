@@ -11,7 +11,7 @@ from nodemanager.core.notation import NotationError, escape_unprintable, parse_j
 from nodemanager.core.ports import FluxError
 from nodemanager.flux.bindings import BindingsMissing, connect, connection
 from nodemanager.flux.in_job.data_safe import CannotSay, say_data_safe
-from nodemanager.flux.in_job.release_idle import CannotRelease
+from nodemanager.flux.in_job.release_idle import CannotRelease, release_idle_always
 from nodemanager.flux.in_job.release_idle import release_idle as give_back_idle
 
 CALL_WITHIN_S = 30.0
@@ -36,12 +36,20 @@ def data_safe(chosen: Namespace) -> int:
 def release_idle(chosen: Namespace) -> int:
     """Give idle nodes of the instance back to the outer one, and return the exit status."""
     try:
+        if chosen.follow:
+            release_idle_always(
+                chosen.uri, connect, chosen.idle_timeout, chosen.nodes_min, _tell, timeout_s=CALL_WITHIN_S
+            )
         print(give_back_idle(chosen.uri, connect, chosen.most, timeout_s=CALL_WITHIN_S))
     except CannotRelease as error:
         return _fail(str(error), EXIT_FAILED)
     except (BindingsMissing, FluxError) as error:
         return _fail(str(error), EXIT_UNAVAILABLE)
     return EXIT_OK
+
+
+def _tell(line: str) -> None:
+    print(escape_unprintable(line), flush=True)
 
 
 def _fail(text: str, status: int) -> int:

@@ -6,6 +6,7 @@ import argparse
 
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb, positive
+from nodemanager.core.notation import NotationError, parse_fsd
 
 
 def _data_safe(parser: Parser) -> None:
@@ -28,9 +29,36 @@ def data_safe(chosen: argparse.Namespace) -> int:
     return command.data_safe(chosen)
 
 
+def _duration(text: str) -> float:
+    try:
+        return parse_fsd(text)
+    except NotationError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def _release_idle(parser: Parser) -> None:
-    parser.add_argument(
+    once_or_always = parser.add_mutually_exclusive_group()
+    once_or_always.add_argument(
         "--most", type=positive, metavar="N", help="give back at most N nodes (default: all idle ones)"
+    )
+    once_or_always.add_argument(
+        "--follow",
+        action="store_true",
+        help="run until the instance ends, and give back each node that was idle for long while no job waits",
+    )
+    parser.add_argument(
+        "--idle-timeout",
+        type=_duration,
+        default=300.0,
+        metavar="TIME",
+        help="with --follow: give back nodes that were idle for so long (default: 5m)",
+    )
+    parser.add_argument(
+        "--nodes-min",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="with --follow: keep at least N nodes, the first one included (default: 1)",
     )
     parser.add_argument("--uri", default="", help="the instance that gives nodes back (default: the enclosing one)")
 

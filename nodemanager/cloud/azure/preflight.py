@@ -13,7 +13,7 @@ from nodemanager.cloud.azure.driver import COMPUTE_API, NETWORK_API, AzureDriver
 from nodemanager.cloud.azure.from_site import azure_driver, placements_of
 from nodemanager.cloud.azure.port import AzurePlacement
 from nodemanager.cloud.azure.survey import is_in_region, list_sizes
-from nodemanager.cloud.common.findings import REMEDY_OF_SITE, Finding, Verdict, compare_quotas, unreadable
+from nodemanager.cloud.common.findings import Finding, compare_quotas, look_up_all, unreadable
 from nodemanager.cloud.common.libcloud_port import reading
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import FailureKind
@@ -37,22 +37,15 @@ def check_nodes(site: Site, clock: Clock) -> Iterator[Finding]:
     placements = placements_of(site)
     account = _Account(driver, site.cloud.region, clock)
     for node_type in site.node_types:
-        subject, placement = f"nodes of {node_type.name}", placements[node_type.name]
-        try:
-            problems = [
-                *_size_problems(node_type, placement, sizes, site.cloud.region),
-                *account.image_problems(node_type.image),
-                *account.subnet_problems(placement.network),
-            ]
-        except CloudError as error:
-            yield unreadable(subject, error, _NEEDED)
-            continue
-        if problems:
-            yield Finding(subject, Verdict.FAULT, "; ".join(problems), REMEDY_OF_SITE)
-        else:
-            names = ", ".join(dict.fromkeys(it.size for it in node_type.by_size()))
-            text = f"{site.cloud.region} has {names}; image {node_type.image} and subnet {placement.network} exist"
-            yield Finding(subject, Verdict.OK, text)
+        placement = placements[node_type.name]
+        lookups = (
+            _size_problems(node_type, placement, sizes, site.cloud.region),
+            account.image_problems(node_type.image),
+            account.subnet_problems(placement.network),
+        )
+        names = ", ".join(dict.fromkeys(it.size for it in node_type.by_size()))
+        text = f"{site.cloud.region} has {names}; image {node_type.image} and subnet {placement.network} exist"
+        yield look_up_all(f"nodes of {node_type.name}", lookups, text, _NEEDED)
     try:
         yield from _check_quotas(site, sizes, account.usages())
     except CloudError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -57,6 +57,24 @@ def unreadable(subject: str, error: CloudError, needed: str) -> Finding:
         return refused(subject, error)
     remedy = f"The service works without it. For the check, give {needed}; or run flux-node-manager cloud-test"
     return Finding(subject, Verdict.WARNING, f"it cannot be looked up: {error.detail}", remedy)
+
+
+def look_up_all(subject: str, lookups: Iterable[Iterator[str]], found: str, needed: str) -> Finding:
+    """Report the problems that look-ups yield, or ``found``. After one that is refused, the others are still made.
+
+    ``needed``: as for :func:`unreadable`.
+    """
+    problems: list[str] = []
+    refusal: CloudError | None = None
+    for lookup in lookups:
+        try:
+            for problem in lookup:
+                problems.append(problem)  # noqa: PERF402 - those before a refusal count
+        except CloudError as error:
+            refusal = refusal or error
+    if problems:
+        return Finding(subject, Verdict.FAULT, "; ".join(problems), REMEDY_OF_SITE)
+    return Finding(subject, Verdict.OK, found) if refusal is None else unreadable(subject, refusal, needed)
 
 
 def compare_quotas(

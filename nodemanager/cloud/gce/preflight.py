@@ -11,13 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodemanager.cloud.common.findings import (
-    REMEDY_OF_SITE,
-    Finding,
-    Verdict,
-    compare_quotas,
-    unreadable,
-)
+from nodemanager.cloud.common.findings import Finding, compare_quotas, look_up_all, unreadable
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.from_site import gce_driver, placements_of
 from nodemanager.cloud.gce.port import GcePlacement
@@ -39,18 +33,16 @@ def check_nodes(site: Site, clock: Clock) -> Iterator[Finding]:
     project = _Project(gce_driver(site, clock), clock)
     placements = placements_of(site)
     for node_type in site.node_types:
-        subject, placement = f"nodes of {node_type.name}", placements[node_type.name]
-        try:
-            problems = list(_problems(project, node_type, placement))
-        except CloudError as error:
-            yield unreadable(subject, error, _NEEDED)
-            continue
-        if problems:
-            yield Finding(subject, Verdict.FAULT, "; ".join(problems), REMEDY_OF_SITE)
-        else:
-            sizes = ", ".join(dict.fromkeys(it.size for it in node_type.by_size()))
-            text = f"{', '.join(placement.zones)} has {sizes}; image {node_type.image} and the network exist"
-            yield Finding(subject, Verdict.OK, text)
+        placement = placements[node_type.name]
+        lookups = (
+            _image_problems(project, node_type.image),
+            _network_problems(project, placement),
+            _machine_problems(project, node_type, placement),
+            _architecture_problems(project, node_type, placement),
+        )
+        sizes = ", ".join(_sizes_of(node_type))
+        text = f"{', '.join(placement.zones)} has {sizes}; image {node_type.image} and the network exist"
+        yield look_up_all(f"nodes of {node_type.name}", lookups, text, _NEEDED)
     try:
         yield from _check_quotas(site, project, placements)
     except CloudError as error:
@@ -85,9 +77,13 @@ class _Project:
                 self._read[path] = None
         return self._read[path]
 
+    def machine(self, zone: str, size: str) -> dict[str, Any] | None:
+        """Return a machine type; None if the zone does not have it."""
+        return self.find(f"zones/{zone}/machineTypes/{size}")
+
     def cpus(self, zone: str, size: str) -> int:
         """Return the virtual CPUs of a machine type; 0 if the zone does not have it."""
-        return int((self.find(f"zones/{zone}/machineTypes/{size}") or {}).get("guestCpus") or 0)
+        return int((self.machine(zone, size) or {}).get("guestCpus") or 0)
 
     def quotas(self, path: str) -> dict[str, _Quota]:
         """Return the quotas of a region by their metric, or those of the project (``path`` "")."""
@@ -95,22 +91,27 @@ class _Project:
         return {str(it["metric"]): _Quota(float(it["limit"]), float(it["usage"])) for it in found}
 
 
-def _problems(project: _Project, node_type: NodeType, placement: GcePlacement) -> Iterator[str]:
-    image = project.find(node_type.image)
-    yield from _image_problems(node_type.image, image)
-    yield from _network_problems(placement, project.find(placement.network))
-    for zone in placement.zones:
-        for size in dict.fromkeys(it.size for it in node_type.by_size()):
-            machine = project.find(f"zones/{zone}/machineTypes/{size}")
-            if machine is None:
-                yield f"zone {zone} has no machine type {size}"
-                continue
-            theirs, ours = machine.get("architecture"), (image or {}).get("architecture")
-            if theirs and ours and theirs != ours:
-                yield f"{size} is {theirs}, and image {node_type.image} is {ours}"
+def _sizes_of(node_type: NodeType) -> list[str]:
+    return list(dict.fromkeys(it.size for it in node_type.by_size()))
 
 
-def _image_problems(name: str, image: Mapping[str, Any] | None) -> Iterator[str]:
+def _machine_problems(project: _Project, node_type: NodeType, placement: GcePlacement) -> Iterator[str]:
+    for zone, size in itertools.product(placement.zones, _sizes_of(node_type)):
+        if project.machine(zone, size) is None:
+            yield f"zone {zone} has no machine type {size}"
+
+
+def _architecture_problems(project: _Project, node_type: NodeType, placement: GcePlacement) -> Iterator[str]:
+    ours = (project.find(node_type.image) or {}).get("architecture")
+    for size in _sizes_of(node_type):
+        machines = (project.machine(zone, size) or {} for zone in placement.zones)
+        theirs = next((it["architecture"] for it in machines if it.get("architecture")), ours)
+        if ours and theirs != ours:
+            yield f"{size} is {theirs}, and image {node_type.image} is {ours}"
+
+
+def _image_problems(project: _Project, name: str) -> Iterator[str]:
+    image = project.find(name)
     if image is None:
         yield f"there is no image {name}"
         return
@@ -121,7 +122,8 @@ def _image_problems(name: str, image: Mapping[str, Any] | None) -> Iterator[str]
         yield f"image {name} is {image['status'].lower()}"
 
 
-def _network_problems(placement: GcePlacement, network: Mapping[str, Any] | None) -> Iterator[str]:
+def _network_problems(project: _Project, placement: GcePlacement) -> Iterator[str]:
+    network = project.find(placement.network)
     if network is None:
         yield f"there is no network {placement.network}"
     elif "/subnetworks/" not in placement.network:

@@ -12,24 +12,27 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.notation import NotationError, format_idset, parse_idset, parse_job_id
 from nodemanager.core.ports import FluxError
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import Rank
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all
 from nodemanager.flux.parse.resources import read_ranks
 from nodemanager.flux.port import terminate_command
 from nodemanager.flux.records import given_back
+from nodemanager.planner.upkeep.idle_ranks import RankUse, choose_idle_ranks
 
 DRAIN_REASON = "given back to the outer instance"
 _LOOK = ("resource.status", "sched.resource-status")
 _WITHIN_S = 20.0
 _LOOK_EVERY_S = 0.2
+_FOLLOW_EVERY_S = 5.0
 
 
 class CannotRelease(Exception):
@@ -65,6 +68,73 @@ def release_idle(
     ``connect`` opens a connection; ``uri`` must lead to rank 0 of the instance, or be "" for the enclosing one.
     Raises :class:`CannotRelease` and ``FluxError``.
     """
+    with _inside(uri, connect, timeout_s, wait_s, now_s) as job:
+        return job.give_back(lambda idle: idle[: most if most is not None else len(idle)])
+
+
+def release_idle_always(
+    uri: str,
+    connect: Callable[[str], Handle],
+    idle_timeout_s: float,
+    nodes_min: int,
+    tell: Callable[[str], None],
+    *,
+    timeout_s: float,
+    wait_s: Callable[[float], None] = time.sleep,
+    now_s: Callable[[], float] = time.monotonic,
+) -> NoReturn:
+    """Give ranks back as soon as they have been idle for long enough, until the instance ends.
+
+    ``tell`` gets a line for each rank whose reason changes. No state is kept but since when ranks are idle: a
+    second run finishes what the first one began. Raises :class:`CannotRelease` and ``FluxError``.
+    """
+    idle_since_s: dict[Rank, float] = {}
+    told: dict[Rank, Code] = {}
+    with _inside(uri, connect, timeout_s, wait_s, now_s) as job:
+        tell(str(job.give_back(lambda _: [])))  # what an earlier run has begun
+        while True:
+            up = job.instance.ranks_up(idle_since_s, now_s())
+            found = choose_idle_ranks(up, job.instance.count_waiting(), nodes_min, idle_timeout_s, now_s())
+            for rank, why in found.why.items():
+                if told.get(rank) is not why.code:
+                    tell(f"rank {rank}: {why}")
+            told = {rank: why.code for rank, why in found.why.items()}
+            if found.ranks:
+                released = job.give_back(lambda idle, of=found: [it for it in idle if it in of.ranks])  # type: ignore[misc]
+                if released.new:
+                    tell(str(released))
+            wait_s(max(_LOOK_EVERY_S, min(_FOLLOW_EVERY_S, found.again_at_s - now_s())))
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job that is an instance, seen from inside."""
+
+    instance: _Instance
+    outer: Handle
+    id: int
+    outer_of: Mapping[Rank, Rank]  # the outer rank of each of ours
+    timeout_s: float
+
+    def give_back(self, choose: Callable[[list[Rank]], list[Rank]]) -> Released:
+        """Stop what is chosen of the idle ranks, and tell the outer instance which ranks are gone."""
+        stopped = self.instance.stop_idle(choose, self.outer_of)
+        gone = frozenset(self.outer_of[it] for it in self.instance.gone())
+        if gone:
+            memo = {"id": self.id, "volatile": False, "memo": given_back.encode(gone)}
+            ask(self.outer, "job-manager.memo", memo, timeout_s=self.timeout_s)
+        return Released(gone, frozenset(self.outer_of[it] for it in stopped) & gone)
+
+
+@contextmanager
+def _inside(
+    uri: str,
+    connect: Callable[[str], Handle],
+    timeout_s: float,
+    wait_s: Callable[[float], None],
+    now_s: Callable[[], float],
+) -> Iterator[_Job]:
+    """Open the connections to an instance and to the one that it is a job of."""
     with ExitStack() as opened:
 
         def open_(where: str) -> Handle:
@@ -77,13 +147,7 @@ def release_idle(
         if not outer_uri or not id_:
             raise CannotRelease("this instance is no job of another instance: nobody takes nodes back")
         outer, job = open_(outer_uri), parse_job_id(id_)
-        outer_of = _outer_ranks(outer, instance, job, timeout_s)
-        stopped = instance.stop_idle(most, outer_of)
-        gone = frozenset(outer_of[it] for it in instance.gone())
-        if gone:
-            memo = {"id": job, "volatile": False, "memo": given_back.encode(gone)}
-            ask(outer, "job-manager.memo", memo, timeout_s=timeout_s)
-        return Released(gone, frozenset(outer_of[it] for it in stopped) & gone)
+        yield _Job(instance, outer, job, _outer_ranks(outer, instance, job, timeout_s), timeout_s)
 
 
 class _Instance:
@@ -114,14 +178,36 @@ class _Instance:
                 raise
             return ""
 
-    def stop_idle(self, most: int | None, ranks: Mapping[Rank, Rank]) -> list[Rank]:
-        """Drain idle ranks that may leave, look again, and stop the brokers of those that are still idle."""
-        critical = frozenset(parse_idset(self.attribute("broker.critical-ranks") or str(LEADER))) | {LEADER}
+    def critical(self) -> frozenset[int]:
+        """The ranks that cannot leave."""
+        return frozenset(parse_idset(self.attribute("broker.critical-ranks") or str(LEADER))) | {LEADER}
+
+    def ranks_up(self, idle_since_s: dict[Rank, float], now_s: float) -> list[RankUse]:
+        """The ranks that jobs may use, and the leader. ``idle_since_s`` is updated."""
+        critical, seen = self.critical(), self._look()
+        idle = {it.rank for it in seen.values() if it.idle and it.drain_reason is None}
+        for rank in idle_since_s.keys() - idle:
+            del idle_since_s[rank]
+        for rank in idle:
+            idle_since_s.setdefault(rank, now_s)
+        up = [it.rank for it in seen.values() if it.online and it.drain_reason is None]
+        leader = RankUse(Rank(LEADER), None, is_critical=True)
+        return [leader, *(RankUse(rank, idle_since_s.get(rank), rank in critical) for rank in up)]
+
+    def count_waiting(self) -> int:
+        """How many jobs wait, without those that are held by urgency 0."""
+        request = {"max_entries": 0, "attrs": ["urgency"], "constraint": {"states": ["pending"]}}
+        jobs = self._ask("job-list.list", request)["jobs"]
+        return sum(job.get("urgency") != 0 for job in jobs)
+
+    def stop_idle(self, choose: Callable[[list[Rank]], list[Rank]], ranks: Mapping[Rank, Rank]) -> list[Rank]:
+        """Drain what is chosen of the idle ranks, look again, and stop the brokers of those that are still idle."""
+        critical = self.critical()
         may_leave = [it for it in self._look().values() if it.rank not in critical and it.rank in ranks]
         begun = [it.rank for it in may_leave if it.drain_reason == DRAIN_REASON and it.online]
         idle = [it.rank for it in may_leave if it.idle and it.drain_reason is None]
         # The highest ranks first: jobs of the instance get the low ones first.
-        chosen = begun + sorted(idle, reverse=True)[: most if most is not None else len(idle)]
+        chosen = begun + choose(sorted(idle, reverse=True))
         for rank in chosen:
             self._drain(rank)
         # The scheduler may notice a drain a moment later, and give the rank a job until then.

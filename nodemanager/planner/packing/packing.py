@@ -34,6 +34,7 @@ from nodemanager.planner.state.frozen import replace
 
 STEPS_MAX = 500_000  # of one packing
 STEPS_PER_PIECE = 2_500  # of a packing of few pieces
+STEPS_ALL_WAYS = 6_000  # of a last search for so few pieces that all ways may be tried
 ITEMS_MAX = 64  # up to so many items, columns are computed for each; more are packed in classes
 ENOUGH = 1.0002  # a packing that is so near to the bound is not improved
 NEAR_ENOUGH = 1.007  # the same for many items, beside a weaker bound
@@ -199,6 +200,11 @@ def _pack_columns(
         if found is not None:
             loads = repack_worst(found, items, lots, fits, columns.worth, effort)
             best = loads if limits.allow(loads, lots) else list(found)
+            least = total_cost(best, lots)
+    if sum(item.pieces for item in items) <= PIECES_EXACT and (effort.left <= 0 or least > columns.bound * enough):
+        # With many lots, few pieces get too few steps for all columns.
+        all_ways = exact.search(items, lots, fits, limits, Effort(STEPS_ALL_WAYS), below=least, worth=columns.worth)
+        best = list(all_ways) if all_ways is not None else best
     return best, columns.worth
 
 

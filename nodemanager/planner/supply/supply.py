@@ -269,7 +269,8 @@ class Supply:
     def _counts_left(self, sizes: Sequence[NodeType], count: int) -> list[int]:
         """How many nodes quotas allow of each size. If they allow too few in all, the dearest gets the rest.
 
-        The orders are limited later, as with a type of a single size.
+        A quota that sizes share counts in full for each of them, and the dearest may get more than its own.
+        The orders are limited later, the cheapest size first, as with a type of a single size.
         """
         allowance = self._allowance()
         left = [count if most is None else min(most, count) for most in map(allowance.count_left, sizes)]

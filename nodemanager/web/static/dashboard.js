@@ -1,6 +1,6 @@
 // The dashboard: one page that polls the service's HTTP API every two seconds and follows the stream of events.
 import { Chart, Grid, clockTime, showTip } from "/static/draw.js";
-import { ask, legend, link, made, money, span, the } from "/static/page.js";
+import { ask, legend, link, made, money, span, the, words } from "/static/page.js";
 import { showCosts, showEnsembles, showPeers } from "/static/panels.js";
 import { showSubject } from "/static/subject.js";
 import { openStudies } from "/static/whatif.js";
@@ -160,7 +160,7 @@ async function showQueue(jobs) {
 function showEvent(event) {
   const line = made("li");
   const what = made("div", "what");
-  what.append(made("b", "", event.what.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase()), " ");
+  what.append(made("b", "", words(event.what)), " ");
   if (event.subject && event.node_type) {
     what.append(link("node", event.subject, event.at));
   } else what.append(event.subject);

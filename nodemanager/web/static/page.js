@@ -9,6 +9,9 @@ export function made(name, className, text) {
   return element;
 }
 
+// CordonNode becomes "cordon node".
+export const words = (name) => name.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase();
+
 export function madeSvg(name, attributes) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);

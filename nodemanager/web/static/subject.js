@@ -1,6 +1,6 @@
 // The page of one node, job, node type or ensemble: why it is as it is, what it did before, and a picture of it.
 import { clockTime } from "/static/draw.js";
-import { ask, figure, link, list, made, madeSvg, span, table, the } from "/static/page.js";
+import { ask, figure, link, list, made, madeSvg, span, table, the, words } from "/static/page.js";
 
 const NODE_KEYS = ["state", "slot", "node_type", "market", "zone", "provider_id", "cores", "cores_free", "cost", "price_per_hour", "requested_at", "since_at"];
 const JOB_KEYS = ["state", "user", "queue", "nodes", "slots", "cores_per_slot", "gpus_per_slot", "submitted_at", "waits_s"];
@@ -44,7 +44,7 @@ function subject(kind, answer, history, states) {
     parts.push(made("h3", "", "Its states, latest first"), story);
   }
   if (history.length) {
-    const rows = history.toReversed().map((it) => [new Date(it.at * 1000).toLocaleString(), `${it.kind} ${it.what}`, it.reason?.text ?? ""]);
+    const rows = history.toReversed().map((it) => [new Date(it.at * 1000).toLocaleString(), `${it.kind === "because" ? "new reason," : it.kind} ${words(it.what)}`, it.reason?.text ?? ""]);
     parts.push(made("h3", "", "History, latest first"), table("History", ["at", "what", "because"], rows));
   }
   return parts;

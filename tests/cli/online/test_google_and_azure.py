@@ -209,6 +209,8 @@ def test_a_privilege_that_only_the_check_needs_is_a_warning(
     found = lines(on_google(tmp_path), capsys)["nodes of small"]
     assert found.startswith("warning it cannot be looked up: forbidden: Required 'compute.images.get'")
     assert "roles/compute.viewer" in found
+    found = lines(on_google(tmp_path, size="n1-standard-96"), capsys)["nodes of small"]
+    assert found.startswith("fault zone us-central1-a has no machine type n1-standard-96"), "the rest is looked up"
 
 
 def test_without_credentials_google_is_a_fault_and_nothing_more_is_asked(

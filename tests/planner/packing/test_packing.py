@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodemanager.planner.packing import exact
 from nodemanager.planner.packing.dominated import find_dominated
 from nodemanager.planner.packing.greedy import pack_best_fit, pack_by_patterns
 from nodemanager.planner.packing.packing import fill, pack
@@ -514,3 +515,14 @@ def test_what_was_bought_holds_what_it_was_bought_for(items: list[Item], lots: l
 def test_a_load_says_what_lies_on_each_of_its_nodes() -> None:
     (load,) = packed([an_item(100, 1)], [a_lot(4, 40)]).loads
     assert load == Load(lot=0, nodes=25, pieces=((0, 4),))
+
+
+def test_few_pieces_are_searched_although_columns_of_many_lots_took_all_steps() -> None:
+    case = FAMILIES["400 types, 9 jobs"](Random(9))
+    items, lots = case.items(), case.lots()
+    left_out = find_dominated(lots, [()] * len(lots))
+    lots = [lot for number, lot in enumerate(lots) if number not in left_out]
+    fits = fits_of(items, lots)
+    best = exact.search(items, lots, fits, NO_LIMITS, Effort(100_000), steps_max=100_000)
+    assert best is not None
+    assert total_cost(pack(items, lots, fits, NO_LIMITS).loads, lots) == total_cost(best, lots)
