@@ -1,14 +1,17 @@
-"""Compare what each part of upkeep saves, and what jobs then wait, on six workloads.
+"""Compare what each part of upkeep saves, and what jobs then wait, on at least six workloads each.
 
     python -m tests.benchmarks.bench_upkeep                                   # all
     python -m tests.benchmarks.bench_upkeep --jobs 500 --workloads steady bursts
-    python -m tests.benchmarks.bench_upkeep --trace KTH-SP2-1996-2.1-cln.swf.gz
+    python -m tests.benchmarks.bench_upkeep --seeds 1 2 3 --parts consolidation
+    python -m tests.benchmarks.bench_upkeep --workloads --trace KTH-SP2-1996-2.1-cln.swf.gz
 
 It prints a Markdown table: the site without the part, with it, and the difference. Each row is one replay by the
-production code, as ``simulate`` does it. ``best packing`` is no part of the manager. It is what a fleet would cost
-that seats each job on the fullest node with room for it, starts nodes at once, never makes a job wait, and keeps an
-empty node for as long as a boot takes, so that it could be used again without one. Early release is not in the
-table: no workload says when a batch job has idle nodes.
+production code, as ``simulate`` does it. Two rows are no part of the manager. ``best packing`` is what a fleet
+would cost that seats each job on the fullest node with room for it, starts nodes at once, never makes a job wait,
+and keeps an empty node for as long as a boot takes. ``clairvoyant`` is a lower bound: no fleet costs less that
+starts every job when 60 nodes would that are always up, even if it knows all jobs and moves them while they run
+(``whatif/replay/lower_bounds``). The jobs of the workloads whose name begins with ``narrowing`` use only their
+first node towards their end. Early release is compared on them.
 """
 
 from __future__ import annotations
@@ -57,15 +60,23 @@ PARTS: Mapping[str, Mapping[str, str]] = {
     "consolidation": {"policy": "consolidate = yes\n[Disruption]\nmax = 25%"},
     "schedule": {"policy": "[Schedule night]\nwhen = Mon-Sun 20:00-08:00\nidle_timeout = 1m"},
     "prepaid": {"node": "prepaid = 4"},
+    "early release": {"policy": "early_release = yes"},
 }
 WORKLOADS: Mapping[str, str] = {
-    "steady": "steady:jobs={jobs},every=5s,run=4m",
-    "bursts": "bursts:jobs={jobs},every=5s,run=4m",
-    "daily": "daily:jobs={jobs},every=12s,run=5m",
-    "poisson, one core": "poisson:jobs={jobs},seed=4,every=20s,run=10m,procs=1",
-    "poisson, gangs": "poisson:jobs={jobs},seed=4,every=90s,run=10m,procs=64",
-    "lublin": "lublin:jobs={jobs},seed=7,procs=320,speed=4",
+    "steady": "steady:jobs={jobs},seed={seed},every=5s,run=4m",
+    "bursts": "bursts:jobs={jobs},seed={seed},every=5s,run=4m",
+    "daily": "daily:jobs={jobs},seed={seed},every=12s,run=5m",
+    "poisson, one core": "poisson:jobs={jobs},seed={seed},every=20s,run=10m,procs=1",
+    "poisson, gangs": "poisson:jobs={jobs},seed={seed},every=90s,run=10m,procs=64",
+    "lublin": "lublin:jobs={jobs},seed={seed},procs=320,speed=4",
+    "narrowing, 4 nodes": "narrowing:jobs={jobs},seed={seed},every=2m,run=20m,procs=4",
+    "narrowing, 8 nodes": "narrowing:jobs={jobs},seed={seed},every=3m,run=20m,procs=8",
+    "narrowing, 16 nodes": "narrowing:jobs={jobs},seed={seed},every=6m,run=20m,procs=16",
+    "narrowing, busy": "narrowing:jobs={jobs},seed={seed},every=1m,run=10m,procs=8",
+    "narrowing, short": "narrowing:jobs={jobs},seed={seed},every=1m,run=5m,procs=8",
+    "narrowing, rare": "narrowing:jobs={jobs},seed={seed},every=30m,run=1h,procs=8",
 }
+NARROWS = "narrowing"
 
 
 def a_site(folder: Path, changes: Mapping[str, str]) -> Site:
@@ -117,41 +128,58 @@ def row(name: str, part: str, before: Outcome, after: Outcome) -> str:
     def waits(of: Outcome) -> str:
         return f"{of.wait_mean_s:.1f} s, {of.wait_p95_s:.0f} s"
 
-    change = (after.cost / before.cost - 1) * 100
-    cost = f"{before.cost:.2f}, {after.cost:.2f} ({change:+.1f} %)"
-    return f"| {name} | {part} | {cost} | {waits(before)} | {waits(after)} |"
+    if not after.serves_as_many(before):
+        return f"| {name} | {part} | serves {after.jobs_served} of {before.jobs_served} jobs | | | |"
+    boots = f"{before.boots}, {after.boots}"
+    return f"| {name} | {part} | {costs(before.cost, after.cost)} | {waits(before)} | {waits(after)} | {boots} |"
 
 
-def rows(name: str, workload: Workload, folder: Path, jobs: int) -> Iterator[str]:
+def costs(before: float, after: float) -> str:
+    return f"{before:.2f}, {after:.2f} ({(after / before - 1) * 100:+.1f} %)"
+
+
+def rows(name: str, workload: Workload, folder: Path, jobs: int, parts: Sequence[str]) -> Iterator[str]:
     runner = Runner(workload, lambda _run, _jobs: None, jobs)
     before = runner.run_production("before", a_site(folder, {}))
-    for part, changes in PARTS.items():
-        after = runner.run_production(part, a_site(folder, changes))
-        if after.serves_as_many(before):
-            yield row(name, part, before, after)
-        else:
-            yield f"| {name} | {part} | serves {after.jobs_served} of {before.jobs_served} jobs | | |"
+    narrows = name.startswith(NARROWS)
+    for part in parts:
+        if narrows or part != "early release":
+            yield row(name, part, before, runner.run_production(part, a_site(folder, PARTS[part])))
+    if narrows or "consolidation" not in parts:
+        return
     best = best_packing(islice(workload.read(Oddities()), jobs), BOOT_S)
     if best is not None:
-        change = (best / before.cost - 1) * 100
-        yield f"| {name} | best packing | {before.cost:.2f}, {best:.2f} ({change:+.1f} %) | | 0 |"
+        yield f"| {name} | best packing | {costs(before.cost, best)} | | 0 s | |"
+        fixed, bounds = runner.run_baseline("fixed", a_site(folder, {}))
+        waits = f"{fixed.wait_mean_s:.1f} s, {fixed.wait_p95_s:.0f} s"
+        yield f"| {name} | clairvoyant | {costs(before.cost, bounds.same_starts)} | | {waits} | |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=2000, metavar="N", help="of each workload (default: 2000)")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1], metavar="N", help="of the workloads (default: 1)"
+    )
     parser.add_argument("--workloads", nargs="*", choices=WORKLOADS, default=list(WORKLOADS), metavar="NAME")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
     parser.add_argument("--trace", type=Path, metavar="SWF", help="also the first jobs of this trace")
     chosen = parser.parse_args(arguments)
-    print("| workload | part | cost without, with | mean wait and 95 % without | with |")
-    print("| --- | --- | --- | --- | --- |")
+    print("| workload | part | cost without, with | mean wait and 95 % without | with | boots without, with |")
+    print("| --- | --- | --- | --- | --- | --- |")
     with TemporaryDirectory() as directory:
         site = a_site(Path(directory), {})
-        texts = {name: WORKLOADS[name].format(jobs=chosen.jobs) for name in chosen.workloads}
+        texts = {
+            name + (f", seed {seed}" if len(chosen.seeds) > 1 else ""): WORKLOADS[name].format(
+                jobs=chosen.jobs, seed=seed
+            )
+            for name in chosen.workloads
+            for seed in chosen.seeds
+        }
         texts |= {chosen.trace.name.split("-")[0]: str(chosen.trace)} if chosen.trace else {}
         for name, text in texts.items():
             workload = open_workload(text, site, Processors.CORES)
-            for line in rows(name, workload, Path(directory), chosen.jobs):
+            for line in rows(name, workload, Path(directory), chosen.jobs, chosen.parts):
                 print(line, flush=True)
 
 

@@ -77,7 +77,11 @@ def _why_too_many(node: Node, context: StepContext) -> Reason | None:
 def _step_upkeep(node: Node, context: StepContext) -> Step | None:
     """The step of an idle node that is given back, replaced, wanted, or empties. None if none of that holds."""
     confirmed = _is_confirmed_idle(node, context.policy)
-    if confirmed and node.rank is not None and node.rank.given_back is not None:
+    if node.rank is not None and node.rank.given_back is not None and not is_drained(node):
+        if not confirmed:
+            looks, needs = node.seen.idle_looks, context.policy.rules.idle_confirmations
+            again_at_s = context.now_s + context.policy.timing.probe_s
+            return Step(because(Code.IDLE_UNCONFIRMED, looks=looks, needs=needs), again_at_s=again_at_s)
         return _retire_surplus(node, because(Code.NODE_GIVEN_BACK, job=str(node.rank.given_back)), context)
     if (why := context.upkeep.leaving.get(node.id)) is not None and confirmed:
         return retire(node, why, context)

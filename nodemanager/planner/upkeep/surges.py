@@ -23,7 +23,7 @@ from nodemanager.planner.state.snapshot import Peak, Snapshot
 MINUTES_KEPT = 60
 MINUTES_MIN = 15  # with less history, emptied nodes stay for ``idle_timeout``
 # The share of the usual surge for which room is kept. More keeps nodes that are seldom used: with the whole of it,
-# bursts cost 6 % more and wait 2 s less. With half of it, they cost 4 % less and wait 3 s more.
+# bursts cost 6 % more and wait 2 s less. With half of it, they cost 4 % less and wait 4 s more.
 SHARE = 0.75
 
 

@@ -18,7 +18,7 @@ from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import NodeType, SlotName
 from nodemanager.planner.cost.billing import PREPAID, node_share
 from nodemanager.whatif.cloud.cloud import CloudConditions, CloudDraws, ReplayMachine
-from nodemanager.whatif.replay.sched_simple import QueuedJob, RankCapacity, Scheduler
+from nodemanager.whatif.replay.sched_simple import GrantCounts, QueuedJob, RankCapacity, Scheduler
 from nodemanager.whatif.replay.totals import RunTotals
 from nodemanager.whatif.workload.event_log import EventLog
 from nodemanager.whatif.workload.workload import TraceJob
@@ -43,6 +43,7 @@ class RunSetup:
     conditions: CloudConditions
     seed: int = 0
     start_at: float = 0.0
+    early_release: bool = False  # jobs give back the nodes that they use no more
 
     def rank_capacities(self) -> dict[int, RankCapacity]:
         """Return the ranks by number, as ``init`` numbers the slots: from 1, in the order of the site."""
@@ -101,6 +102,7 @@ class ReplayEngine:
         self.ended_machines: deque[ReplayMachine] = deque()  # those that the provider still lists
         self.drained: dict[int, str] = {}
         self.last_ended_s: dict[int, float] = {}
+        self.given_back: dict[int, JobId] = {}  # ranks that a running job holds but uses no more
         self.news = News()
         self.events = 0
         self.submitting = True
@@ -200,6 +202,7 @@ class ReplayEngine:
             traced.limit_s,
             self._shapes.setdefault(traced.shape, traced.shape),
             traced.userid,
+            traced.narrow_s,
         )
         self._event_log.write_submitted(self.now_s, traced)
         self.totals.note_submitted(job)
@@ -225,6 +228,20 @@ class ReplayEngine:
         self.totals.note_started(job)
         self._event_log.write_started(self.now_s, job.name, (grant.rank for grant in job.grants))
         self.at(self.now_s + job.run_s, self._end_job, (job, job.restarts))
+        if self.setup.early_release and 0.0 < job.narrow_s < job.run_s:
+            self.at(self.now_s + job.narrow_s, self._give_back, (job, job.restarts))
+
+    def _give_back(self, which: tuple[QueuedJob, int]) -> None:
+        """A job gives back the nodes that it holds whole, except its first. Flux keeps them allocated to it."""
+        job, life = which
+        if job.restarts != life:
+            return
+        self.events += 1
+        for grant in job.grants[1:]:
+            if grant.cores == self.scheduler.ranks[grant.rank].cores:
+                self._settle(job, grant, lost=False)
+                self.given_back[grant.rank] = job.id
+        self._changed = True
 
     def _end_job(self, which: tuple[QueuedJob, int]) -> None:
         job, life = which
@@ -240,21 +257,28 @@ class ReplayEngine:
         """Free a job's ranks. ``lost``: the job has not ended, and its run time is lost."""
         self.scheduler.finish(job)
         self._last_progress_s = self.now_s
-        ran_s = self.now_s - (job.started_s or 0.0)
         for grant in job.grants:
-            machine = self.machines.get(grant.rank)
+            if self.given_back.pop(grant.rank, None) is None:
+                self._settle(job, grant, lost=lost)
             self.last_ended_s[grant.rank] = self.now_s
             self.news.ranks.add(grant.rank)
-            if machine is not None:
-                machine.core_s += grant.cores * ran_s
-                part, whole = node_share(grant.cores, grant.gpus, machine.node_type.cores, machine.node_type.gpus)
-                machine.job_s += ran_s * part / whole
-                machine.lost_job_s += ran_s * part / whole if lost else 0.0
-                if self.scheduler.ranks[grant.rank].is_empty and machine.busy_from_s is not None:
-                    machine.busy_s += self.now_s - machine.busy_from_s
-                    machine.busy_from_s = None
-                    self.totals.busy_nodes -= 1
         self._changed = True
+
+    def _settle(self, job: QueuedJob, grant: GrantCounts, *, lost: bool) -> None:
+        """Add up what a job has used of a node that it uses no more."""
+        self.news.ranks.add(grant.rank)
+        machine, ran_s = self.machines.get(grant.rank), self.now_s - (job.started_s or 0.0)
+        if machine is None:
+            return
+        machine.core_s += grant.cores * ran_s
+        part, whole = node_share(grant.cores, grant.gpus, machine.node_type.cores, machine.node_type.gpus)
+        machine.job_s += ran_s * part / whole
+        machine.lost_job_s += ran_s * part / whole if lost else 0.0
+        used_by = self.scheduler.ranks[grant.rank].jobs - (job.id in self.scheduler.running)
+        if not used_by and machine.busy_from_s is not None:
+            machine.busy_s += self.now_s - machine.busy_from_s
+            machine.busy_from_s = None
+            self.totals.busy_nodes -= 1
 
     # --- orders ---
 
@@ -367,8 +391,8 @@ class ReplayEngine:
             self.news.jobs[job.id] = job
 
     def _jobs_on(self, rank: int) -> list[QueuedJob]:
-        """The jobs that run on a rank, the latest first."""
-        if self.scheduler.ranks[rank].is_empty:
+        """The jobs that run on a rank, the latest first. A job that has given it back does without it."""
+        if self.scheduler.ranks[rank].is_empty or rank in self.given_back:
             return []
         running = reversed(self.scheduler.running.values())
         return [job for job in running if any(grant.rank == rank for grant in job.grants)]

@@ -28,7 +28,8 @@ G(x) >= O(x - W) - G(x - W) >= 0. For windows shorter than a minute, the area un
 larger.
 
 Boot times, stop times and minimum charges are left out, which only lowers the bounds. Both bounds are for the jobs
-that were served: a fleet that serves fewer jobs may cost less.
+that were served: a fleet that serves fewer jobs may cost less. With early release jobs give nodes back before they
+end, so a fleet may cost less than both bounds.
 """
 
 from __future__ import annotations

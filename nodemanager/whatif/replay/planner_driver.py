@@ -150,7 +150,7 @@ class PlannerDriver:
         ended = tuple(news.ended)
         queue = engine.scheduler.queue
         only_joined = queue and not news.jobs and not ended and all(map(self._has_joined, news.ranks))
-        at_work = all(engine.scheduler.ranks[rank].jobs or self._stays_offline(rank) for rank in news.ranks)
+        at_work = all(self._is_used(rank) or self._stays_offline(rank) for rank in news.ranks)
         if news.jobs or ended:
             jobs = tuple(map(self._job, news.jobs.values()))
             news.jobs.clear()
@@ -162,6 +162,9 @@ class PlannerDriver:
             self._plan_by(engine.now_s + min(self._policy.timing.probe_s, self._policy.rules.idle_timeout_s))
         elif ended or queue or not at_work:
             self._plan_by(settles_at_s(self._brain.snapshot, self._policy))
+
+    def _is_used(self, rank: int) -> bool:
+        return self._engine.scheduler.ranks[rank].jobs > 0 and rank not in self._engine.given_back
 
     def _has_joined(self, rank: int) -> bool:
         """Whether an expected node has come up on the rank. The jobs that wait for it are planned on it already."""
@@ -249,9 +252,10 @@ class PlannerDriver:
         return replace(
             known or FluxRank(Rank(rank), capacity.host, online, capacity.cores, capacity.gpus),
             online=online,
-            cores_free=capacity.cores_free if capacity.up else 0,
+            cores_free=capacity.cores_free if capacity.up else 0,  # 0 if it was given back: its job holds it whole
             gpus_free=capacity.gpus_free if capacity.up else 0,
-            allocated=capacity.jobs > 0,
+            allocated=self._is_used(rank),
+            given_back=self._engine.given_back.get(rank),
             schedulable=capacity.up,
             drain_reason=self._engine.drained.get(rank),
             last_job_ended_at=None if ended_s is None else self._engine.setup.start_at + ended_s,

@@ -78,6 +78,7 @@ class QueuedJob:
     limit_s: float
     shape: Shape
     userid: int
+    narrow_s: float = 0.0  # after which it uses only its first node; 0: never
     started_s: float | None = None
     grants: tuple[GrantCounts, ...] = ()
     restarts: int = 0

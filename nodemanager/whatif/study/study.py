@@ -118,6 +118,7 @@ def run_setup(site: Site, workload: Workload, learned: LearnedCloud | None = Non
         conditions=conditions,
         seed=site.simulation.seed,
         start_at=workload.start_at,
+        early_release=site.policy.early_release,
     )
 
 

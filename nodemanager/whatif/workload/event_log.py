@@ -40,6 +40,7 @@ class EventLog:
                     "limit_s": job.limit_s,
                     "userid": job.userid,
                     "shape": shape_to_json(job.shape),
+                    **({"narrow_s": job.narrow_s} if job.narrow_s else {}),
                 }
             )
 
@@ -121,7 +122,8 @@ def _job(text: str, latest_s: float) -> TraceJob | None:
     name, userid, shape = line["job"], line["userid"], shape_from_json(line["shape"])
     if not (isinstance(name, str) and _is_count(userid, 0) and _is_plausible(shape)):
         raise ValueError("its job, userid or shape has a wrong value")
-    return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid)
+    narrow_s = _measure(line, "narrow_s") if "narrow_s" in line else 0.0
+    return TraceJob(name, at_s, _measure(line, "run_s"), _measure(line, "limit_s"), shape, userid, narrow_s)
 
 
 def _why(error: Exception) -> str:

@@ -18,7 +18,11 @@ from nodemanager.whatif.workload.workload import Oddities, Processors, TraceJob,
 
 LIMIT_FACTORS = (1.0, 1.5, 2.0, 5.0, 10.0)  # a job's time limit is its run time multiplied by one of these
 LIMIT_STEP_S = 300.0
-SMALL_JOBS: Mapping[str, int] = {"steady": 16, "bursts": 16, "daily": 16}  # and the cores of their largest job
+SMALL_JOBS = ("steady", "bursts", "daily")
+PROCS: Mapping[str, int] = {
+    **dict.fromkeys(SMALL_JOBS, 16),
+    "narrowing": 8,
+}  # of the largest job; 1 for other kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ def open_synthetic(text: str, site_procs: int, each: Processors = Processors.COR
     if kind not in MODELS:
         known = ", ".join(f"{name}:" for name in MODELS)
         raise WorkloadError(f"{text}: unknown workload; the known kinds are {known}")
-    procs = options.procs or (site_procs if kind == "lublin" else SMALL_JOBS.get(kind, 1))
+    procs = options.procs or (site_procs if kind == "lublin" else PROCS.get(kind, 1))
     return Workload(
         name=text,
         read=partial(_read, MODELS[kind], options, procs, each),
@@ -131,6 +135,22 @@ def _small_jobs(options: ModelOptions, procs: int, each: Processors, kind: str) 
             yield TraceJob(str(number), at_s, run_s, limit_s, shape_for(size, each), draws.randint(1, 20))
 
 
+def _narrowing(options: ModelOptions, procs: int, each: Processors) -> Iterator[TraceJob]:
+    """Draw jobs of 2 to ``procs`` whole nodes, which use only their first node after 10 to 90 % of their run.
+
+    Poisson arrivals, exponential run times.
+    """
+    del each
+    draws = Random(f"narrowing/{options.seed}")
+    at_s = 0.0
+    for number in range(1, options.jobs + 1):
+        at_s += draws.expovariate(1.0 / options.every_s)
+        run_s = max(1.0, draws.expovariate(1.0 / options.run_s))
+        shape = shape_for(draws.randint(min(2, procs), procs), Processors.NODES)
+        limit_s, userid = _limit_s(run_s, draws), draws.randint(1, 20)
+        yield TraceJob(str(number), at_s, run_s, limit_s, shape, userid, run_s * draws.uniform(0.1, 0.9))
+
+
 # --- Lublin and Feitelson ---------------------------------------------------------------------------------
 
 SERIAL, POWER_OF_2 = 0.244, 0.576  # shares of all jobs
@@ -211,5 +231,6 @@ Model = Callable[[ModelOptions, int, Processors], Iterator[TraceJob]]
 MODELS: Mapping[str, Model] = {
     "lublin": _lublin,
     "poisson": _poisson,
+    "narrowing": _narrowing,
     **{kind: partial(_small_jobs, kind=kind) for kind in SMALL_JOBS},
 }

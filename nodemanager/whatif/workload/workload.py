@@ -26,7 +26,10 @@ class Processors(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job. ``submit_s`` counts from the start of the workload, and never decreases from job to job."""
+    """One job. ``submit_s`` counts from the start of the workload, and never decreases from job to job.
+
+    ``narrow_s``: so many seconds after its start it uses only its first node and can give others back; 0: never.
+    """
 
     name: str
     submit_s: float
@@ -34,6 +37,7 @@ class TraceJob:
     limit_s: float  # 0 is unlimited
     shape: Shape
     userid: int = 0
+    narrow_s: float = 0.0
 
 
 @dataclass(slots=True)

@@ -119,7 +119,7 @@ def test_what_is_no_history_is_said_to_be_none(tmp_path: Path) -> None:
         open_flux_jobs(path)
 
 
-@pytest.mark.parametrize("kind", ["lublin", "poisson"])
+@pytest.mark.parametrize("kind", ["lublin", "poisson", "narrowing"])
 def test_a_synthetic_workload_is_a_function_of_its_seed(kind: str) -> None:
     one, same, other = (
         list(open_synthetic(f"{kind}:jobs=200,seed={seed},procs=32", 64).read(Oddities())) for seed in (5, 5, 6)
