@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
-from math import inf
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pykka
@@ -234,7 +233,7 @@ def _calls(site: Site) -> Calls:
         *site.create_rate,
         nodes_per_create=cloud.nodes_per_call if site.batches else 1,
         create_calls_per_s=EC2_CREATE_CALLS_PER_S,
-        create_calls_burst=EC2_CREATE_CALLS_AT_ONCE if site.batches else inf,
+        create_calls_burst=EC2_CREATE_CALLS_AT_ONCE if site.batches else None,
         nodes_per_destroy=cloud.nodes_per_call if cloud.provider is Provider.EC2 else 1,
     )
 

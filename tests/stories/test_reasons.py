@@ -394,7 +394,9 @@ def _create_calls_paced(case: Case, node: Node, figures: Figures) -> None:
     creates = [action for action in case.made.actions if isinstance(action, CreateNode)]
     calls = Counter(map(key_of_call, creates))
     most = case.policy.calls.nodes_per_create
-    assert sum(math.ceil(count / most) for count in calls.values()) >= case.policy.calls.create_calls_burst
+    burst = case.policy.calls.create_calls_burst
+    assert burst is not None
+    assert sum(math.ceil(count / most) for count in calls.values()) >= burst
     assert not case.orders_for(node)
 
 

@@ -39,8 +39,10 @@ class CreateCalls:
 def create_calls(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> CreateCalls:
     """The create calls that may begin now: those that the provider's bucket of requests has room for."""
     account, calls = snapshot.account_of(cloud), policy.calls_of(cloud)
+    if calls.create_calls_burst is None:
+        return CreateCalls(calls.nodes_per_create, inf)
     credit = calls.create_calls_burst
-    if account.create_credit_s is not None and credit != inf:
+    if account.create_credit_s is not None:
         gained = (snapshot.now_s - account.create_credit_s) * calls.create_calls_per_s
         credit = min(credit, account.create_calls_credit + gained)
     return CreateCalls(calls.nodes_per_create, credit)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import cached_property
-from math import inf
 from types import MappingProxyType
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
@@ -113,7 +112,7 @@ class Calls:
     creates_burst: int = 20
     nodes_per_create: int = 1  # how many nodes one call may create
     create_calls_per_s: float = 1.0  # how fast the provider's bucket of create calls refills
-    create_calls_burst: float = inf  # and how many it holds; infinity: it counts nodes only
+    create_calls_burst: float | None = None  # and how many it holds; None: it counts nodes only
     nodes_per_destroy: int = 1
 
 
