@@ -94,10 +94,10 @@ class Proxy:
     bypass_at: float = 0.0
     failure: Failure | None = None
     # Of a job without the dependency (``[Policy] burst = peers``): whether we took it to run it at a peer, or gave
-    # it back, so that it runs here; and the urgency that its user wants, because ours is 0 meanwhile.
+    # it back, so that it runs here; and the urgency that its user wants, if ours is 0 meanwhile.
     taken: bool = False
     returned: bool = False
-    urgency_wanted: int = 16
+    urgency_wanted: int = 0
     inert: bool = False  # job-exec would start nothing for it
     runs_here: bool = False  # it got nodes of our instance before it was made inert
     stranded: bool = (
@@ -216,8 +216,8 @@ def _proxy_after(job: Proxy, event: EventlogEntry) -> Proxy:  # noqa: C901, PLR0
             )
         case "urgency":
             job = replace(job, urgency=_whole(context, "urgency", job.urgency))
-            if job.taken and job.urgency:  # a change by its user: ours is always to 0
-                job = replace(job, urgency_wanted=job.urgency)
+            if job.urgency:  # by its user, or we gave back its urgency: from then on a 0 is its user's
+                job = replace(job, urgency_wanted=job.urgency if job.taken else 0)
         case _ if event.name == TAKEN:
             wanted, target = _whole(context, "urgency", 16), str(context.get("target", ""))
             too_late = Phase.ALLOCATED.value <= job.phase.value

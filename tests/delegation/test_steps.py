@@ -381,6 +381,22 @@ def test_a_job_that_no_peer_takes_is_given_back_unless_it_can_no_longer_run_here
     assert waits(step_of(*SAFE, GIVEN_BACK, NOT_INERT, an_event("urgency", 7.0, urgency=16)), "given_back")
 
 
+def test_a_job_that_its_user_holds_after_it_was_given_back_stays_held() -> None:
+    runs_here = (*SAFE, GIVEN_BACK, NOT_INERT, an_event("urgency", 7.0, urgency=16))
+    held = (*runs_here, an_event("urgency", 8.0, urgency=0))
+    assert waits(the_step(a_proxy(*held), a_view()), "given_back")
+    by_user = (
+        *SAFE,
+        GIVEN_BACK,
+        an_event("urgency", 5.5, urgency=7),
+        an_event("urgency", 5.6, urgency=0),
+        NOT_INERT,
+    )
+    assert waits(the_step(a_proxy(*by_user), a_view()), "given_back")
+    again = (*held, an_event(TAKEN, 9.0, target="b", urgency=9))
+    assert a_proxy(*again).copy_urgency == 9
+
+
 @pytest.mark.parametrize("name", EVENT_NAMES)
 def test_an_event_that_is_not_asked_for_would_change_nothing(name: str) -> None:
     context = {"severity": 0, "status": 1, "description": "x", "urgency": 1, "flags": ["alloc-bypass"], "userid": 1}
