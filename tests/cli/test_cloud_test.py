@@ -307,19 +307,26 @@ def test_what_an_earlier_test_left_is_named_and_not_touched(account: Account) ->
     assert [node.provider_id for node in account.standing()] == [left.provider_id]
 
 
+KEEP_RUNNING = (Provider.LOCAL, Provider.STATIC)  # this machine, and a host of the site's own
+
+
 def _any_type(account: Account) -> NodeType:
     return account.site.node_types[0]
 
 
-@pytest.mark.parametrize("provider", [it for it in Provider if it is not Provider.LOCAL])
+@pytest.mark.parametrize("provider", [it for it in Provider if it not in KEEP_RUNNING])
 def test_the_script_is_good_shell_and_turns_the_node_off(account: Account, provider: Provider) -> None:
     site = replace(account.site, cloud=account.site.cloud.model_copy(update={"provider": provider}))
     subprocess.run(["sh", "-n"], input=user_data(site), text=True, check=True)
     assert "shutdown -h +30" in user_data(site)
 
 
-def test_a_node_that_is_a_process_of_this_machine_does_not_turn_the_machine_off(account: Account) -> None:
-    site = replace(account.site, cloud=account.site.cloud.model_copy(update={"provider": Provider.LOCAL}))
+@pytest.mark.parametrize("provider", KEEP_RUNNING)
+def test_a_node_on_a_machine_of_the_sites_own_does_not_turn_the_machine_off(
+    account: Account, provider: Provider
+) -> None:
+    site = replace(account.site, cloud=account.site.cloud.model_copy(update={"provider": provider}))
+    subprocess.run(["sh", "-n"], input=user_data(site), text=True, check=True)
     assert not {"shutdown", "poweroff", "halt", "reboot"} & set(user_data(site).split())
 
 

@@ -11,7 +11,6 @@ import nodemanager.planner
 
 FIELDS_MAX = 15
 WIDER = {
-    "Job": "one for each job in the queue: groups would cost memory a million times",
     "FluxRank": "one for each rank, replaced by every look that finds a change",
     "NodeType": "one field for each key of its section in the site that the planner reads",
     "StepContext": "the working state of one round of steps, not a value",
