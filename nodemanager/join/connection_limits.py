@@ -181,7 +181,8 @@ class _PendingConnection(asyncio.Protocol):
         self._silence = loop.call_later(self._gate.bounds.handshake_s, plain.abort)
 
     def _begin_tls(self) -> bool:
-        if self._source is None:  # its client gave up
+        # Its client gave up. TLS on a transport that is closing would wait for ever: it is never told of the end.
+        if self._source is None or self._plain.is_closing():
             return False
         self._speaks = True
         self._plain.pause_reading()  # until TLS starts to read
@@ -218,6 +219,7 @@ class _PendingConnection(asyncio.Protocol):
             self._release()
             return
         if secured is None or self._source is None:  # the connection was lost during the handshake
+            self._release()
             return
         protocol = self._gate.make_secured(self)
         protocol.on_lost = self._release

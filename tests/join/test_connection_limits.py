@@ -23,7 +23,14 @@ from starlette.applications import Starlette
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join import connection_limits
 from nodemanager.join.admission import AdmissionRules
-from nodemanager.join.connection_limits import FILES_SPARE, ConnectionBounds, ConnectionGate, allowed_connections
+from nodemanager.join.connection_limits import (
+    FILES_SPARE,
+    ConnectionBounds,
+    ConnectionGate,
+    ProvenConnection,
+    SecuredProtocol,
+    allowed_connections,
+)
 from nodemanager.join.key_material import MaterialPaths, tls_context
 from nodemanager.join.server import JoinApi, JoinServer, RequestLimits, ServiceNotReady
 from tests.join.admission import KEY, LAUNCH, NONCE, AdmissionRig, entry
@@ -341,6 +348,37 @@ def test_a_client_that_waits_for_its_handshake_cannot_fill_the_memory(
             connection = await door.knock()
             connection[1].write(b"\x16" * (connection_limits.HELLO_MAX_BYTES + 1))
             assert await is_cut(connection)
+
+    run(story())
+
+
+def test_a_client_that_hangs_up_in_the_moment_of_its_turn_leaves_nothing_behind(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        def secured(_: ProvenConnection) -> SecuredProtocol:
+            raise AssertionError("nobody completed a handshake")
+
+        gate = ConnectionGate(context, ConnectionBounds(), lambda _: False, secured, lambda _: None)
+        ours, theirs = socket.socketpair()
+        transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(gate, ours)
+        gate.handshakes = connection_limits.HANDSHAKES_MAX
+        protocol.data_received(b"\x16")  # it waits for its turn
+        transport.abort()  # the protocol hears of it in the loop's next round
+        gate.end_turn()
+        assert (gate.handshakes, gate.tasks) == (connection_limits.HANDSHAKES_MAX - 1, set())
+        theirs.close()
+
+    run(story())
+
+
+def test_a_connection_whose_life_ends_in_its_handshake_no_longer_counts(context: ssl.SSLContext) -> None:
+    async def story() -> None:
+        bounds = ConnectionBounds(handshake_s=LONG_S, lifetime_s=0.5, per_source_max=1)
+        async with a_door(context, bounds) as door:
+            stalled = await door.knock()
+            stalled[1].write(b"\x16")
+            assert await is_cut(stalled)
+            while not door.gate.admit("127.0.0.1"):  # noqa: ASYNC110 - nothing tells when the server has counted it
+                await asyncio.sleep(0)
 
     run(story())
 
