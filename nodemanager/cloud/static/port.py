@@ -78,8 +78,10 @@ class StaticHosts:
     def destroy(self, provider_id: ProviderId) -> None:
         with self._store.locked():
             use = self._store.read().find(lambda it: it.id == provider_id)
-        if use is None or use.phase in (Phase.SLEEPING, Phase.ENDED):
+        if use is None or use.phase is Phase.ENDED:
             return
+        if use.phase is Phase.SLEEPING and not self.commands.probe_all([use.host]).get(use.host):
+            return  # it went to sleep, or whether it did is not known
         ran = self.commands.run_sleep(use.host)
         if ran.status != 0:
             raise CloudError(FailureKind.TRANSIENT, ran.describe("sleep", use.host))

@@ -189,6 +189,26 @@ def test_a_sleep_that_fails_says_why_and_the_host_stays_ours(hosts: StaticSubjec
     assert list((hosts.directory / "awake").iterdir()) == []
 
 
+def test_a_host_that_did_not_heed_its_sleep_is_put_to_sleep_again(hosts: StaticSubject) -> None:
+    good = hosts.port.commands
+    created = hosts.port.create(a_launch(), a_type())
+    hosts.port.commands = replace(good, sleep="true {node}")
+    hosts.port.destroy(created.provider_id)
+    assert hosts.state(created.provider_id) is CloudState.STOPPING
+    hosts.port.commands = good
+    hosts.port.destroy(created.provider_id)
+    assert hosts.state(created.provider_id) is CloudState.TERMINATED
+    assert list((hosts.directory / "awake").iterdir()) == []
+
+
+def test_a_host_that_sleeps_is_not_put_to_sleep_again_before_a_list_shows_it(hosts: StaticSubject) -> None:
+    created = hosts.port.create(a_launch(), a_type())
+    hosts.port.destroy(created.provider_id)
+    hosts.port.commands = replace(hosts.port.commands, sleep="false {node}")
+    hosts.port.destroy(created.provider_id)
+    assert hosts.state(created.provider_id) is CloudState.TERMINATED
+
+
 def test_a_host_that_has_gone_to_sleep_serves_the_next_launch_under_another_id(hosts: StaticSubject) -> None:
     hosts.hosts = ("host0",)
     first = hosts.port.create(a_launch("1"), a_type())
