@@ -20,7 +20,7 @@ done
 [ -n "${IPMI_PASSWORD:-}" ] || exit 1
 case $2 in
 on) echo on >"$CARDS/$card" ;;
-soft) echo off >"$CARDS/$card" ;;
+soft) grep -q on "$CARDS/$card" && echo off >"$CARDS/$card" ;;
 status) echo "Chassis Power is $(cat "$CARDS/$card")" ;;
 esac
 """
@@ -65,6 +65,13 @@ def test_a_host_is_switched_on_with_its_script_at_hand_and_off_again(port: Stati
     assert not script.exists()
     assert (tmp_path / "cards" / "node01-ipmi").read_text(encoding="ascii") == "off\n"
     assert list(port.commands.missing_programs()) == []
+
+
+def test_a_host_that_is_off_already_is_asleep(port: StaticHosts, tmp_path: Path) -> None:
+    created = port.create(a_launch(), a_type())
+    (tmp_path / "cards" / "node01-ipmi").write_text("off\n", encoding="ascii")
+    port.destroy(created.provider_id)
+    assert [node.state for node in port.list_nodes()] == [CloudState.TERMINATED]
 
 
 def test_a_card_that_does_not_answer_is_not_a_host_that_is_off(port: StaticHosts, tmp_path: Path) -> None:
