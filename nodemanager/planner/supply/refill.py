@@ -19,12 +19,19 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.cost import billing, timings
+from nodemanager.planner.cost.run_times import ends_in_s
 from nodemanager.planner.scheduler.sched_simple import pieces_in_theory, slots_per_piece
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.queue_index import queue_index_of
 from nodemanager.planner.supply.supply import Supply
-from nodemanager.planner.upkeep.consolidation import count_up, is_emptying, may_empty, takes_no_more
+from nodemanager.planner.upkeep.consolidation import (
+    count_up,
+    empties_in_time,
+    is_emptying,
+    may_empty,
+    takes_no_more,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class DearNode:
     """A node whose jobs could run on nodes of cheaper types.
 
     ``instead``: these types. ``why``: why it gets no further job although the other nodes may have no room: a
-    cheaper node can be had in time. None if that does not hold.
+    cheaper node can be had in time, and this one is empty before it is paid for again. None if that does not hold.
     """
 
     instead: frozenset[TypeName]
@@ -93,9 +100,16 @@ class _Search:
             shapes |= {shape for shape in waiting if self._is_suited(node_type, shape)}
             instead = [it for it in self._cheaper_than(price, node_type) if self._suits_all(it, shapes)]
             if instead:
-                why = self._why_not_refilled(node, price, instead, jobs.get(node.launch.rank, ()))
+                held = jobs.get(node.launch.rank, ())
+                may_begin = is_emptying(node) or self._empties_in_time(node, node_type, held)
+                why = self._why_not_refilled(node, price, instead, held) if may_begin else None
                 found[node.id] = DearNode(frozenset(it.name for it in instead), why)
         return found
+
+    def _empties_in_time(self, node: Node, node_type: NodeType, jobs: Collection[Job]) -> bool:
+        """Whether it begins to empty now. If not, it stays, and takes jobs at no cost."""
+        empties_in_s = max((ends_in_s(job, self._snapshot) for job in jobs), default=0.0)
+        return empties_in_time(node, node_type, empties_in_s, self._snapshot, self._policy)
 
     def _cheaper_than(self, price: Decimal, than: NodeType) -> Iterator[NodeType]:
         for node_type in self._policy.node_types:
