@@ -229,7 +229,8 @@ def _proxy_after(job: Proxy, event: EventlogEntry) -> Proxy:  # noqa: C901, PLR0
         case "alloc" if job.taken and not job.inert and context.get("bypass") is not True:
             job = replace(job, runs_here=True)
         case "alloc" if job.inert and context.get("bypass") is not True:
-            job = replace(job, stranded=True, taken=True, returned=False)
+            wanted = job.urgency_wanted or job.urgency  # it may have been given back, and have its urgency again
+            job = replace(job, stranded=True, taken=True, returned=False, urgency_wanted=wanted)
         case "dependency-add":
             job = replace(job, waits_for=job.waits_for | {str(context.get("description", ""))})
         case "dependency-remove":

@@ -355,6 +355,12 @@ BURST_TABLE = [
     ("and has its urgency again", (*SAFE, GIVEN_BACK, NOT_INERT), None, steps.ReleaseHere(16)),
     ("inert with nodes of ours: only a peer can run it", (*SAFE, SCHEDULED), None, steps.Choose()),
     ("which cannot be given back", (*SAFE, SCHEDULED, GIVEN_BACK), None, steps.Choose()),
+    (
+        "whose copy gets the urgency that its user set after it was given back",
+        (*SAFE, GIVEN_BACK, an_event("urgency", 5.5, urgency=7), an_event("alloc", 5.6), ON_RECORD),
+        COPY_HELD,
+        steps.SetUrgency(B, REMOTE, 7),
+    ),
     ("taken again", (*SAFE, GIVEN_BACK, NOT_INERT, TAKE, UNHELD), None, steps.MakeInert()),
 ]
 

@@ -59,6 +59,11 @@ def test_only_the_nodes_of_the_cloud_that_spent_its_budget_leave() -> None:
     assert world.why("east1") == world.why("east2") == "cloud_budget_spent"
 
 
+def test_a_node_that_leaves_there_is_not_kept_for_a_job() -> None:
+    world = in_cloud(with_budget("5", "5").draining_node("east1"), "east1", EAST).job(whole_nodes(1))
+    assert sorted(orders(world.plan())) == ["boot west1", f"stop-broker {world.id('east1')}"]
+
+
 def test_nodes_that_boot_there_are_given_up() -> None:
     world = in_cloud(with_budget("5", "5").booting_node("east1"), "east1", EAST)
     assert orders(world.plan()) == [f"drain {world.id('east1')}"]

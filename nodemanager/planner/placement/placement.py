@@ -7,7 +7,7 @@ jobs, the order of the queue decides: the longest front part of the queue that c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -252,8 +252,17 @@ class _PlacementBuilder:
         queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
         if self.limits.drain_all:
             return free_bins(self.snapshot, self.policy, all_go=True)
-        free = free_bins(self.snapshot, self.policy, batches=self.batches, withheld=self.withheld)
-        return free + bins_free_soon(self.snapshot, self.policy, queue_index, self.withheld)
+        withheld = {*self.withheld, *self._leaving_overspent_clouds()}
+        free = free_bins(self.snapshot, self.policy, batches=self.batches, withheld=withheld)
+        return free + bins_free_soon(self.snapshot, self.policy, queue_index, withheld)
+
+    def _leaving_overspent_clouds(self) -> Iterator[LaunchId]:
+        """The nodes of clouds that have spent their budget: none of them is kept for a job."""
+        if not (overspent := self.limits.overspent_clouds):
+            return
+        for node in self.snapshot.nodes.values():
+            if self.policy.cloud_of(node.launch) in overspent:
+                yield node.id
 
     def _first_refused(self) -> tuple[QueuePosition, Shape, Obstacle] | None:
         """The first job that must get no node but that Flux does not reject.

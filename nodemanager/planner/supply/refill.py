@@ -19,12 +19,19 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, Rank, TypeName
 from nodemanager.planner.cost import billing, timings
+from nodemanager.planner.cost.run_times import ends_in_s
 from nodemanager.planner.scheduler.sched_simple import pieces_in_theory, slots_per_piece
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.queue_index import queue_index_of
 from nodemanager.planner.supply.supply import Supply
-from nodemanager.planner.upkeep.consolidation import count_up, is_emptying, may_empty, takes_no_more
+from nodemanager.planner.upkeep.consolidation import (
+    count_up,
+    empties_in_time,
+    is_emptying,
+    may_empty,
+    takes_no_more,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +39,7 @@ class DearNode:
     """A node whose jobs could run on nodes of cheaper types.
 
     ``instead``: these types. ``why``: why it gets no further job although the other nodes may have no room: a
-    cheaper node can be had in time. None if that does not hold.
+    cheaper node can be had in time, and this one is empty before it is paid for again. None if that does not hold.
     """
 
     instead: frozenset[TypeName]
@@ -69,6 +76,9 @@ class _Search:
     def __init__(self, supply: Supply) -> None:
         self._supply, self._snapshot, self._policy = supply, supply.snapshot, supply.policy
         self._suits: dict[tuple[TypeName, Shape], bool] = {}
+        self._can_replace_type: dict[tuple[TypeName, TypeName], bool] = {}
+        queue = queue_index_of(supply.snapshot.jobs, supply.snapshot.indexes.queue)
+        self._waiting = {key.shape for key in queue.batches}
         self._fleet_price = sum(
             (billing.price_per_hour(node.launch, supply.policy) for node in supply.snapshot.nodes.values()),
             Decimal(0),
@@ -79,31 +89,45 @@ class _Search:
         jobs: defaultdict[Rank, list[Job]] = defaultdict(list)
         for job in self._snapshot.jobs.values():
             if job.state in (JobState.RUN, JobState.CLEANUP):
-                for held in job.allocations:
-                    jobs[held.rank].append(job)
-        queue = queue_index_of(self._snapshot.jobs, self._snapshot.indexes.queue)
-        waiting = {key.shape for key in queue.batches}
+                for at in job.allocations:
+                    jobs[at.rank].append(job)
         found = {}
         for node in self._snapshot.nodes.values():
             node_type = self._policy.types.get(node.launch.type_name)
             if node_type is None or not may_empty(node, self._snapshot, self._policy):
                 continue
             price = billing.price_per_hour(node.launch, self._policy)
-            shapes = {job.shape for job in jobs.get(node.launch.rank, ())}
-            shapes |= {shape for shape in waiting if self._is_suited(node_type, shape)}
-            instead = [it for it in self._cheaper_than(price, node_type) if self._suits_all(it, shapes)]
+            held = jobs.get(node.launch.rank, ())
+            instead = [
+                it
+                for it in self._cheaper_than(price, node_type)
+                if all(self._is_suited(it, job.shape) for job in held) and self._can_replace(it, node_type)
+            ]
             if instead:
-                why = self._why_not_refilled(node, price, instead, jobs.get(node.launch.rank, ()))
+                may_begin = is_emptying(node) or self._empties_in_time(node, node_type, held)
+                why = self._why_not_refilled(node, price, instead, held) if may_begin else None
                 found[node.id] = DearNode(frozenset(it.name for it in instead), why)
         return found
+
+    def _empties_in_time(self, node: Node, node_type: NodeType, jobs: Collection[Job]) -> bool:
+        """Whether it begins to empty now. If not, it stays, and takes jobs at no cost."""
+        empties_in_s = max((ends_in_s(job, self._snapshot) for job in jobs), default=0.0)
+        return empties_in_time(node, node_type, empties_in_s, self._snapshot, self._policy)
 
     def _cheaper_than(self, price: Decimal, than: NodeType) -> Iterator[NodeType]:
         for node_type in self._policy.node_types:
             if node_type.name != than.name and self._supply.cheapest(node_type).price_per_hour < price:
                 yield node_type
 
-    def _suits_all(self, node_type: NodeType, shapes: Collection[Shape]) -> bool:
-        return all(self._is_suited(node_type, shape) for shape in shapes)
+    def _can_replace(self, node_type: NodeType, other: NodeType) -> bool:
+        """Whether the type suits all waiting jobs that another type suits. There may be many of both."""
+        known = self._can_replace_type.get((node_type.name, other.name))
+        if known is None:
+            known = all(
+                self._is_suited(node_type, shape) for shape in self._waiting if self._is_suited(other, shape)
+            )
+            self._can_replace_type[node_type.name, other.name] = known
+        return known
 
     def _is_suited(self, node_type: NodeType, shape: Shape) -> bool:
         """Whether the type has slots on which a piece of a job may run."""

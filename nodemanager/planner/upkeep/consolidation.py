@@ -181,7 +181,7 @@ def _candidate(
     if node.rank is not None and node.rank.allocated and not held:
         return None  # a housekeeping, or a job that has just started
     empties_in_s = max((ends_in_s(job, snapshot) for job, _, _ in held), default=0.0)
-    if not is_emptying(node) and not _empties_in_time(node, node_type, empties_in_s, snapshot, policy):
+    if not is_emptying(node) and not empties_in_time(node, node_type, empties_in_s, snapshot, policy):
         return None
     return _Candidate(
         node,
@@ -194,7 +194,7 @@ def _candidate(
     )
 
 
-def _empties_in_time(
+def empties_in_time(
     node: Node, node_type: NodeType, empties_in_s: float, snapshot: Snapshot, policy: Policy
 ) -> bool:
     """Whether it will be empty at the end of its paid window, and that end is near."""

@@ -171,3 +171,12 @@ def test_several_cheap_nodes_that_cost_more_together_are_no_reason(jobs: int, co
     policy = a_policy(one_core, GPU, consolidate=True, disruption=Disruption(nodes=1), patience_s=120.0)
     world = World(policy, replace(a_snapshot(policy), learned=a_world().snapshot.learned))
     assert slots(running(world, "gpu1", *[SMALL] * jobs), CordonNode) == cordoned
+
+
+def test_a_full_dear_node_that_stays_because_it_is_paid_for_gets_jobs_too() -> None:
+    hourly = replace(GPU, billing=replace(GPU.billing, window_s=3600.0))
+    world = a_world()
+    world.policy = replace(world.policy, node_types=(CPU, hourly))
+    world = running(world, "gpu1", *[SMALL] * 8, ends_in_s=30.0).job(SMALL)
+    assert not slots(world, CordonNode)
+    assert not slots(world, BootNode)
