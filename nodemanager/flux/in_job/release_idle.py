@@ -45,6 +45,7 @@ class Released:
 
     ranks: frozenset[Rank]
     new: frozenset[Rank]
+    leaving: frozenset[Rank] = frozenset()  # their brokers were told to end, and take long
 
     def __str__(self) -> str:
         if not self.ranks:
@@ -91,7 +92,9 @@ def release_idle_always(
     idle_since_s: dict[Rank, float] = {}
     told: dict[Rank, Code] = {}
     with _inside(uri, connect, timeout_s, wait_s, now_s) as job:
-        tell(str(job.give_back(lambda _: [])))  # what an earlier run has begun
+        released = job.give_back(lambda _: [])  # what an earlier run has begun
+        leaving = released.leaving
+        tell(str(released))
         while True:
             up = job.instance.ranks_up(idle_since_s, now_s())
             found = choose_idle_ranks(up, job.instance.count_waiting(), nodes_min, idle_timeout_s, now_s())
@@ -101,8 +104,12 @@ def release_idle_always(
             told = {rank: why.code for rank, why in found.why.items()}
             if found.ranks:
                 released = job.give_back(lambda idle, of=found: [it for it in idle if it in of.ranks])  # type: ignore[misc]
+                leaving |= released.leaving
                 if released.new:
                     tell(str(released))
+            if late := leaving and leaving & job.gone():
+                tell(str(Released(job.tell_gone(), late)))
+                leaving -= late
             wait_s(max(_LOOK_EVERY_S, min(_FOLLOW_EVERY_S, found.again_at_s - now_s())))
 
 
@@ -118,12 +125,21 @@ class _Job:
 
     def give_back(self, choose: Callable[[list[Rank]], list[Rank]]) -> Released:
         """Stop what is chosen of the idle ranks, and tell the outer instance which ranks are gone."""
-        stopped = self.instance.stop_idle(choose, self.outer_of)
-        gone = frozenset(self.outer_of[it] for it in self.instance.gone())
+        stopped = frozenset(self.outer_of[it] for it in self.instance.stop_idle(choose, self.outer_of))
+        gone = self.tell_gone()
+        return Released(gone, stopped & gone, stopped - gone)
+
+    def tell_gone(self) -> frozenset[Rank]:
+        """Tell the outer instance which ranks are gone, and return them. Each call adds to the job's eventlog."""
+        gone = self.gone()
         if gone:
             memo = {"id": self.id, "volatile": False, "memo": given_back.encode(gone)}
             ask(self.outer, "job-manager.memo", memo, timeout_s=self.timeout_s)
-        return Released(gone, frozenset(self.outer_of[it] for it in stopped) & gone)
+        return gone
+
+    def gone(self) -> frozenset[Rank]:
+        """The outer ranks that were given back and whose brokers are gone."""
+        return frozenset(self.outer_of[it] for it in self.instance.gone())
 
 
 @contextmanager

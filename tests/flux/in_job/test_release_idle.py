@@ -1,0 +1,80 @@
+"""``release-idle --follow`` without a Flux: what it tells the outer instance, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import pytest
+
+from nodemanager.core.slots import Rank
+from nodemanager.flux.in_job import release_idle
+from nodemanager.planner.upkeep.idle_ranks import RankUse
+
+OUTER_OF = {Rank(number): Rank(number + 4) for number in range(3)}
+ENDS_S = {Rank(1): 100.0, Rank(2): 0.0}  # when the broker of each rank is gone
+
+
+class Over(Exception):
+    """The end of the story."""
+
+
+class Instance:
+    """Ranks 1 and 2 are idle. The broker of rank 1 takes long to end."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.stopped: list[Rank] = []
+
+    def wait(self, seconds_s: float) -> None:
+        self.now_s += seconds_s
+        if self.now_s > 200.0:
+            raise Over
+
+    def ranks_up(self, idle_since_s: dict[Rank, float], now_s: float) -> list[RankUse]:
+        del idle_since_s, now_s
+        idle = [RankUse(rank, -1.0) for rank in ENDS_S if rank not in self.stopped]
+        return [RankUse(Rank(0), None, is_critical=True), *idle]
+
+    def count_waiting(self) -> int:
+        return 0
+
+    def stop_idle(self, choose: Callable[[list[Rank]], list[Rank]], ranks: Mapping[Rank, Rank]) -> list[Rank]:
+        del ranks
+        chosen = choose([rank for rank in ENDS_S if rank not in self.stopped])
+        self.stopped += chosen
+        return chosen
+
+    def gone(self) -> list[Rank]:
+        return [rank for rank in self.stopped if self.now_s >= ENDS_S[rank]]
+
+
+def test_a_broker_that_takes_long_to_end_is_given_back_once_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    instance = Instance()
+    memos: list[tuple[bool, object]] = []
+    lines: list[str] = []
+
+    @contextmanager
+    def inside(*_: object) -> Iterator[release_idle._Job]:
+        yield release_idle._Job(cast("Any", instance), cast("Any", None), 7, OUTER_OF, 30.0)
+
+    def ask(_: object, topic: str, memo: dict[str, Any], *, timeout_s: float) -> None:
+        del topic, timeout_s
+        memos.append((instance.now_s >= ENDS_S[Rank(1)], *memo["memo"].values()))
+
+    monkeypatch.setattr(release_idle, "_inside", inside)
+    monkeypatch.setattr(release_idle, "ask", ask)
+    with pytest.raises(Over):
+        release_idle.release_idle_always(
+            "",
+            lambda _: pytest.fail("no connection is needed"),
+            0.0,
+            1,
+            lines.append,
+            timeout_s=30.0,
+            wait_s=instance.wait,
+            now_s=lambda: instance.now_s,
+        )
+    assert memos == [(False, "6"), (True, "5-6")], "each memo stays in the job's eventlog, so there are no others"
+    assert lines[-1] == "given back: rank 5 of the outer instance; earlier: rank 6"
