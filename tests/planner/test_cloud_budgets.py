@@ -10,6 +10,7 @@ from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.slots import Rank, TypeName
 from nodemanager.planner.cost.budget import left_by_period
 from nodemanager.planner.cost.spending import periods
+from nodemanager.planner.explain.node_reasons import NodeReasons
 from tests.builders import WALL_AT, World, a_job, boots, orders, whole_nodes
 from tests.planner.test_clouds import EAST, WEST, in_cloud, two_clouds
 
@@ -57,6 +58,16 @@ def test_only_the_nodes_of_the_cloud_that_spent_its_budget_leave() -> None:
     idle, at_work = world.id("east1"), world.id("east2")
     assert sorted(orders(world.plan())) == [f"cordon {at_work} {drain_text(at_work)}", f"drain {idle}"]
     assert world.why("east1") == world.why("east2") == "cloud_budget_spent"
+
+
+def test_the_nodes_of_other_clouds_are_looked_at_as_if_it_were_not_spent() -> None:
+    world = with_budget("5", "5").busy_node("east2").idle_node("west1", hour_ends_in_s=30.0).busy_node("west2")
+    for slot, cloud in (("east2", EAST), ("west1", WEST), ("west2", WEST)):
+        world = in_cloud(world, slot, cloud)
+    made = world.plan()
+    assert f"drain {world.id('west1')}" in orders(made)
+    assert isinstance(made.nodes, NodeReasons)
+    assert set(made.nodes.decided) == {world.id("east2"), world.id("west1")}  # nothing is decided for a busy node
 
 
 def test_a_node_that_leaves_there_is_not_kept_for_a_job() -> None:

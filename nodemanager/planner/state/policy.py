@@ -156,7 +156,8 @@ class Policy:
     calls: Calls = Calls()
     upkeep: Upkeep = field(default_factory=Upkeep)
     fixed: Fixed = field(default_factory=Fixed)
-    # By owner ("" for the whole site, "user" for each user, "queue" for each queue) and period ("day", "month").
+    # By owner ("" for the whole site, "cloud NAME", "user" for each user, "queue" for each queue) and by period
+    # ("day", "month").
     budgets: Mapping[tuple[str, str], Decimal] = field(default_factory=dict)
     observed: frozenset[TypeName] = frozenset()  # decisions about these types are reported, not carried out
     bursts: bool = False  # jobs may be sent to peers without being asked for

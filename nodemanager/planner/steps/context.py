@@ -104,11 +104,6 @@ class StepContext:
     def __post_init__(self) -> None:
         self.now_s = self.snapshot.now_s
 
-    @property
-    def any_overspent(self) -> bool:
-        """Whether nodes leave because a budget is spent."""
-        return self.overspent is not None or bool(self.overspent_clouds)
-
     def why_overspent(self, node: Node) -> Reason | None:
         """Why a node leaves because a budget is spent; None if it need not."""
         if self.overspent is not None or not self.overspent_clouds:

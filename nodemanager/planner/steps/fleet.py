@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.planner.observe import operator
+from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.steps.context import Step, StepContext
 from nodemanager.planner.steps.next_step import next_step
@@ -23,6 +25,14 @@ class FleetSteps:
     again_at_s: float  # when the passing of time alone may change a step
 
 
+def _nodes_of_overspent_clouds(context: StepContext) -> Mapping[LaunchId, Node]:
+    """The nodes of clouds that have spent their own budget: their busy nodes need a decision too."""
+    if not context.overspent_clouds:
+        return {}
+    nodes = context.snapshot.nodes
+    return {id_: node for id_, node in nodes.items() if context.why_overspent(node) is not None}
+
+
 def step_nodes(context: StepContext) -> FleetSteps:
     """Give each node that needs a decision its next step.
 
@@ -31,12 +41,12 @@ def step_nodes(context: StepContext) -> FleetSteps:
     snapshot = context.snapshot
     node_index = node_index_of(snapshot)
     to_check = node_index.to_check
-    if context.any_overspent:
+    if context.overspent is not None:
         to_check = snapshot.nodes  # once the budget is spent, busy nodes need a decision too
     elif node_index.confirmations != context.policy.rules.idle_confirmations:
         to_check = {**to_check, **node_index.at_rest}  # the policy has changed since the last look
     leaving = {id_: snapshot.nodes[id_] for id_ in (*context.upkeep.leaving, *context.emptying.nodes)}
-    to_decide = {**to_check, **operator.steered_nodes(snapshot), **leaving}
+    to_decide = {**to_check, **operator.steered_nodes(snapshot), **leaving, **_nodes_of_overspent_clouds(context)}
     if context.stack is not None and (top := context.stack.top) is not None and top.state is NodeState.BUSY:
         to_decide[top.id] = top  # it may keep idle nodes below it
     by_turn = [(step_order(node, context.policy), node) for node in to_decide.values()]

@@ -93,7 +93,7 @@ class RestingReasons:
     def due(self) -> Iterator[Node]:
         """The nodes that may be retired now. The others certainly take no step."""
         context, policy = self._context, self._context.policy
-        if context.any_overspent:
+        if context.overspent is not None:
             return  # each node takes a step in any case
         if context.stack is not None:
             yield from (it for it in context.stack.candidates() if it.id in self._at_rest)
