@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -31,7 +31,15 @@ SINCE_MIN_S = 1.0
 BY_MAX = 64
 WHY_MAX = 200
 
-POLICY: TypeAdapter[Policy] = TypeAdapter(Policy)
+
+def _with_owners_of_budgets(document: object) -> object:
+    """The policy as JSON, where each budget has its owner and period as key. JSON has only ``OWNER,PERIOD``."""
+    if not isinstance(document, dict) or not isinstance(budgets := document.get("budgets"), dict):
+        return document
+    return {**document, "budgets": {tuple(str(key).rsplit(",", 1)): limit for key, limit in budgets.items()}}
+
+
+POLICY: TypeAdapter[Policy] = TypeAdapter(Annotated[Policy, BeforeValidator(_with_owners_of_budgets)])
 
 
 @dataclass(frozen=True, slots=True)

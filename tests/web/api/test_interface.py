@@ -20,6 +20,7 @@ from nodemanager.ensemble.fair_share import Claim, NodeClaim
 from nodemanager.planner.observe.observe import observe
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Source
+from nodemanager.web.api.handlers import POLICY
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
 from nodemanager.web.app import SECURITY_HEADERS
@@ -417,6 +418,18 @@ def test_a_type_that_is_only_observed_is_wanted_all_the_same_for_others_to_follo
         assert plan["nodes_wanted"]["cloud"] == 2
         assert asked(client, "/status")["observed"] == ["cloud"]
         assert asked(client, "/explain/type/cloud")["acts"] is False
+
+
+def test_a_policy_with_budgets_is_tried_too(stand: Stand, client: TestClient) -> None:
+    posted = stand.board.latest
+    assert posted is not None
+    budgets = {("", "day"): Decimal(5), ("cloud a,b", "month"): Decimal("7.5")}
+    policy = with_settings(posted.published.policy, budgets=budgets, block_s={})
+    body = TypeAdapter(Policy).dump_json(policy)
+    assert POLICY.validate_json(body).budgets == budgets
+    assert client.post("/plan", headers=WITH_TOKEN, content=body).status_code == 200
+    wrong = body.replace(b'",day"', b'"day"')
+    assert client.post("/plan", headers=WITH_TOKEN, content=wrong).status_code == 400
 
 
 def test_another_policy_is_tried_on_what_is_known_and_nothing_is_ordered(stand: Stand, client: TestClient) -> None:
