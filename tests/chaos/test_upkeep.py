@@ -105,7 +105,7 @@ def emptying_more_than_may_be(patch: Patch) -> None:
 
 
 def emptying_dear_nodes_whose_jobs_need_them(patch: Patch) -> None:
-    patch.setattr(refill._Search, "_suits_all", lambda *_: True)
+    patch.setattr(refill._Search, "_is_suited", lambda *_: True)
 
 
 def replacing_more_than_may_be(patch: Patch) -> None:
