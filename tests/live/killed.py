@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -56,6 +57,10 @@ class DoomedPort:
         return lambda *arguments: self._moment.around(method, *arguments)
 
 
+def doomed_cloud(make: Callable[[], CloudPort], moment: Moment) -> CloudPort:
+    return cast("CloudPort", DoomedPort(make(), moment))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config", type=Path, required=True)
@@ -72,7 +77,7 @@ def main() -> int:
         replace(
             outside,
             flux=lambda: cast("FluxPort", DoomedPort(outside.flux(), moment)),
-            cloud=lambda: cast("CloudPort", DoomedPort(outside.cloud(), moment)),
+            clouds={name: partial(doomed_cloud, port, moment) for name, port in outside.clouds.items()},
         ),
         Outputs(site),
     )

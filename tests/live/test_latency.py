@@ -73,9 +73,9 @@ def test_latency(capsys: pytest.CaptureFixture[str]) -> None:
     with an_elastic_site(offers, settle="1s", billing="1s") as elastic:
         watch = Stopwatch()
         outside: SitePorts = make_ports(elastic.site)
-        service = Service(
-            elastic.site, replace(outside, cloud=lambda: TimedCloud(outside.cloud(), watch)), watch.publish
-        )
+        (name, make) = next(iter(outside.clouds.items()))
+        timed = {name: lambda: TimedCloud(make(), watch)}
+        service = Service(elastic.site, replace(outside, clouds=timed), watch.publish)
         service.start()
         try:
             for start in range(0, SUBMISSIONS, AT_ONCE):
