@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from math import ceil
 
@@ -26,24 +25,13 @@ from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.queue_index import queue_index_of
 from nodemanager.planner.supply.supply import Supply
 from nodemanager.planner.upkeep.consolidation import (
+    DearNode,
     count_up,
     empties_in_time,
     is_emptying,
     may_empty,
     takes_no_more,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class DearNode:
-    """A node whose jobs could run on nodes of cheaper types.
-
-    ``instead``: these types. ``why``: why it gets no further job although the other nodes may have no room: a
-    cheaper node can be had in time, and this one is empty before it is paid for again. None if that does not hold.
-    """
-
-    instead: frozenset[TypeName]
-    why: Reason | None = None
 
 
 def dear_nodes(supply: Supply) -> Mapping[LaunchId, DearNode]:

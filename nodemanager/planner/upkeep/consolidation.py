@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from math import inf
 from types import MappingProxyType
-from typing import Protocol
 
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import Job, JobState
@@ -86,18 +85,16 @@ class _Candidate:
     price: Decimal
 
 
-class Dear(Protocol):
-    """What is known of a node whose jobs could run on nodes of cheaper types."""
+@dataclass(frozen=True, slots=True)
+class DearNode:
+    """A node whose jobs could run on nodes of cheaper types (``supply.refill`` finds them).
 
-    @property
-    def instead(self) -> Container[TypeName]:
-        """These types."""
-        ...
+    ``instead``: these types. ``why``: why it gets no further job although the other nodes may have no room: a
+    cheaper node can be had in time, and this one is empty before it is paid for again. None if that does not hold.
+    """
 
-    @property
-    def why(self) -> Reason | None:
-        """Why it empties even if the other nodes have no room; None if it does not."""
-        ...
+    instead: frozenset[TypeName]
+    why: Reason | None = None
 
 
 def plan_emptying(
@@ -105,7 +102,7 @@ def plan_emptying(
     policy: Policy,
     needed: Container[SlotName],
     leaving: Collection[LaunchId],
-    dear: Mapping[LaunchId, Dear] = MappingProxyType({}),
+    dear: Mapping[LaunchId, DearNode] = MappingProxyType({}),
 ) -> Emptying:
     """Choose the nodes that empty. ``needed``: where waiting jobs are placed. ``leaving``: nodes to be replaced."""
     if not policy.upkeep.consolidate:
@@ -218,7 +215,7 @@ class _Choice:
         leaving: Collection[LaunchId],
         candidates: Sequence[_Candidate],
         by_rank: Mapping[Rank, Sequence[tuple[Job, int, int]]],
-        dear: Mapping[LaunchId, Dear],
+        dear: Mapping[LaunchId, DearNode],
     ) -> None:
         self._snapshot, self._policy, self._dear = snapshot, policy, dear
         self._candidates = sorted(candidates, key=self._order)
