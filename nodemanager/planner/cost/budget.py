@@ -75,23 +75,18 @@ def current_limits(
         ends[rank] = max(ends_at, ends.get(rank, 0.0))
     clouds: dict[CloudName, BudgetLimits] = {}
     longest_s = max((key.span_s for key in queue_index.batches), default=0.0)
-    for period in periods(snapshot.wall_at):
-        limit = policy.budgets.get((WHOLE_SITE, period.name))
-        if limit is not None:
-            amounts = _amounts(WHOLE_SITE, snapshot.nodes.values(), snapshot, policy, period, ends)
-            limits = _stricter(limits, _period_limits(snapshot, policy, period, limit, amounts, longest_s))
-        for cloud in policy.cloud_names:
-            limit = policy.budgets.get((cloud_account(cloud), period.name))
-            if limit is not None:
-                here = _nodes_in(cloud, snapshot, policy)
-                amounts = _amounts(cloud_account(cloud), here, snapshot, policy, period, ends)
+    for owner, cloud, nodes in _owners(snapshot, policy):
+        for period in periods(snapshot.wall_at):
+            limit = policy.budgets.get((owner, period.name))
+            if limit is None:
+                continue
+            amounts = _amounts(owner, nodes, snapshot, policy, period, ends)
+            if cloud is None:
+                limits = _stricter(limits, _period_limits(snapshot, policy, period, limit, amounts, longest_s))
+            else:
                 found = _cloud_limits(cloud, snapshot, policy, period, limit, amounts, longest_s)
                 clouds[cloud] = _stricter(clouds.get(cloud, BudgetLimits()), found)
     return replace(limits, clouds=clouds) if clouds else limits
-
-
-def _nodes_in(cloud: CloudName, snapshot: Snapshot, policy: Policy) -> list[Node]:
-    return [node for node in snapshot.nodes.values() if policy.cloud_of(node.launch) == cloud]
 
 
 def _amounts(
@@ -162,7 +157,7 @@ def _cloud_limits(
 def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[tuple[str, str], Decimal]:
     """The rest of the budgets of the site and its clouds, by owner and period, if they have any."""
     found: dict[tuple[str, str], Decimal] = {}
-    for owner, nodes in _owners(snapshot, policy):
+    for owner, _, nodes in _owners(snapshot, policy):
         for period in periods(snapshot.wall_at):
             limit = policy.budgets.get((owner, period.name))
             if limit is not None:
@@ -170,13 +165,14 @@ def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[tuple[str, str], 
     return found
 
 
-def _owners(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[str, list[Node]]]:
-    """The site and the clouds that have budgets, each with its nodes."""
+def _owners(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[str, CloudName | None, list[Node]]]:
+    """The site (None) and the clouds that have budgets, each with its nodes."""
+    nodes = snapshot.nodes.values()
     if WHOLE_SITE in policy.budget_owners:
-        yield WHOLE_SITE, list(snapshot.nodes.values())
+        yield WHOLE_SITE, None, list(nodes)
     for cloud in policy.cloud_names:
-        if cloud_account(cloud) in policy.budget_owners:
-            yield cloud_account(cloud), _nodes_in(cloud, snapshot, policy)
+        if (owner := cloud_account(cloud)) in policy.budget_owners:
+            yield owner, cloud, [node for node in nodes if policy.cloud_of(node.launch) == cloud]
 
 
 def budget_changes_s(snapshot: Snapshot, policy: Policy, jobs_wait: bool) -> float:
@@ -193,7 +189,7 @@ def budget_changes_s(snapshot: Snapshot, policy: Policy, jobs_wait: bool) -> flo
     for period in periods(wall_at):
         if any(name == period.name for _, name in policy.budgets):
             moments.append(now_s + period.ends_at - wall_at)
-        for owner, nodes in owners:
+        for owner, _, nodes in owners:
             limit = policy.budgets.get((owner, period.name))
             if limit is not None:
                 moments.append(_limit_reached_s(snapshot, policy, period, limit, owner, nodes))

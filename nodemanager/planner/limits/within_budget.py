@@ -14,8 +14,7 @@ from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import Rank
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes, current_limits
-from nodemanager.planner.cost.spending import CLOUD, WHOLE_SITE
-from nodemanager.planner.limits.account_budgets import account_budgets_of, piece_price_per_hour
+from nodemanager.planner.limits.account_budgets import KINDS, account_budgets_of, piece_price_per_hour
 from nodemanager.planner.placement.placement import Placement, place_jobs
 from nodemanager.planner.placement.positions import QUEUE_END
 from nodemanager.planner.scheduler.seating import Bin
@@ -35,7 +34,7 @@ def place_within_budget(snapshot: Snapshot, policy: Policy, price_per_hour: Deci
         return place_jobs(snapshot, policy, price_per_hour, BudgetLimits())
     queue_index = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
     accounts = account_budgets_of(snapshot, policy, queue_index)
-    of_nodes = WHOLE_SITE in policy.budget_owners or any(it.startswith(CLOUD) for it in policy.budget_owners)
+    of_nodes = bool(policy.budget_owners.difference(KINDS))  # the site's, or a cloud's
     busy_until: dict[Rank, float] = {}
     prices: dict[JobId, Decimal] = {}
     limits = replace(current_limits(snapshot, policy, queue_index, busy_until), cuts=accounts.find_cuts(prices))
