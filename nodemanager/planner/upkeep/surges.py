@@ -60,15 +60,19 @@ def demand_of(snapshot: Snapshot, policy: Policy, free: Mapping[LaunchId, int]) 
 
 def with_demand(snapshot: Snapshot, demand: Mapping[TypeName, int]) -> Snapshot:
     """The snapshot that remembers the demand, if it is a peak of this minute."""
-    minute = int(snapshot.now_s // 60)
-    peaks = dict(snapshot.learned.peaks)
-    for name in {**peaks, **demand}:
-        known, cores = peaks.get(name, ()), demand.get(name, 0)
+    minute, before = int(snapshot.now_s // 60), snapshot.learned.peaks
+    higher: dict[TypeName, tuple[Peak, ...]] = {}
+    for name in {**before, **demand}:
+        known, cores = before.get(name, ()), demand.get(name, 0)
         if known and known[-1].minute == minute:
-            cores, known = max(cores, known[-1].cores), known[:-1]
+            if cores <= known[-1].cores:
+                continue
+            known = known[:-1]
         kept = (it for it in known if it.minute > minute - MINUTES_KEPT)
-        peaks[name] = (*kept, Peak(minute, cores))
-    return replace(snapshot, learned=replace(snapshot.learned, peaks=peaks))
+        higher[name] = (*kept, Peak(minute, cores))
+    if not higher:
+        return snapshot
+    return replace(snapshot, learned=replace(snapshot.learned, peaks={**before, **higher}))
 
 
 def usual_surge(peaks: Sequence[Peak]) -> float | None:
