@@ -14,14 +14,13 @@ from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.planner.placement.fleet_needs import NAMES_MAX
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.obstacle import Obstacle
 from nodemanager.planner.state.queue_index import BatchKey, key_of
 from nodemanager.planner.supply.offers import is_slot_specific
-
-NAMES_MAX = 10
 
 REASON_BY_AVAILABILITY: Mapping[Availability, Code] = {
     Availability.UP: Code.FITS_ON_A_NODE_THAT_IS_UP,

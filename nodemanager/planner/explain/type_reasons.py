@@ -21,9 +21,8 @@ from nodemanager.planner.backoff.boot_failures import open_breakers
 from nodemanager.planner.backoff.drain_breaker import users_put_off
 from nodemanager.planner.backoff.zones import block_on, zones_of
 from nodemanager.planner.cost.fleet import nodes_max_of_type
-from nodemanager.planner.explain.job_reasons import NAMES_MAX
 from nodemanager.planner.health.node_health import alarms, drained_nodes, price_of
-from nodemanager.planner.placement.fleet_needs import FleetNeeds
+from nodemanager.planner.placement.fleet_needs import NAMES_MAX, FleetNeeds
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.scheduler.sched_simple import slots_per_piece

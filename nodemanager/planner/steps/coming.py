@@ -94,13 +94,11 @@ def _wait_for_call(cloud: CloudName, context: StepContext) -> Step:
 def step_booting(node: Node, context: StepContext) -> Step:
     """Wait for the node to join, or give it up."""
     given_up = why_give_up(node, context.policy, context.now_s)
-    why = given_up.reason if given_up is not None else context.why_overspent(node)
-    if why is not None and (kept := context.why_kept(node)) is not None:
-        return Step(kept)
+    if given_up is None and (spent := context.why_overspent(node)) is not None:
+        given_up = GivenUp(spent)
     if given_up is not None:
-        return give_up(node, given_up, context)
-    if (spent := context.why_overspent(node)) is not None:
-        return give_up(node, GivenUp(spent), context)
+        kept = context.why_kept(node)
+        return Step(kept) if kept is not None else give_up(node, given_up, context)
     waited_s = context.now_s - node.create.requested_s
     boot_timeout_s = context.policy.timing.boot_timeout_s
     queued = node.cloud is not None and node.cloud.queued
