@@ -352,15 +352,15 @@ class AnswerEncoder:
         self._hosts_text = ""
 
     def __call__(self, body: Mapping[str, Any]) -> str:
-        hosts = body.get("hosts")
-        if not hosts:
-            return json.dumps(dict(body))
-        if hosts is not self._hosts:
-            self._hosts, self._hosts_text = hosts, json.dumps(hosts)
-        others = json.dumps({name: value for name, value in body.items() if name != "hosts"})
-        return (
-            f'{{"hosts": {self._hosts_text}, {others[1:]}' if others != "{}" else f'{{"hosts": {self._hosts_text}}}'
-        )
+        fields = (f"{json.dumps(name)}: {self._text_of(name, value)}" for name, value in body.items())
+        return f"{{{', '.join(fields)}}}"
+
+    def _text_of(self, name: str, value: Any) -> str:
+        if name != "hosts":
+            return json.dumps(value)
+        if value is not self._hosts:
+            self._hosts, self._hosts_text = value, json.dumps(value)
+        return self._hosts_text
 
 
 def _refusal_response(refusal: Refusal) -> Response:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -92,7 +92,7 @@ def release_idle_always(
     idle_since_s: dict[Rank, float] = {}
     told: dict[Rank, Code] = {}
     with _inside(uri, connect, timeout_s, wait_s, now_s) as job:
-        released = job.give_back(lambda _: [])  # what an earlier run has begun
+        released = job.give_back(_only(()))  # those that an earlier run has begun with
         leaving = released.leaving
         tell(str(released))
         while True:
@@ -103,7 +103,7 @@ def release_idle_always(
                     tell(f"rank {rank}: {why}")
             told = {rank: why.code for rank, why in found.why.items()}
             if found.ranks:
-                released = job.give_back(lambda idle, of=found: [it for it in idle if it in of.ranks])  # type: ignore[misc]
+                released = job.give_back(_only(found.ranks))
                 leaving |= released.leaving
                 if released.new:
                     tell(str(released))
@@ -111,6 +111,10 @@ def release_idle_always(
                 tell(str(Released(job.tell_gone(), late)))
                 leaving -= late
             wait_s(max(_LOOK_EVERY_S, min(_FOLLOW_EVERY_S, found.again_at_s - now_s())))
+
+
+def _only(ranks: Collection[Rank]) -> Callable[[list[Rank]], list[Rank]]:
+    return lambda idle: [it for it in idle if it in ranks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,7 @@ class _Job:
     timeout_s: float
 
     def give_back(self, choose: Callable[[list[Rank]], list[Rank]]) -> Released:
-        """Stop what is chosen of the idle ranks, and tell the outer instance which ranks are gone."""
+        """Stop the chosen idle ranks, and tell the outer instance which ranks are gone."""
         stopped = frozenset(self.outer_of[it] for it in self.instance.stop_idle(choose, self.outer_of))
         gone = self.tell_gone()
         return Released(gone, stopped & gone, stopped - gone)
@@ -217,7 +221,7 @@ class _Instance:
         return sum(job.get("urgency") != 0 for job in jobs)
 
     def stop_idle(self, choose: Callable[[list[Rank]], list[Rank]], ranks: Mapping[Rank, Rank]) -> list[Rank]:
-        """Drain what is chosen of the idle ranks, look again, and stop the brokers of those that are still idle."""
+        """Drain the chosen idle ranks, look again, and stop the brokers of those that are still idle."""
         critical = self.critical()
         may_leave = [it for it in self._look().values() if it.rank not in critical and it.rank in ranks]
         begun = [it.rank for it in may_leave if it.drain_reason == DRAIN_REASON and it.online]
