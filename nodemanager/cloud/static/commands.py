@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from nodemanager.config.providers.static import NODE
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 
-NODE = "{node}"
 PROBES_AT_ONCE = 32
 PROBE_TIMEOUT_LEAST_S = 1.0
 _AWAKE, _ASLEEP = 0, 1  # exit statuses of a probe; after any other it is not known

@@ -17,17 +17,17 @@ _UNSUPPORTED = (
     "auth_url", "microversion", "config_drive", "project", "resource_group", "ssh_public_key",
     "nodes_per_call", "identity_certificate", "price_list", "sizes",
 )  # fmt: skip
-_NODE = "{node}"
+NODE = "{node}"  # in a command: the name of the host
 
 
 def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[Fault]:
     """Find what makes a host impossible to wake or to put to sleep."""
-    needed = {"wake": f"the command that wakes {_NODE}", "sleep": f"the command that puts {_NODE} to sleep"}
+    needed = {"wake": f"the command that wakes {NODE}", "sleep": f"the command that puts {NODE} to sleep"}
     yield from common.missing_cloud_keys(document, cloud, needed)
     for key in ("wake", "sleep", "probe"):
         command = getattr(cloud, key)
-        if command and _NODE not in command:
-            yield document.fault("Cloud", key, f"{_NODE} is needed in it: it becomes the name of the host")
+        if command and NODE not in command:
+            yield document.fault("Cloud", key, f"{NODE} is needed in it: it becomes the name of the host")
     yield from common.unsupported_keys(document, cloud, nodes, _UNSUPPORTED, _NAME)
     yield from common.unsupported_spot(document, nodes, _NAME)
     yield from common.credential_faults(document, ((),))

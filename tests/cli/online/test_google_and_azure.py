@@ -11,33 +11,9 @@ import pytest
 
 from nodemanager.cloud.azure.driver import AzureDriver
 from nodemanager.cloud.gce.driver import GceDriver
-from tests.cli.online.test_accounts import lines
+from tests.cli.online.test_accounts import SITE, lines
 from tests.cloud.azure.test_port import LOGIN, a_token
 from tests.cloud.recorded import Service, a_service, of_libcloud, said
-
-SITE = """
-[Site]
-cluster = lab
-state_dir = state
-[Flux]
-uri = local:///nowhere/local-0
-head_address = 127.0.0.1
-port = 9
-join = directory
-bootstrap_dir = bootstrap
-[Cloud]
-{cloud}
-[Limits]
-nodes_max = 3
-price_per_hour_max = 20
-[Node small]
-size = {size}
-cores = 2
-memory = 1GiB
-price_per_hour = 0.05
-slots = small[1-4]
-{more}
-"""
 
 
 @pytest.fixture
@@ -50,7 +26,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 def write(folder: Path, keys: dict[str, str], size: str, more: str = "") -> Path:
     file = folder / "site.ini"
     cloud = "\n".join(f"{key} = {value}" for key, value in keys.items())
-    file.write_text(SITE.format(cloud=cloud, size=size, more=more), encoding="utf-8")
+    file.write_text(SITE.format(uuid="", cloud=cloud, size=size) + more, encoding="utf-8")
     file.chmod(0o600)
     return file
 
