@@ -91,7 +91,8 @@ def _check_online(site: Site) -> int:
     for name, findings in (*((name, of_cloud(part)) for name, part in parts.items()), ("", check_flux(site))):
         for finding in findings:
             where = f"cloud {name}: " if name and len(parts) > 1 else ""
-            print(where + escape_unprintable(str(finding)), flush=True)
+            text = parts[name].cloud_section.in_own_words(str(finding)) if name else str(finding)
+            print(where + escape_unprintable(text), flush=True)
             is_good = is_good and finding.verdict is not Verdict.FAULT
     return EXIT_OK if is_good else EXIT_FAILED
 
@@ -111,7 +112,9 @@ def _ensemble_faults(site: Site) -> list[str]:
 
 
 def _grpc_faults(site: Site) -> list[str]:
-    key = "[Web] grpc_listen" if site.web.grpc_listen != "off" else "[Cloud] service" if site.cloud.service else ""
+    key = f"[{site.cloud_section.section}] service" if site.cloud.service else ""
+    if site.web.grpc_listen != "off":
+        key = "[Web] grpc_listen"
     if not key:
         return []
     from nodemanager.web.grpc.messages import GrpcMissing, load_grpc
