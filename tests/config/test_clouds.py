@@ -164,7 +164,8 @@ def test_one_call_creates_several_nodes_in_each_cloud_whose_instances_can_prove_
 
 def test_warnings_name_the_section_of_their_cloud(tmp_path: Path) -> None:
     without_keys = EAST.partition("[Cloud east Credentials]")[0]
-    rack = "[Cloud rack]\nprovider = static\nwake = ./no-such {node}\nsleep = ./no-such {node}\nprobe = ./no-such {node}\n"
+    commands = "".join(f"{it} = ./no-such {{node}}\n" for it in ("wake", "sleep", "probe"))
+    rack = f"[Cloud rack]\nprovider = static\n{commands}"
     hosts = node("c", "rack") + "hosts = host[1-2]\n"
     site = load(tmp_path, without_keys, WEST, rack, node("a", "east"), node("b", "west"), hosts)
     east, *of_rack = provider_warnings(site, {})
