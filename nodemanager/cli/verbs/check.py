@@ -86,12 +86,12 @@ def _check_online(site: Site) -> int:
         prices = compare_site_prices(part, bundled_prices(part))
         return check_cloud(part, make_port, lambda: check_creates(part, script, clock), prices)
 
-    parts = site.by_cloud
+    parts = site.by_cloud.values()
     is_good = True
-    for name, findings in (*((name, of_cloud(part)) for name, part in parts.items()), ("", check_flux(site))):
+    for part, findings in (*((part, of_cloud(part)) for part in parts), (None, check_flux(site))):
         for finding in findings:
-            where = f"cloud {name}: " if name and len(parts) > 1 else ""
-            text = parts[name].cloud_section.in_own_words(str(finding)) if name else str(finding)
+            where = f"cloud {part.cloud_name}: " if part is not None and len(parts) > 1 else ""
+            text = part.cloud_section.in_own_words(str(finding)) if part is not None else str(finding)
             print(where + escape_unprintable(text), flush=True)
             is_good = is_good and finding.verdict is not Verdict.FAULT
     return EXIT_OK if is_good else EXIT_FAILED
