@@ -202,6 +202,11 @@ class Site:
         return {name: replace(part, cluster_uuid=self.cluster_uuid) for name, part in self.parts.items()}
 
     @property
+    def cloud_section(self) -> CloudSection:
+        """The section of the cloud, as it is in the file."""
+        return several.section_of(self.cloud_name)
+
+    @property
     def cloud_dir(self) -> Path:
         """The folder of the nodes of a local cloud."""
         return self.state_dir / ("cloud" if self.cloud_name == DEFAULT_CLOUD else f"cloud-{self.cloud_name}")
