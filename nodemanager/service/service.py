@@ -31,6 +31,7 @@ from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Begin, CloudActors, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
+from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import (
     EC2_CREATE_CALLS_AT_ONCE,
@@ -41,7 +42,6 @@ from nodemanager.config.site import (
     JoinMethod,
     Provider,
     Site,
-    load_site,
     name_file,
     uuid_file,
 )

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.service import logs, service
 from nodemanager.service.outputs import Outputs
 from tests.live.networks import Network, let_nodes_enter
