@@ -225,6 +225,8 @@ def test_rank_0_comes_back_at_another_address() -> None:
         site.kill_head()
         site.move_head(network.add_host("moved"))
         site.start_head()
+        # Rank 0 died without a word, so its last checkpoint may have the job that was cancelled.
+        site.flux("cancel", "--all", check=False)
         waiting = site.submit("sleep", "1", requires={"hostlist": [slot]})
         site.start_join_service()
         fleet.manager = site.start_manager()
@@ -237,8 +239,6 @@ def test_rank_0_comes_back_at_another_address() -> None:
         tell("rank 0 at another address", next_job_began=began_at - moved_at, believed=believed)
         ended_at = fleet.ordered_at("DestroyNode", first.id)
         assert all(began_at < each for each in ended_at), "the job ran on a new node, the old one was not back"
-        # Rank 0 died without a word, so its last checkpoint may have the job that was cancelled.
-        site.flux("cancel", "--all", check=False)
         fleet.until_over()
 
 
