@@ -38,7 +38,8 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_CONFIG
     site = chosen_site
     if site.cloud.provider is Provider.SIMULATED:
-        print(f"{site.path}: [Cloud] provider = simulated: there is no account to test", file=sys.stderr)
+        section = site.cloud_section.section
+        print(f"{site.path}: [{section}] provider = simulated: there is no account to test", file=sys.stderr)
         return EXIT_FAILED
     print_warnings(site)
     site = make_test_site(site)
