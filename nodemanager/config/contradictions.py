@@ -40,7 +40,7 @@ def contradictions(
     if timing:
         yield from _timing_contradictions(document, timing)
     yield from _slots_named_twice(document, flux, nodes)
-    yield from static.hosts_named_twice(document, nodes)
+    yield from static.hosts_named_twice(document, flux.head_host if flux else "", nodes)
 
 
 def _join_contradictions(

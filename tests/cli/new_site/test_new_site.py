@@ -22,7 +22,7 @@ from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
 from nodemanager.config.load import load_site
 from nodemanager.config.site import ConfigError, Provider, Site
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from tests.paths import DOC
 
 GIB = 2**30

@@ -17,7 +17,7 @@ from nodemanager.config.load import load_site
 from nodemanager.config.providers.ec2 import identity_certificate
 from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site
 from nodemanager.core.slots import TypeName
-from nodemanager.service.service import policy_of
+from nodemanager.service.assembly.policy import policy_of
 from tests.contract.cloud_subjects import SystemClock, a_script
 from tests.join.identities import signer
 from tests.paths import CONFIG

@@ -18,7 +18,7 @@ from nodemanager.config.load import load_site
 from nodemanager.config.site import Mode, Site
 from nodemanager.core.slots import TypeName
 from nodemanager.core.upkeep.rules import changed_parts
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from tests.config.test_site import ENVIRONMENT, faults_of
 from tests.paths import CONFIG
 
