@@ -10,8 +10,8 @@ from nodemanager.cloud.static.port import StaticHosts
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
 
-# Of ``call_timeout``: a wake that fails is followed by a sleep, in the same call.
-_COMMAND_SHARE = 0.5
+# Of ``call_timeout``: one call probes a host, wakes it and, if that fails, puts it to sleep and probes it again.
+_COMMAND_SHARE = 1 / 3
 
 
 def static_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
