@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.whatif.study.study import Runner
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
 
