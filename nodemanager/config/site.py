@@ -202,6 +202,11 @@ class Site:
         return {name: replace(part, cluster_uuid=self.cluster_uuid) for name, part in self.parts.items()}
 
     @property
+    def cloud_section(self) -> CloudSection:
+        """The section of the cloud, as it is in the file."""
+        return several.section_of(self.cloud_name)
+
+    @property
     def cloud_dir(self) -> Path:
         """The folder of the nodes of a local cloud."""
         return self.state_dir / ("cloud" if self.cloud_name == DEFAULT_CLOUD else f"cloud-{self.cloud_name}")
@@ -810,7 +815,7 @@ def _contradictions(
     if timing:
         yield from _timing_contradictions(document, timing)
     yield from _slots_named_twice(document, flux, nodes)
-    yield from static.hosts_named_twice(document, nodes)
+    yield from static.hosts_named_twice(document, flux.head_host if flux else "", nodes)
 
 
 def _join_contradictions(

@@ -35,7 +35,7 @@ from nodemanager.flux.kvs import list_names
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.setup.bootstrap import write_bootstrap
 from nodemanager.join.key_material import make_material
-from nodemanager.service.service import with_cluster_uuid
+from nodemanager.service.assembly.cluster import with_cluster_uuid
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess

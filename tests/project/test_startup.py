@@ -39,7 +39,7 @@ def test_the_command_line_loads_no_verb_before_one_is_chosen() -> None:
         "uvicorn",
         "starlette",
         "cryptography",
-        "nodemanager.service.service",
+        "nodemanager.service",
         "nodemanager.whatif",
     }
 

@@ -21,7 +21,7 @@ from nodemanager.cli.new_site.site_text import SiteChoices, site_text, type_name
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
 from nodemanager.config.site import ConfigError, Provider, Site, load_site
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from tests.paths import DOC
 
 GIB = 2**30

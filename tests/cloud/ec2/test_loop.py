@@ -26,8 +26,9 @@ from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.site import Site, load_site
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
-from nodemanager.core.slots import Rank, Slot
-from nodemanager.service.service import Service, SitePorts
+from nodemanager.core.slots import DEFAULT_CLOUD, Rank, Slot
+from nodemanager.service.assembly.ports import SitePorts
+from nodemanager.service.service import Service
 from nodemanager.simulation.embedded import ScaledClock
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
@@ -117,7 +118,7 @@ class Loop:
         outside = SitePorts(
             clock=clock,
             flux=lambda: SimulatedFluxPort(self.flux, "loop"),
-            cloud=cloud_factory(self.site, a_script, clock),
+            clouds={DEFAULT_CLOUD: cloud_factory(self.site, a_script, clock)},
             watch=SimulatedFluxWatch(self.flux),
             close=self.stopped.set,
         )

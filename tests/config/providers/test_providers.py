@@ -17,7 +17,7 @@ from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.site import Mode, Site, load_site
 from nodemanager.core.slots import TypeName
 from nodemanager.core.upkeep.rules import changed_parts
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from tests.config.test_site import ENVIRONMENT, faults_of
 from tests.paths import CONFIG
 

@@ -17,7 +17,7 @@ from nodemanager.core.nodes import FailureKind
 from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
 from nodemanager.ensemble.file.kubernetes_service import Secrets
 from nodemanager.planner.state.policy import BLOCK_S
-from nodemanager.service.service import policy_of
+from nodemanager.service.assembly.policy import policy_of
 from nodemanager.web.grpc.material import token_of_member
 from tests.cloud.minicluster.api_server import MANAGER_ROLE
 from tests.paths import ROOT
