@@ -14,7 +14,8 @@ import structlog
 
 from nodemanager.cli import cloud_test, main
 from nodemanager.cloud.local.store import Store
-from nodemanager.config.site import load_site, name_file
+from nodemanager.config.load import load_site
+from nodemanager.config.site import name_file
 from nodemanager.service.assembly.cluster import record_cluster_name
 from tests.paths import ROOT
 
