@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ class Bench:
         print(f"{self.servers} servers, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
         print(ROW.format("", "calls, s", "CPU, s", "CPU each, ms", "then"))
         for flavor in (str(FLAVOR["name"]), "half"):
-            self._measure(f"a create for each, {flavor}", lambda flavor=flavor: self._create_each(flavor))
+            self._measure(f"a create for each, {flavor}", partial(self._create_each, flavor))
             self._measure("  delete each", self._delete)
-            self._measure(f"one create, {flavor}", lambda flavor=flavor: self._create_all(flavor))
+            self._measure(f"one create, {flavor}", partial(self._create_all, flavor))
             if flavor != "half":
                 self._measure("  a ticket into the metadata of each", self._write_tickets)
             self._measure("  delete each", self._delete)

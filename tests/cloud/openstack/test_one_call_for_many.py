@@ -15,7 +15,7 @@ from tests.cloud.openstack.nova.process import Nova, openstack_cloud, shared_nov
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, a_launch, a_script, a_type
 
 # The host has 8,192 MiB, and Nova keeps 512 of them: it has room for two of these.
-HUGE = {"id": "huge", "name": "local.huge", "vcpus": 1, "ram": 3_000, "disk": 1}
+HUGE: dict[str, Any] = {"id": "huge", "name": "local.huge", "vcpus": 1, "ram": 3_000, "disk": 1}
 
 
 @pytest.fixture
@@ -62,8 +62,9 @@ def states(nova: Nova, cloud: OpenStackCloud, servers: int) -> Counter[CloudStat
 
 
 def shown_to_tenant(cloud: OpenStackCloud) -> dict[str, Any]:
-    (server,) = cloud.driver.connection.request("/servers/detail").object["servers"]
-    assert isinstance(server, dict)
+    connection: Any = cloud.driver.connection
+    server: dict[str, Any]
+    (server,) = connection.request("/servers/detail").object["servers"]
     return server
 
 
