@@ -23,7 +23,8 @@ from nodemanager.cloud.common.survey import (
     typical_sizes,
 )
 from nodemanager.cloud.static.survey import survey_hosts
-from nodemanager.config.site import ConfigError, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError
 from nodemanager.config.text.ini import nearest_name
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import format_bytes

@@ -12,7 +12,8 @@ from nodemanager.cli.new_site.command import NewSiteError, write_new_site
 from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.cli.verbs.init import WAYS_TO_WAKE
-from nodemanager.config.site import Provider, Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Provider, Site
 from tests.cli.new_site.test_new_site import options
 
 GIB = 2**30

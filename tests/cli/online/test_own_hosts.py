@@ -12,7 +12,8 @@ from nodemanager.cli.online.checks import check_own_hosts
 from nodemanager.cloud.common.findings import Finding, Verdict
 from nodemanager.cloud.static import port as static_port
 from nodemanager.cloud.static.preflight import STRANGER_REMEDY, check_hosts
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 
 SITE = """
 [Site]
