@@ -28,8 +28,8 @@ GIB = 2**30
 HOUR_S = 3600.0
 
 
-def a_type_in(cloud: CloudName, price: str, slots: int = 4, **more: int) -> NodeType:
-    return replace(a_type(cloud, price=price, slots=slots, **more), cloud=cloud)
+def a_type_in(cloud: CloudName, price: str, slots: int = 4, cores: int = 4) -> NodeType:
+    return replace(a_type(cloud, price=price, slots=slots, cores=cores), cloud=cloud)
 
 
 def clouds(
