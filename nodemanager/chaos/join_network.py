@@ -22,9 +22,9 @@ from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, Pro
 from nodemanager.core.ports import JoinError, JoinPort
 from nodemanager.core.slots import DEFAULT_CLOUD, Misfit, SlotName, TypeName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission
-from nodemanager.join.ec2.identity import ProvenInstance
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, JoinUnreachable
+from nodemanager.join.identity.proof import ProvenInstance
 from nodemanager.join.key_material import Material
 from nodemanager.join.ticket_store import TicketStore
 from nodemanager.join.tickets import SiteKey
@@ -126,7 +126,7 @@ class SimulatedJoinService:
             lambda: MATERIAL,
             self._ticket_store,
             self.world.wall_at,
-            instance_in=lambda document: ProvenInstance(ProviderId(document), [DEFAULT_CLOUD]),
+            instance_in=lambda document, _: ProvenInstance(ProviderId(document), [DEFAULT_CLOUD]),
         )
 
     def _service_may_die(self) -> None:

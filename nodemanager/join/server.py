@@ -50,8 +50,9 @@ from nodemanager.join.connection_limits import (
     use_small_tls_buffers,
 )
 from nodemanager.join.decision_thread import DecisionThread
-from nodemanager.join.ec2.identity import InstanceIdentities, ProvenInstance
 from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
+from nodemanager.join.identity.ec2 import InstanceIdentities
+from nodemanager.join.identity.proof import InstanceReader
 from nodemanager.join.key_material import (
     MaterialError,
     MaterialPaths,
@@ -524,7 +525,7 @@ def make_admission(site: Site) -> JoinAdmission:
         raise ServiceNotReady(str(error)) from error
 
 
-def _identities(site: Site) -> Callable[[str], ProvenInstance] | None:
+def _identities(site: Site) -> InstanceReader | None:
     """Return what reads the identities of instances; None if the site's nodes are created one by one."""
     certificates = {
         name: certificate

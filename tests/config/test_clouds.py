@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.cloud.providers import provider_warnings
+from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, Provider, Site, load_site
+from nodemanager.config.site import ConfigError, Provider, Site
 from nodemanager.core.slots import DEFAULT_CLOUD
-from nodemanager.service.service import policy_of
+from nodemanager.service.assembly.policy import policy_of
 
 SITE = """\
 [Site]
@@ -179,3 +181,21 @@ def test_each_cloud_may_say_what_its_egress_costs(tmp_path: Path) -> None:
     )
     assert [it.split(":")[0] for it in found] == [f"[Cloud {it}] egress_price_per_gib" for it in ("east", "west")]
     assert all("a price of 0 or more" in it for it in found)
+
+
+def test_warnings_name_the_section_of_their_cloud(tmp_path: Path) -> None:
+    without_keys = EAST.partition("[Cloud east Credentials]")[0]
+    commands = "".join(f"{it} = ./no-such {{node}}\n" for it in ("wake", "sleep", "probe"))
+    rack = f"[Cloud rack]\nprovider = static\n{commands}"
+    hosts = node("c", "rack") + "hosts = host[1-2]\n"
+    site = load(tmp_path, without_keys, WEST, rack, node("a", "east"), node("b", "west"), hosts)
+    east, *of_rack = provider_warnings(site, {})
+    assert east.startswith("[Cloud east Credentials] is empty")
+    assert of_rack
+    assert all(it.startswith("[Cloud rack] ") for it in of_rack)
+
+
+def test_a_single_cloud_is_called_as_its_section_is(tmp_path: Path) -> None:
+    assert load(tmp_path, EAST, node("a")).cloud_section.credentials == "Cloud east Credentials"
+    plain = load(tmp_path, EAST.replace("Cloud east", "Cloud"), node("a"))
+    assert (plain.cloud_section.section, plain.cloud_section.credentials) == ("Cloud", "Cloud Credentials")
