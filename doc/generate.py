@@ -302,7 +302,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "([operating.md](operating.md#notices)). It runs in the site file's folder. Default: none.",
         "events": "The events to tell. `budget`: 90 % of a budget of the site is spent. `breaker`: nodes of a type "
         "keep failing. `safe-mode`: it begins. `leak`: the provider has a node of ours that no launch knows. "
-        "`never-runs`: no node type can ever run a job. Default: all.",
+        "`never-runs`: no node type can ever run a job, or no limit or budget ever allows its nodes. Default: all.",
     },
     "Join": {
         "listen": "The address and port of the join service, such as `[::]:8443` for IPv6. If rank 0 has a "

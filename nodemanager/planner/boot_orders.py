@@ -10,7 +10,7 @@ from nodemanager.core.orders import BootNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.backoff.allowance import Allowance, retry_at_s
+from nodemanager.planner.backoff.allowance import retry_at_s
 from nodemanager.planner.backoff.zones import group_of, zones_passed_over
 from nodemanager.planner.basis import Basis
 from nodemanager.planner.cost.budget import budget_changes_s
@@ -42,7 +42,7 @@ def boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     if policy.stacked:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
-    allowance = Allowance(snapshot, policy, budget_left=basis.placement.supply.budget_left_in_clouds)
+    allowance = basis.placement.supply.allowance()
     prepaid = prepaid_left(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy, prepaid)

@@ -91,7 +91,7 @@ class NoticeKind(StrEnum):
     BREAKER = "breaker"  # nodes of a type keep failing: no more are bought for a while
     SAFE_MODE = "safe-mode"
     LEAK = "leak"  # the provider has a node of ours that no launch knows
-    NEVER_RUNS = "never-runs"  # no node type can ever run a job
+    NEVER_RUNS = "never-runs"  # no node type, or no limit or budget, ever lets a job run
 
 
 class Viewers(StrEnum):

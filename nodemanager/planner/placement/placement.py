@@ -20,7 +20,7 @@ from nodemanager.planner.allocation.allocation import Allocation
 from nodemanager.planner.allocation.assignment import Assignment
 from nodemanager.planner.allocation.near import homes_of
 from nodemanager.planner.cost.budget import BudgetLimits, Cuts
-from nodemanager.planner.placement import infeasibility
+from nodemanager.planner.placement import infeasibility, never
 from nodemanager.planner.placement.demand import Demand, read_demand
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import choose_zones
@@ -203,7 +203,7 @@ class _PlacementBuilder:
         if self.demand.put_off:
             batches = {key: ids for key, ids in batches.items() if key not in self.demand.put_off}
         for key in batches:
-            if (why := infeasibility.why_never_known(key.shape, self.supply)) is not None:
+            if (why := never.why_never_known(key.shape, self.supply)) is not None:
                 self.infeasible[kind_of(key)] = why
         passed = {key: it for key, it in self.limits.cuts.items() if self.policy.passes_over(of_user=it.of_user)}
         if passed:
