@@ -25,7 +25,8 @@ from rich.table import Table
 
 from nodemanager.actors.manager import Publication
 from nodemanager.cli.demo_real import real_setup
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
 from nodemanager.core.reason_text import format_money

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudState
 from nodemanager.core.ports import CloudPort
 from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap

@@ -19,8 +19,9 @@ from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Mailbox, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
+from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import Burst, ConfigError, Site, load_site
+from nodemanager.config.site import Burst, ConfigError, Site
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, PeersSeen, Tick
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.view import DelegationView

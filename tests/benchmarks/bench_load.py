@@ -57,7 +57,8 @@ from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Mailbox
 from nodemanager.actors.ticker import PERIOD_S, Ticker
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.facts import ClaimHeld, CloudListed, FluxUnreachable, QueueSeen, RanksSeen, Tick
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.ports import CloudPort, FluxError, FluxPort

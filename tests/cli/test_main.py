@@ -15,7 +15,8 @@ import structlog
 from nodemanager.cli import cloud_test, main
 from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cloud.local.store import Store
-from nodemanager.config.site import load_site, name_file
+from nodemanager.config.load import load_site
+from nodemanager.config.site import name_file
 from nodemanager.core.ports import FluxError
 from nodemanager.flux.bindings import BindingsMissing, BindingsTooOld
 from nodemanager.service.assembly.cluster import NotInitialised, record_cluster_name

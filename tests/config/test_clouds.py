@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from nodemanager.cloud.providers import provider_warnings
+from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, Provider, Site, load_site
+from nodemanager.config.site import ConfigError, Provider, Site
 from nodemanager.core.slots import DEFAULT_CLOUD
 
 SITE = """\

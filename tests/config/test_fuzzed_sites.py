@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from nodemanager.cli import main
 from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_OK
-from nodemanager.config.site import ConfigError, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError
 from nodemanager.service.assembly.policy import policy_of
 from tests.paths import CONFIG
 

@@ -24,7 +24,7 @@ import pytest
 from nodemanager.cloud.local.driver import LocalNodeDriver
 from nodemanager.cloud.local.process import is_alive
 from nodemanager.cloud.local.store import NodeRecord
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import expand_hostlist

@@ -9,7 +9,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.service import logs, service
 from nodemanager.service.assembly.cluster import with_cluster_uuid
 from nodemanager.service.assembly.ports import make_ports

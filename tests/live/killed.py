@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.ports import CloudPort, FluxPort
 from nodemanager.service import logs, service
 from nodemanager.service.assembly.cluster import with_cluster_uuid

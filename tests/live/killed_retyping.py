@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.config.text.flux_toml import ConfigFile
 from nodemanager.flux import retype
 from nodemanager.flux.port import _RetypingCalls

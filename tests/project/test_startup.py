@@ -19,7 +19,7 @@ DRIVERS = {
 FACTORY = """
 import sys
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.simulation.time.world import World
 cloud_factory(load_site({path!r}, {environment!r}), lambda *_: "", World(1).clock())
 print(*sys.modules, sep="\\n")

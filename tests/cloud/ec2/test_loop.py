@@ -23,7 +23,8 @@ from nodemanager.actors.manager import Publication
 from nodemanager.cli.cloud_test import USER_DATA, CloudTest, make_test_site
 from nodemanager.cloud.common.libcloud_port import identity_from_tags
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
 from nodemanager.core.slots import DEFAULT_CLOUD, Rank, Slot

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import ConfigError, JoinMethod, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError, JoinMethod
 from nodemanager.config.text.settings import SizeOwner
 from nodemanager.core.slots import Misfit
 from nodemanager.service.assembly.policy import policy_of

@@ -14,7 +14,8 @@ from nodemanager.cloud.gce.port import GceCloud
 from nodemanager.cloud.openstack import from_site as openstack_site
 from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Mode, Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Mode, Site
 from nodemanager.core.slots import TypeName
 from nodemanager.core.upkeep.rules import changed_parts
 from nodemanager.service.assembly.ports import SystemClock

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import ConfigError, Mode, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError, Mode
 from tests.paths import CONFIG
 
 EXAMPLE = (CONFIG / "static.ini").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import yaml
 
 from nodemanager.cli.main import main
 from nodemanager.cloud.minicluster.shares import WISH_S
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
 from nodemanager.ensemble.file.kubernetes_service import Secrets
