@@ -14,7 +14,8 @@ from nodemanager.cloud.gce.credentials import (
     key_token_fetcher,
 )
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.port import GceCloud, GcePlacement
+from nodemanager.cloud.gce.instances import GcePlacement
+from nodemanager.cloud.gce.port import GceCloud
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
 from nodemanager.core.slots import TypeName
