@@ -145,15 +145,15 @@ class GceBatchCloud(GceCloud):
 
         def insert(policy: str) -> tuple[bool, CloudError | None]:
             self._refuse_late_create(batch.started_s)
-            with self._as_cloud_errors(creating=True):
-                body = bulk_body(names, batch.request, placement, labels, policy)
-                token = request_id(batch.request.client_token, zone, str(number))
-                operation = self.driver.bulk_insert(zone, body, token)
+            body = bulk_body(names, batch.request, placement, labels, policy)
+            token = request_id(batch.request.client_token, zone, str(number))
             try:
+                with self._as_cloud_errors(creating=True):
+                    operation = self.driver.bulk_insert(zone, body, token)
                 return self._await_insert(zone, operation), None
             except CloudError as error:
                 if isinstance(error.__cause__, ApiError) and error.__cause__.finished:
-                    return True, error
+                    return True, error  # some instances may exist all the same
                 raise
 
         group = f"{zone.rpartition('-')[0]}/{batch.request.group}" if batch.request.group else ""

@@ -32,6 +32,7 @@ from nodemanager.cloud.common.libcloud_port import (
 from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
 from nodemanager.cloud.common.transport import malformed_reply
 from nodemanager.cloud.gce.driver import ApiError, GceDriver
+from nodemanager.cloud.gce.identity_keys import KeyCourier
 from nodemanager.cloud.gce.instances import (
     LABEL_CLUSTER,
     GcePlacement,
@@ -105,6 +106,7 @@ class GceCloud(RetryingPort):
         sleep: Sleep = time.sleep,
         needs_groups: bool = False,
         batch_script: BatchScript | None = None,
+        keys: KeyCourier | None = None,
     ) -> None:
         """``needs_groups``: whether instances of any type are created in placement groups."""
         super().__init__(
@@ -114,8 +116,16 @@ class GceCloud(RetryingPort):
         self._placements = placements
         self._needs_groups = needs_groups
         self._batch_script = batch_script
+        self._keys = keys
         self._groups = KnownGroups(self._make_group, _names_missing_group)
         self._sweeper = LeftoverSweeper()
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every instance with the cluster's label. Raises :class:`CloudError`."""
+        nodes = super().list_nodes()
+        if self._keys is not None:
+            self._keys.bring_if_due()  # after the list: then Google answers
+        return nodes
 
     def destroy(self, provider_id: ProviderId) -> None:
         """Delete an instance, given as ``ZONE/NAME``. One that no longer exists is no error."""
