@@ -84,7 +84,11 @@ def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:
 
 def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Return warnings about the site that only its provider's adapter can give, one sentence each."""
-    return tuple(text for part in site.by_cloud.values() for text in _warnings_of(part, environment))
+    return tuple(
+        part.cloud_section.in_own_words(text)
+        for part in site.by_cloud.values()
+        for text in _warnings_of(part, environment)
+    )
 
 
 def _warnings_of(site: Site, environment: Mapping[str, str]) -> tuple[str, ...]:

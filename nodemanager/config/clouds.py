@@ -34,6 +34,16 @@ class CloudSection:
         """The section of its credentials."""
         return self.section + _CREDENTIALS
 
+    def in_own_words(self, text: str) -> str:
+        """A text about this cloud as if it were the only one, with the sections as they are in the file."""
+        text = text.replace(f"[{SECTION}]", f"[{self.section}]")
+        return text.replace(f"[{credentials.SECTION}]", f"[{self.credentials}]")
+
+
+def section_of(name: CloudName) -> CloudSection:
+    """The section of a cloud."""
+    return CloudSection(name, SECTION if name == DEFAULT_CLOUD else NAMED + name)
+
 
 def is_cloud_section(name: str) -> bool:
     """Whether a section belongs to one cloud, be it its own or that of its credentials."""
@@ -50,9 +60,9 @@ def cloud_sections(document: Document) -> list[CloudSection]:
     """The clouds of a site, ``[Cloud]`` first. A site without any is a site that lacks ``[Cloud]``."""
     own = (it for it in document.sections if is_cloud_section(it) and not it.endswith(_CREDENTIALS))
     names = [it for it in own if it != SECTION]
-    named = [CloudSection(CloudName(it.removeprefix(NAMED)), it) for it in names]
+    named = [section_of(CloudName(it.removeprefix(NAMED))) for it in names]
     plain = {SECTION, credentials.SECTION} & document.sections.keys() or not named
-    return [CloudSection(DEFAULT_CLOUD, SECTION), *named] if plain else named
+    return [section_of(DEFAULT_CLOUD), *named] if plain else named
 
 
 def document_of(cloud: CloudSection, document: Document) -> Document:
@@ -70,8 +80,9 @@ def document_of(cloud: CloudSection, document: Document) -> Document:
 def in_own_words(fault: Fault, cloud: CloudSection) -> Fault:
     """A fault of :func:`document_of`, as it is in the file."""
     named = {SECTION: cloud.section, credentials.SECTION: cloud.credentials}
-    problem = fault.problem.replace("[Cloud]", f"[{cloud.section}]")
-    return replace(fault, section=named.get(fault.section, fault.section), problem=problem)
+    return replace(
+        fault, section=named.get(fault.section, fault.section), problem=cloud.in_own_words(fault.problem)
+    )
 
 
 def name_faults(document: Document, clouds: Iterable[CloudSection]) -> Iterator[Fault]:

@@ -7,8 +7,9 @@ from dataclasses import fields
 
 from pydantic import BaseModel
 
+from nodemanager.config.clouds import section_of
 from nodemanager.config.site import Site
-from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
+from nodemanager.core.slots import CloudName
 
 # A reload applies only these. At the start, all other settings were built into adapters, threads or the instance.
 RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
@@ -90,10 +91,10 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
 
 def _cloud_restart_keys(name: CloudName, old: Site, new: Site) -> Iterator[str]:
     """What a cloud has of its own."""
-    section = "Cloud" if name == DEFAULT_CLOUD else f"Cloud {name}"
-    yield from (key.replace("[Cloud]", f"[{section}]") for key in _restart_keys("cloud", old.cloud, new.cloud))
+    section = section_of(name)
+    yield from map(section.in_own_words, _restart_keys("cloud", old.cloud, new.cloud))
     if old.credentials != new.credentials:
-        yield f"[{section} Credentials]"
+        yield f"[{section.credentials}]"
 
 
 def _node_restart_keys(old: Mapping[str, BaseModel], new: Mapping[str, BaseModel]) -> Iterator[str]:

@@ -492,10 +492,23 @@ class LocalMachine:
         raise JoinUnreachable("; ".join(faults))
 
     def post(self, address: str, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
-        """Send a request, over the connection of the request before if there is one. Raises as post_json does."""
-        connection, self.kept = self.kept, None
-        if connection is None or connection.address != address:
-            connection = PinnedConnection(address, self.settings.fingerprint)
+        """Send a request, over the connection of the request before if there is one. Raises as post_json does.
+
+        The service closes a connection that was silent for some seconds, such as while a broker was stopped. So a
+        request that fails on a kept connection is sent once more, over a new one.
+        """
+        kept, self.kept = self.kept, None
+        if kept is not None and kept.address == address:
+            try:
+                return self.post_and_keep(kept, path, body)
+            except (ConnectionError, ssl.SSLError):
+                pass
+        elif kept is not None:
+            kept.close()
+        return self.post_and_keep(PinnedConnection(address, self.settings.fingerprint), path, body)
+
+    def post_and_keep(self, connection: PinnedConnection, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        """Send a request over a connection, and keep the connection if there was an answer."""
         try:
             answer = post_over(connection, path, body)
         except BaseException:

@@ -11,6 +11,7 @@ from nodemanager.core.nodes import COMING, USABLE
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, SlotName
+from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.backoff.zones import open_zones
 from nodemanager.planner.placement.fleet_needs import FleetNeeds, Purchase
 from nodemanager.planner.placement.placement import Placement
@@ -78,12 +79,16 @@ class Purchaser:
     nodes: int = field(init=False)  # with those bought
     spot: int = field(init=False)  # the spot nodes among them
     taken: set[SlotName] = field(init=False)
+    allowance: Allowance = field(init=False)  # what clouds and quotas leave after the purchases so far
 
     def __post_init__(self) -> None:
         self.nodes_left = self.placement.allocation.nodes_left
         self.price_left = self.placement.price_left
         self.nodes, self.spot = self.placement.allocation.fleet
         self.taken = {purchase.place[0] for purchase in self.needs.purchases} | set(self.needs.needed)
+        self.allowance = self.supply.allowance()
+        for purchase in self.needs.purchases:
+            self.allowance.take(purchase.node_type)
 
     def buy(self, node_type: NodeType) -> Purchase | None:
         """Buy a node of the type for a free slot, within the limits; None if that cannot be."""
@@ -91,6 +96,7 @@ class Purchaser:
         place = self._first(node_type, self.supply.slots_free_now(node_type))
         if place is None:
             return None
+        self.allowance.take(size)
         if size.market is Market.SPOT:
             self.spot += 1
         return Purchase(place, size, open_zones(size, self.supply.snapshot)[0], serves=(), job_count=0)
@@ -107,8 +113,11 @@ class Purchaser:
         return self._first(node_type, self.supply.slots_free_soon(node_type)) is not None
 
     def _first(self, node_type: NodeType, places: Iterator[SlotAndRank]) -> SlotAndRank | None:
-        price = self._size(node_type).price_per_hour
+        size = self._size(node_type)
+        price = size.price_per_hour
         if node_type.name in self.supply.blocked or self.nodes_left <= 0 or price > self.price_left:
+            return None
+        if self.allowance.why_none(size) is not None:
             return None
         place = next((place for place in places if place[0] not in self.taken), None)
         if place is not None:

@@ -14,8 +14,9 @@ import structlog
 
 from nodemanager.cli import cloud_test, main
 from nodemanager.cloud.local.store import Store
-from nodemanager.config.site import load_site, name_file
-from nodemanager.service import service as app
+from nodemanager.config.load import load_site
+from nodemanager.config.site import name_file
+from nodemanager.service.assembly.cluster import record_cluster_name
 from tests.paths import ROOT
 
 EMBEDDED = ROOT / "config" / "embedded.ini"
@@ -73,8 +74,8 @@ def test_a_cluster_that_has_run_cannot_be_renamed_unnoticed(
     site = tmp_path / "site.ini"
     text = LOCAL.read_text().replace("../state", str(tmp_path))
     site.write_text(text)
-    app.record_cluster_name(load_site(site))
-    app.record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
     assert main.main(["check", "--config", str(site)]) == 0
     name, state_dir = load_site(site).cluster, load_site(site).state_dir
     site.write_text(text.replace(f"cluster = {name}", f"cluster = {name}2"))
@@ -88,7 +89,7 @@ def test_a_cluster_that_has_run_cannot_be_renamed_unnoticed(
 def test_a_simulated_instance_keeps_no_name(tmp_path: Path) -> None:
     site = tmp_path / "site.ini"
     site.write_text(EMBEDDED.read_text())
-    app.record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
     assert not name_file(load_site(site).state_dir).exists()
 
 
@@ -98,7 +99,7 @@ def test_a_name_that_cannot_be_kept_keeps_nothing_from_running(
     (tmp_path / "local").write_text("a file where the folder should be")
     site = tmp_path / "site.ini"
     site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
-    app.record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
     said = capsys.readouterr()
     assert "cluster_name_not_kept" in said.out + said.err
 

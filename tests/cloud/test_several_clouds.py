@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudState, ProviderId, RosterEntry, launch_id
 from nodemanager.core.ports import BatchCloudPort, CloudPort
 from nodemanager.core.slots import CloudName, Rank

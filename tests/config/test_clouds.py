@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.cloud.providers import provider_warnings
+from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, Provider, Site, load_site
+from nodemanager.config.site import ConfigError, Provider, Site
 from nodemanager.core.slots import DEFAULT_CLOUD
 
 SITE = """\
@@ -159,3 +161,21 @@ def test_one_call_creates_several_nodes_in_each_cloud_whose_instances_can_prove_
         file.write_text(SITE.replace("[Flux]\nuri = simulated\n", join) + "".join(sections))
         file.chmod(0o600)
         assert tuple(it.batches for it in load_site(file, SECRETS).by_cloud.values()) == batches
+
+
+def test_warnings_name_the_section_of_their_cloud(tmp_path: Path) -> None:
+    without_keys = EAST.partition("[Cloud east Credentials]")[0]
+    commands = "".join(f"{it} = ./no-such {{node}}\n" for it in ("wake", "sleep", "probe"))
+    rack = f"[Cloud rack]\nprovider = static\n{commands}"
+    hosts = node("c", "rack") + "hosts = host[1-2]\n"
+    site = load(tmp_path, without_keys, WEST, rack, node("a", "east"), node("b", "west"), hosts)
+    east, *of_rack = provider_warnings(site, {})
+    assert east.startswith("[Cloud east Credentials] is empty")
+    assert of_rack
+    assert all(it.startswith("[Cloud rack] ") for it in of_rack)
+
+
+def test_a_single_cloud_is_called_as_its_section_is(tmp_path: Path) -> None:
+    assert load(tmp_path, EAST, node("a")).cloud_section.credentials == "Cloud east Credentials"
+    plain = load(tmp_path, EAST.replace("Cloud east", "Cloud"), node("a"))
+    assert (plain.cloud_section.section, plain.cloud_section.credentials) == ("Cloud", "Cloud Credentials")

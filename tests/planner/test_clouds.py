@@ -6,6 +6,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
 from nodemanager.core.facts import CloudCallFailed, CloudListed
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Identity, LaunchId, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, DestroyNode, ListCloud
@@ -197,3 +199,20 @@ def test_a_higher_priority_is_bought_first_whatever_the_price() -> None:
     assert boots(with_priority(0, 1).job(whole_nodes(1)).plan()) == ["west1"]
     assert boots(with_priority(-1, 0, east_price="0").job(whole_nodes(1)).plan()) == ["west1"]
     assert sorted(boots(with_priority(0, 1).job(*[whole_nodes(1)] * 3).plan())) == ["east1", "west1", "west2"]
+
+
+@pytest.mark.parametrize("rules", [CloudRules(nodes_max=1), CloudRules(price_per_hour_max=Decimal("0.15"))])
+def test_spare_nodes_stay_within_the_limits_of_their_cloud(rules: CloudRules) -> None:
+    world = two_clouds(rules_of={EAST: rules, WEST: CloudRules()}, nodes_min=3)
+    assert boots(world.plan()) == ["east1", "west1", "west2"]
+    with_a_job = world.job(whole_nodes(1)).plan()  # it gets east1, so no spare node may
+    assert boots(with_a_job) == ["east1", "west1", "west2"]
+
+
+def test_a_node_that_waits_for_its_call_tells_how_many_its_own_cloud_takes_at_once() -> None:
+    calls = {EAST: CloudRules(Calls(calls_in_flight_max=1)), WEST: CloudRules(Calls(calls_in_flight_max=5))}
+    world = two_clouds(rules_of=calls).job(*[whole_nodes(1)] * 2)
+    for slot in ("east1", "east2"):
+        world = in_cloud(world.node(slot, NodeState.REQUESTED), slot, EAST)
+    (reason,) = (it for it in world.plan().nodes.values() if it.code == "calls_in_flight_max")
+    assert reason.figures["calls_in_flight_max"] == 1

@@ -21,7 +21,8 @@ from nodemanager.cloud.common.survey import (
     cost_per_core,
     typical_sizes,
 )
-from nodemanager.config.site import ConfigError, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError
 from nodemanager.config.text.ini import nearest_name
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import format_bytes

@@ -73,30 +73,32 @@ def _check_online(site: Site) -> int:
     from nodemanager.cloud.common.findings import Verdict
     from nodemanager.cloud.preflight import check_creates
     from nodemanager.cloud.providers import cloud_factory
-    from nodemanager.service import service
+    from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
+    from nodemanager.service.assembly.ports import SystemClock, size_service
 
     try:
-        site = service.with_cluster_uuid(site)
-    except service.NotInitialised:
+        site = with_cluster_uuid(site)
+    except NotInitialised:
         site = make_test_site(site)  # nothing of the cluster exists yet
-    clock = service.SystemClock()
+    clock = SystemClock()
 
     def of_cloud(part: Site) -> Iterator[Finding]:
         def script(_launch: Launch, _node_type: NodeType) -> str:
             return user_data(part)
 
         def make_port() -> CloudPort:
-            return cloud_factory(part, script, clock, service.size_service(part))()
+            return cloud_factory(part, script, clock, size_service(part))()
 
         prices = compare_site_prices(part, bundled_prices(part))
         return check_cloud(part, make_port, lambda: check_creates(part, script, clock), prices)
 
-    parts = site.by_cloud
+    parts = site.by_cloud.values()
     is_good = True
-    for name, findings in (*((name, of_cloud(part)) for name, part in parts.items()), ("", check_flux(site))):
+    for part, findings in (*((part, of_cloud(part)) for part in parts), (None, check_flux(site))):
         for finding in findings:
-            where = f"cloud {name}: " if name and len(parts) > 1 else ""
-            print(where + escape_unprintable(str(finding)), flush=True)
+            where = f"cloud {part.cloud_name}: " if part is not None and len(parts) > 1 else ""
+            text = part.cloud_section.in_own_words(str(finding)) if part is not None else str(finding)
+            print(where + escape_unprintable(text), flush=True)
             is_good = is_good and finding.verdict is not Verdict.FAULT
     return EXIT_OK if is_good else EXIT_FAILED
 
@@ -116,7 +118,9 @@ def _ensemble_faults(site: Site) -> list[str]:
 
 
 def _grpc_faults(site: Site) -> list[str]:
-    key = "[Web] grpc_listen" if site.web.grpc_listen != "off" else "[Cloud] service" if site.cloud.service else ""
+    key = f"[{site.cloud_section.section}] service" if site.cloud.service else ""
+    if site.web.grpc_listen != "off":
+        key = "[Web] grpc_listen"
     if not key:
         return []
     from nodemanager.web.grpc.messages import GrpcMissing, load_grpc

@@ -23,21 +23,23 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     load_structlog_without_rich()
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
+    from nodemanager.service.assembly.cluster import NotInitialised, record_cluster_name, with_cluster_uuid
+    from nodemanager.service.assembly.ports import NodesCannotJoin, make_ports
     from nodemanager.service.outputs import Outputs
 
     del chosen
     logs.configure()
     print_warnings(site)
     try:
-        site = service.with_cluster_uuid(site)
-        service.record_cluster_name(site)
+        site = with_cluster_uuid(site)
+        record_cluster_name(site)
         outputs = Outputs(site)
         floors, companions = _ensembles(site, outputs)
-        ports = service.make_ports(site, outputs.info, floors.answer)
-    except service.NotInitialised as error:
+        ports = make_ports(site, outputs.info, floors.answer)
+    except NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
-    except service.NodesCannotJoin as error:
+    except NodesCannotJoin as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except BindingsMissing as error:

@@ -21,7 +21,7 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.cli import slots as slot_verbs
     from nodemanager.core.ports import FluxError
     from nodemanager.flux.bindings import BindingsMissing
-    from nodemanager.service import service
+    from nodemanager.service.assembly.cluster import NotInitialised
 
     if site.flux.simulated:
         print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
@@ -39,7 +39,7 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    except service.NotInitialised as error:
+    except NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except (slot_verbs.SlotsError, FluxError) as error:
@@ -93,15 +93,16 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.flux.setup import expand as expand_verb
     from nodemanager.flux.setup.bootstrap import BootstrapError
-    from nodemanager.service import service
+    from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
+    from nodemanager.service.assembly.ports import SystemClock
 
     try:
-        site = service.with_cluster_uuid(site)
-        job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, service.SystemClock())
+        site = with_cluster_uuid(site)
+        job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, SystemClock())
     except BindingsMissing as error:
         print(error, file=sys.stderr)
         return EXIT_UNAVAILABLE
-    except service.NotInitialised as error:
+    except NotInitialised as error:
         print(error, file=sys.stderr)
         return EXIT_CONFIG
     except (expand_verb.ExpandError, FluxError, BootstrapError) as error:

@@ -150,7 +150,7 @@ def credential_warnings(credentials: Mapping[str, SecretStr], environment: Mappi
     keys = configured_keys(credentials, environment)
     if keys is not None:
         if wrong := why_unusable(keys):
-            yield wrong + "."
+            yield f"[Cloud Credentials] {wrong}."
         return
     named = [f"{name} ({what})" for name, what in UNSUPPORTED_VARIABLES.items() if environment.get(name)]
     if named:

@@ -53,7 +53,7 @@ def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = IN_CL
     host, port = environment.get("KUBERNETES_SERVICE_HOST", ""), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host or not (folder / "token").exists():
         raise AccessError(
-            "the manager does not run in a pod with a service account's token: give [Cloud] kubeconfig, or set "
+            "the manager does not run in a pod with a service account's token: give the key kubeconfig, or set "
             "automountServiceAccountToken: true in the pod"
         )
     token_file = folder / "token"

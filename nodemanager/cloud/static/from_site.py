@@ -9,10 +9,9 @@ from nodemanager.cloud.static.commands import HostCommands
 from nodemanager.cloud.static.port import StaticHosts
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
-from nodemanager.core.slots import DEFAULT_CLOUD
 
-# Of ``call_timeout``: a wake that fails is followed by a sleep, in the same call.
-_COMMAND_SHARE = 0.5
+# Of ``call_timeout``: one call probes a host, wakes it and, if that fails, puts it to sleep and probes it again.
+_COMMAND_SHARE = 1 / 3
 
 
 def static_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
@@ -33,8 +32,7 @@ def static_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Calla
 def command_warnings(site: Site) -> Iterator[str]:
     """Warn about commands whose program is not on this machine, one sentence each."""
     for problem in _commands_of(site).missing_programs():
-        section = "Cloud" if site.cloud_name == DEFAULT_CLOUD else f"Cloud {site.cloud_name}"
-        yield f"[{section}] {problem}. No host can be used without it."
+        yield f"[Cloud] {problem}. No host can be used without it."
 
 
 def _commands_of(site: Site) -> HostCommands:

@@ -70,6 +70,12 @@ def unsafe_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reas
     return {name: why for name, why in found.items() if why is not None}
 
 
+def clouds_with_nodes(snapshot: Snapshot, policy: Policy) -> tuple[CloudName, ...]:
+    """The clouds of the site, and those that it has lost while nodes were left there."""
+    recorded = map(policy.cloud_of_name, node_index_of(snapshot).count_by_cloud)
+    return tuple(dict.fromkeys((*policy.cloud_names, *sorted(recorded))))
+
+
 def closed_clouds(
     snapshot: Snapshot, policy: Policy, stale: Iterable[CloudName], unsafe: Iterable[CloudName]
 ) -> Mapping[CloudName, Reason]:
@@ -78,7 +84,6 @@ def closed_clouds(
     for name in stale:
         seen = snapshot.account_of(name).source.seen_s is not None
         words[name] = "it has not answered for too long" if seen else "it has not answered yet"
-    for recorded in node_index_of(snapshot).count_by_cloud:
-        if policy.cloud_of_name(recorded) not in policy.cloud_names:
-            words[recorded] = "nodes are there, and the site has no such cloud any more"
+    for name in clouds_with_nodes(snapshot, policy)[len(policy.cloud_names) :]:
+        words[name] = "nodes are there, and the site has no such cloud any more"
     return {name: because(Code.CLOUD_CLOSED, cloud=name, why=why) for name, why in words.items()}

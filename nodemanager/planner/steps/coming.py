@@ -56,7 +56,7 @@ def _create(node: Node, size: NodeType, context: StepContext) -> Step:
     if not context.create_calls[cloud].fits(order):
         return _wait_for_call(cloud, context)
     if not context.takes_call(cloud):
-        return wait_for_answer(context)
+        return wait_for_answer(cloud, context)
     context.allowance.take(size)
     context.create_credit[cloud] -= 1.0
     context.create_calls[cloud].take(order)

@@ -90,7 +90,7 @@ def _stop(node: Node, context: StepContext) -> Step:
     cloud = context.policy.cloud_of(node.launch)
     # Without a call for each node there is no need to wait.
     if context.policy.calls_of(cloud).nodes_per_destroy == 1 and not context.takes_call(cloud):
-        return wait_for_answer(context)
+        return wait_for_answer(cloud, context)
     return Step(process_survives(node) or reason, DestroyNode(node.id, node.cloud.provider_id, reason, cloud))
 
 

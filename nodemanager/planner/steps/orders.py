@@ -7,6 +7,7 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.orders import CordonNode, DrainNode, KillHousekeeping, UndrainNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.health.node_health import GivenUp, overdue_housekeeping_s, survives_kills
 from nodemanager.planner.observe import hardware
 from nodemanager.planner.state.node import Node
@@ -77,11 +78,10 @@ def wait_for_jobs(node: Node, why: Reason, context: StepContext) -> Step:
     return Step(stuck, KillHousekeeping(node.id, node.launch.rank, node.health.housekeeping_kills > 0, stuck))
 
 
-def wait_for_answer(context: StepContext) -> Step:
-    """Wait until a call to the provider is answered: too many are in flight."""
-    return Step(
-        because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=context.policy.calls.calls_in_flight_max), held=True
-    )
+def wait_for_answer(cloud: CloudName, context: StepContext) -> Step:
+    """Wait until a call to the cloud is answered: too many are in flight."""
+    most = context.policy.calls_of(cloud).calls_in_flight_max
+    return Step(because(Code.CALLS_IN_FLIGHT_MAX, calls_in_flight_max=most), held=True)
 
 
 def process_survives(node: Node) -> Reason | None:

@@ -58,6 +58,14 @@ def _is_full(node: Node) -> bool:
     return node.rank is not None and node.rank.cores_free == 0 and node.rank.allocated
 
 
+def _memory_on(job: Job, rank: Rank) -> int:
+    """The memory that a job asks for on a rank."""
+    shape = job.shape
+    cores = sum(it.cores for it in job.allocations if it.rank == rank)
+    slots = slots_per_piece(shape) if shape.exclusive else cores // max(1, shape.cores_per_slot)
+    return slots * shape.memory_bytes_per_slot
+
+
 class _Search:
     """Finds the dear nodes of one fleet."""
 
@@ -72,6 +80,7 @@ class _Search:
             Decimal(0),
         )
         self._coming = self._count_coming()
+        self._allowance = supply.allowance()
 
     def find(self) -> Mapping[LaunchId, DearNode]:
         jobs: defaultdict[Rank, list[Job]] = defaultdict(list)
@@ -135,9 +144,11 @@ class _Search:
         """The cheapest way to run its work on nodes that can be had within ``patience``; None if there is none."""
         held = [it for job in jobs for it in job.allocations if it.rank == node.launch.rank]
         cores, gpus = sum(it.cores for it in held), sum(it.gpus for it in held)
+        memory = sum(_memory_on(job, node.launch.rank) for job in jobs)
         ways = []
         for node_type in instead:
-            count = max(1, ceil(cores / node_type.cores), ceil(gpus / node_type.gpus) if node_type.gpus else 0)
+            of_each = (cores, node_type.cores), (gpus, node_type.gpus), (memory, node_type.memory_bytes)
+            count = max(1, *(ceil(used / one_has) for used, one_has in of_each if one_has))
             cost = count * self._supply.cheapest(node_type).price_per_hour
             if self._is_worth_it(price - cost) and self._can_be_had(node_type, count):
                 ways.append((cost, node_type.name))
@@ -158,6 +169,8 @@ class _Search:
         price = supply.cheapest(node_type).price_per_hour
         by_price = int(supply.price_left // price) if price > 0 else count
         can_buy = min(supply.count_free(name), supply.nodes_left, by_price) if supply.on_sale.get(name) else 0
+        by_cloud = self._allowance.count_left(supply.cheapest(node_type)) if can_buy > 0 else None
+        can_buy = can_buy if by_cloud is None else min(can_buy, by_cloud)
         return self._coming.get(name, 0) + max(0, can_buy) >= count
 
     def _count_coming(self) -> Mapping[TypeName, int]:

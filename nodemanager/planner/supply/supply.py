@@ -250,7 +250,7 @@ class Supply:
         sizes = self.on_sale[node_type.name]
         if len(sizes) == 1:
             if self.policy.has_limits(node_type.cloud) or node_type.cloud in self.budget_left_in_clouds:
-                left = self._allowance().count_left(sizes[0])
+                left = self.allowance().count_left(sizes[0])
                 count = count if left is None else max(1, min(count, left))
             zones = open_zones(sizes[0], self.snapshot)
             yield Offer(sizes[0], standing, count, example, places, zones, self.matches)
@@ -263,7 +263,8 @@ class Supply:
                 covered |= {(size.market, zone): covered.get((size.market, zone), 0) + left for zone in zones}
                 yield Offer(size, standing, left, example, places, zones, self.matches, pool=pool, slots=count)
 
-    def _allowance(self) -> Allowance:
+    def allowance(self) -> Allowance:
+        """How many more nodes the quotas, breakers and limits of clouds allow, before any is bought."""
         return Allowance(self.snapshot, self.policy, budget_left=self.budget_left_in_clouds)
 
     def _counts_left(self, sizes: Sequence[NodeType], count: int) -> list[int]:
@@ -272,7 +273,7 @@ class Supply:
         A quota that sizes share counts in full for each of them, and the dearest may get more than its own.
         The orders are limited later, the cheapest size first, as with a type of a single size.
         """
-        allowance = self._allowance()
+        allowance = self.allowance()
         left = [count if most is None else min(most, count) for most in map(allowance.count_left, sizes)]
         return left if sum(left) >= count else [*left[:-1], count]
 

@@ -23,8 +23,9 @@ from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
 from nodemanager.planner.backoff import boot_failures
 from nodemanager.planner.backoff.drain_breaker import users_put_off
 from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.cost import billing, budget, fleet, spending
+from nodemanager.planner.cost import budget, cloud_room, fleet, spending
 from nodemanager.planner.health import node_health
+from nodemanager.planner.health.standstill import clouds_with_nodes
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
 
@@ -317,15 +318,13 @@ def _cost_gauges(published: Publication) -> Iterator[Metric]:
 
 
 def _cloud_gauges(published: Publication) -> Iterator[Metric]:
-    """The nodes of each cloud and their price."""
-    policy = published.policy
-    count: dict[tuple[str, ...], float] = {(name,): 0.0 for name in policy.cloud_names}
-    price = dict(count)
-    for node in published.snapshot.nodes.values():
-        key = (policy.cloud_of(node.launch),)
-        if node.may_be_billed:
-            count[key] = count.get(key, 0.0) + 1
-            price[key] = price.get(key, 0.0) + float(billing.price_per_hour(node.launch, policy))
+    """The nodes of each cloud and their price, with those that no launch owns: as its limits count them."""
+    rooms = {
+        name: cloud_room.room_of(name, published.snapshot, published.policy, sent_only=False)
+        for name in clouds_with_nodes(published.snapshot, published.policy)
+    }
+    count: dict[tuple[str, ...], float] = {(name,): float(it.nodes) for name, it in rooms.items()}
+    price: dict[tuple[str, ...], float] = {(name,): float(it.price_per_hour) for name, it in rooms.items()}
     yield _gauges("cloud_nodes", "Nodes of each cloud that cost or may cost.", ("cloud",), count)
     yield _gauges("cloud_price_per_hour", "Price an hour of the nodes of each cloud.", ("cloud",), price)
 

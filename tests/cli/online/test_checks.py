@@ -12,8 +12,9 @@ from nodemanager.cli import main
 from nodemanager.cli.online import checks
 from nodemanager.cli.online.clock import compare_clocks
 from nodemanager.cli.prices import PriceComparison, PriceMatch
+from nodemanager.cloud import providers
 from nodemanager.cloud.common.findings import Verdict
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, TypeName
@@ -38,6 +39,17 @@ def test_an_account_that_refuses_is_a_fault_with_a_remedy(kind: FailureKind) -> 
     assert found.verdict is Verdict.FAULT
     assert found.text == "the provider's words"
     assert found.remedy
+
+
+def test_the_remedy_names_the_section_of_its_cloud(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "site.ini"
+    text = LOCAL.read_text(encoding="utf-8").replace("../state", str(tmp_path)).replace("[Cloud]", "[Cloud near]")
+    site.write_text(text, encoding="utf-8")
+    monkeypatch.setattr(providers, "_local_factory", lambda *_: lambda: Failing(FailureKind.CREDENTIALS))
+    assert main.main(["check", "--online", "--config", str(site)]) == 1
+    assert "Correct [Cloud near Credentials], the permissions" in capsys.readouterr().out
 
 
 def test_wrong_credentials_are_told_apart_from_an_account_that_is_away() -> None:

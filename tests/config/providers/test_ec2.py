@@ -13,10 +13,11 @@ from nodemanager.cloud.ec2.from_site import placements_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
 from nodemanager.cloud.ec2.run_instances import Ec2Placement
 from nodemanager.cloud.providers import cloud_factory, provider_warnings
+from nodemanager.config.load import load_site
 from nodemanager.config.providers.ec2 import identity_certificate
-from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site, load_site
+from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site
 from nodemanager.core.slots import TypeName
-from nodemanager.service.service import policy_of
+from nodemanager.service.assembly.policy import policy_of
 from tests.contract.cloud_subjects import SystemClock, a_script
 from tests.join.identities import signer
 from tests.paths import CONFIG
@@ -276,7 +277,7 @@ def test_half_a_pair_of_keys_in_the_environment_gives_a_warning(tmp_path: Path) 
 def test_keys_with_impossible_characters_give_a_warning_that_hides_them(tmp_path: Path) -> None:
     given = {"AWS_ACCESS_KEY_ID": "AKIA", "AWS_SECRET_ACCESS_KEY": "of-env\r"}
     (said,) = provider_warnings(site_of(tmp_path), given)
-    assert said.startswith("secret_access_key: contains characters that no key of AWS has")
+    assert said.startswith("[Cloud Credentials] secret_access_key: contains characters that no key of AWS has")
     assert "of-env" not in said
 
 

@@ -14,11 +14,13 @@ from nodemanager.cloud.gce.batch_port import GceBatchCloud
 from nodemanager.cloud.openstack import from_site as openstack_site
 from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Mode, Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Mode, Site
 from nodemanager.core.ports import BatchCloudPort
 from nodemanager.core.slots import TypeName
 from nodemanager.core.upkeep.rules import changed_parts
-from nodemanager.service.service import SystemClock, policy_of
+from nodemanager.service.assembly.policy import policy_of
+from nodemanager.service.assembly.ports import SystemClock
 from tests.config.test_site import ENVIRONMENT, faults_of
 from tests.paths import CONFIG
 

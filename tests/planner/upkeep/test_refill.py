@@ -11,8 +11,10 @@ from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import HasProperty, JobState, RankAllocation, Shape
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.orders import BootNode, CordonNode, UndrainNode
+from nodemanager.core.slots import CloudName, NodeType
 from nodemanager.core.upkeep.rules import Disruption
-from nodemanager.planner.state.snapshot import Block, Scope
+from nodemanager.planner.state.policy import CloudRules
+from nodemanager.planner.state.snapshot import Account, Block, Scope, Source
 from tests.builders import (
     NOW_S,
     WALL_AT,
@@ -27,15 +29,16 @@ from tests.builders import (
     rank_of,
     tasks,
 )
+from tests.planner.test_clouds import in_cloud
 
 CPU = a_type("cpu", slots=4, cores=8, price="0.40", window_s=1.0)
 GPU = a_type("gpu", slots=3, cores=8, gpus=2, price="3.00", window_s=1.0, properties=frozenset({"gpu"}))
 BOOT_S = 90.0
 
 
-def a_world(**changes: Any) -> World:
+def a_world(*node_types: NodeType, **changes: Any) -> World:
     settings = {"consolidate": True, "disruption": Disruption(nodes=1), "patience_s": 120.0, **changes}
-    policy = a_policy(CPU, GPU, **settings)
+    policy = a_policy(*(node_types or (CPU, GPU)), **settings)
     snapshot = a_snapshot(policy)
     learned = replace(snapshot.learned, boots_s={it.name: (BOOT_S,) * 3 for it in (CPU, GPU)})
     return World(policy, replace(snapshot, learned=learned))
@@ -155,6 +158,23 @@ def test_a_cheaper_node_that_boots_for_the_jobs_counts_as_one_that_can_be_had() 
 def test_if_not_all_waiting_jobs_can_be_served_without_it_they_get_it_back() -> None:
     world = running(a_world(nodes_max=2), "gpu1", SMALL, emptying=True).job(tasks(1, cores=8), SMALL)
     assert slots(world, UndrainNode) == ["gpu1"]
+
+
+def test_the_memory_of_its_jobs_counts_for_how_many_cheaper_nodes_it_takes() -> None:
+    """Three jobs of a core each fit on one cheaper node by their cores, and on three by their memory."""
+    large = replace(SMALL, memory_bytes_per_slot=CPU.memory_bytes)
+    (order,) = (it for it in running(a_world(), "gpu1", *[large] * 3).plan().actions if isinstance(it, CordonNode))
+    assert str(order.reason.figures["instead_per_hour"]) == "1.20"
+
+
+def test_a_cheaper_node_must_be_allowed_by_the_limits_of_its_cloud() -> None:
+    east, west = CloudName("east"), CloudName("west")
+    for nodes_max, expected in ((0, []), (1, ["gpu1"])):
+        types = replace(CPU, cloud=east), replace(GPU, cloud=west)
+        rules = {east: CloudRules(nodes_max=nodes_max), west: CloudRules()}
+        world = in_cloud(running(a_world(*types, clouds=rules), "gpu1", SMALL), "gpu1", west)
+        fresh = Account(source=Source(seen_s=NOW_S - 1), swept_s=NOW_S - 1)
+        assert slots(world.but(accounts={east: fresh, west: fresh}), CordonNode) == expected
 
 
 def test_a_full_dear_node_is_not_refilled_by_the_jobs_that_wait_for_its_room() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nodemanager.core.facts import CloudCallFailed, CloudListed, NodeCreated
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import CloudName, TypeName
+from nodemanager.planner.cost.spending import periods
 from nodemanager.planner.state.snapshot import Block, FailureStreak, Scope
 from tests.builders import (
     NOW_S,
+    WALL_AT,
     a_cloud_node,
     a_launch,
     a_node,
@@ -22,6 +25,7 @@ from tests.builders import (
     drained,
     with_settings,
 )
+from tests.planner.test_clouds import EAST, WEST, a_stray, in_cloud, two_clouds
 from tests.web.fleets import Stand, a_fleet, a_stand, published
 
 NAMED = {  # what others rely on
@@ -71,6 +75,40 @@ def test_nodes_that_others_drained_are_counted_with_their_price_an_hour() -> Non
     assert samples["node_manager_nodes_drained", "flux"] == 1
     assert samples["node_manager_nodes_drained_price_per_hour", "flux"] == price
     assert samples["node_manager_nodes_drained", "person"] == 0
+
+
+def test_the_nodes_of_each_cloud_are_counted_with_their_price_and_the_rest_of_its_budget() -> None:
+    """East has a busy node and a stray of 0.10, west one node of 0.40; a third cloud has been removed."""
+    world = two_clouds(budgets={("cloud east", "day"): Decimal(5), ("", "day"): Decimal(9)})
+    for slot, cloud in (("east1", EAST), ("west1", WEST), ("west2", CloudName("gone"))):
+        world = in_cloud(world.busy_node(slot), slot, cloud)
+    world.see(CloudListed(NOW_S, (a_stray("i-9", "east3", "east"),), EAST))
+    day, _ = periods(WALL_AT)
+    world.but(
+        amounts={("day", day.begins_at, "cloud east"): Decimal("1.25"), ("day", day.begins_at, ""): Decimal(2)}
+    )
+    stand = a_stand()
+    stand.post(published(world.policy, world.snapshot))
+    samples = scraped(stand)
+
+    def of_clouds(name: str) -> dict[tuple[str, ...], float]:
+        return {key[1:]: round(value, 6) for key, value in samples.items() if key[0] == f"node_manager_{name}"}
+
+    assert of_clouds("cloud_nodes") == {("east",): 2, ("west",): 1, ("gone",): 1}
+    assert of_clouds("cloud_price_per_hour") == {("east",): 0.2, ("west",): 0.4, ("gone",): 0.4}
+    # A busy node of each has had its first hour billed: 0.10 of the cloud, 0.90 of the site.
+    assert of_clouds("cloud_budget_left") == {("east", "day"): 3.65}
+    assert of_clouds("budget_left") == {("day",): 6.1}
+    assert of_clouds("data_age_seconds")["cloud west",] == 1.0
+
+
+def test_a_site_with_one_cloud_has_its_nodes_under_the_name_default() -> None:
+    stand = a_stand()
+    stand.post(a_fleet(12))
+    samples = scraped(stand)
+    assert samples["node_manager_cloud_nodes", "default"] == 12
+    assert samples["node_manager_cloud_price_per_hour", "default"] == samples["node_manager_price_per_hour",]
+    assert not [key for key in samples if key[0] == "node_manager_cloud_budget_left"]
 
 
 def test_calls_are_counted_by_operation_and_failures_by_kind() -> None:
