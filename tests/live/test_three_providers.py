@@ -18,7 +18,7 @@ from tests.live.elastic import NODE_TYPE, Elastic, Offer, an_elastic_site
 from tests.live.instance import why_no_flux
 from tests.live.machines import Machines
 
-WITHIN_S = 240.0
+WITHIN_S = 400.0
 KEY = "AKIAEXAMPLE"
 ALL = {"default", "east", "lab"}
 CLOUDS = """
@@ -104,10 +104,11 @@ def start_manager(elastic: Elastic) -> None:
     )
 
 
+@pytest.mark.timeout(3 * WITHIN_S)  # each cloud has more than one chance of half a minute
 def test_nodes_that_never_join_end_in_both_clouds_and_a_cloud_that_dies_stops_no_other(
     tmp_path: Path, front: MotoFront, nova: Nova
 ) -> None:
-    with an_elastic_site(OFFERS, policy=two_clouds(tmp_path, front, nova, slots=2)) as elastic:
+    with an_elastic_site(OFFERS, policy=two_clouds(tmp_path, front, nova, slots=1)) as elastic:
         start_manager(elastic)
         job = elastic.submit("sleep", "1")
         elastic.eventually("the cheapest cloud has an instance", front.standing, WITHIN_S)
@@ -126,6 +127,7 @@ def test_nodes_that_never_join_end_in_both_clouds_and_a_cloud_that_dies_stops_no
         assert failing_clouds(elastic) == {"lab"}
 
 
+@pytest.mark.timeout(3 * WITHIN_S)
 def test_a_node_of_each_cloud_joins_by_its_ticket_and_they_run_one_job_together(
     tmp_path: Path, front: MotoFront, nova: Nova
 ) -> None:
