@@ -19,7 +19,6 @@ from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.supply.refill import dear_nodes
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.turns import UpkeepPlan, plan_giving_back, plan_upkeep
 
@@ -77,8 +76,8 @@ class Basis:
         """Which nodes take no new job so that they empty."""
         if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
             return Emptying()
-        dear = dear_nodes(self.placement.supply)
-        return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving, dear)
+        leaving = self.upkeep[0].leaving
+        return plan_emptying(self.snapshot, self.policy, self.needs.needed, leaving, self.placement.dear)
 
     @property
     def overspent(self) -> Reason | None:

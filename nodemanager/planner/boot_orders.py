@@ -14,7 +14,7 @@ from nodemanager.planner.backoff.allowance import Allowance, retry_at_s
 from nodemanager.planner.backoff.zones import group_of, zones_passed_over
 from nodemanager.planner.basis import Basis
 from nodemanager.planner.cost.budget import budget_changes_s
-from nodemanager.planner.cost.prepaid import prepaid_left
+from nodemanager.planner.cost.fleet import prepaid_left
 from nodemanager.planner.peers.burst import Bursts
 from nodemanager.planner.placement.fleet_needs import Purchase
 from nodemanager.planner.spares import spare_purchases

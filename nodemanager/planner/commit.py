@@ -39,8 +39,7 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.planner.backoff.boot_failures import count_failed_boot
-from nodemanager.planner.cost.create_calls import create_calls
-from nodemanager.planner.cost.fleet import create_credit
+from nodemanager.planner.cost.create_calls import create_calls, create_credit
 from nodemanager.planner.observe.calls import delay_stop
 from nodemanager.planner.observe.held_jobs import commit_copy_order
 from nodemanager.planner.plan import Plan

@@ -14,8 +14,7 @@ from math import inf
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.allocation.node_group import NodeGroup, Source, offer_number
-from nodemanager.planner.allocation.packable import Packable
+from nodemanager.planner.allocation.packable import NodeGroup, Packable, Source, offer_number
 from nodemanager.planner.allocation.planned import planned_contents, works_by_kind
 from nodemanager.planner.allocation.price_list import pack_best
 from nodemanager.planner.allocation.spot_share import spot_nodes_allowed

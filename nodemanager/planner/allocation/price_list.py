@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from nodemanager.planner.allocation.node_group import Source
-from nodemanager.planner.allocation.packable import Packable
+from nodemanager.planner.allocation.packable import Packable, Source
 from nodemanager.planner.allocation.work import UNBOUNDED
 from nodemanager.planner.packing.dominated import find_dominated, nodes_used
 from nodemanager.planner.packing.packing import Problem, pack
