@@ -54,9 +54,18 @@ class Basis:
         """Buys what no job needs, from what the jobs leave of the limits."""
         return Purchaser(self.placement.supply, self.placement, self.needs)
 
+    @property
+    def upkeep(self) -> UpkeepPlan:
+        """What upkeep does now."""
+        return self._upkeep_and_purchases[0]
+
+    @property
+    def upkeep_purchases(self) -> tuple[tuple[Purchase, Reason], ...]:
+        """The nodes that upkeep buys to replace others."""
+        return self._upkeep_and_purchases[1]
+
     @lazy_property
-    def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
-        """What upkeep does now, and what it buys."""
+    def _upkeep_and_purchases(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
         if self.policy.stacked:  # no single node of a stack can be replaced
             return plan_giving_back(self.snapshot, self.policy), ()
         if self.overspent is not None:
@@ -76,7 +85,7 @@ class Basis:
         """Which nodes take no new job so that they empty."""
         if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
             return Emptying()
-        leaving = self.upkeep[0].leaving
+        leaving = self.upkeep.leaving
         return plan_emptying(self.snapshot, self.policy, self.needs.needed, leaving, self.placement.dear)
 
     @property

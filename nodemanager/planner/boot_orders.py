@@ -33,7 +33,7 @@ def boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
     wanted = [
         *((purchase, _demand(purchase, weighed, basis)) for purchase in needs.purchases),
-        *basis.upkeep[1],
+        *basis.upkeep_purchases,
         *spares,
     ]
     if not wanted:

@@ -207,12 +207,12 @@ def _plan_fleet(snapshot: Snapshot, policy: Policy, asks_only: Plan) -> Plan:
             strays_change_s(snapshot, policy),
             copies_change_s(snapshot),
             purchases_change_s(basis),
-            basis.upkeep[0].again_at_s,
+            basis.upkeep.again_at_s,
             basis.emptying.again_at_s,
             safe_mode_ends_s(snapshot, policy),
         ),
         calls_held=any(step.held for step in steps.steps.values()),
-        due=basis.upkeep[0].due,
+        due=basis.upkeep.due,
         basis=basis,
         bursts=bursting,
     )
@@ -233,7 +233,7 @@ def _basis(snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool) -
 
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
-    snapshot, policy, upkeep = basis.snapshot, basis.policy, basis.upkeep[0]
+    snapshot, policy, upkeep = basis.snapshot, basis.policy, basis.upkeep
     unsent = unsent_leases.review(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)

@@ -152,7 +152,7 @@ def _queue_position(job: JobId, snapshot: Snapshot) -> tuple[int, int]:
 
 def _not_awaited(leases: list[Node], basis: Basis) -> list[Node]:
     """The leases without those that upkeep waits for. Nodes that boot for no job count towards these first."""
-    awaited = basis.upkeep[0].awaited
+    awaited = basis.upkeep.awaited
     if not awaited:
         return leases
     left, ids = dict(awaited), {node.id for node in leases}
