@@ -173,6 +173,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "price_per_hour_max`. Default: no limit of its own.",
         "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
         "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
+        "egress_price_per_gib": "What a GiB costs that leaves this cloud. It counts for jobs that say with "
+        "`node-manager.near` and `node-manager.data` that they read data here "
+        "([clouds.md](clouds.md#several-clouds)). Default: unknown.",
         "per_day": "What the nodes of this cloud may cost in a day (UTC), within `[Budget] per_day`. Once that is "
         "used up, jobs get nodes of other clouds. Default: no budget of its own.",
         "per_month": "The same for a month.",
@@ -299,7 +302,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "([operating.md](operating.md#notices)). It runs in the site file's folder. Default: none.",
         "events": "The events to tell. `budget`: 90 % of a budget of the site is spent. `breaker`: nodes of a type "
         "keep failing. `safe-mode`: it begins. `leak`: the provider has a node of ours that no launch knows. "
-        "`never-runs`: no node type can ever run a job. Default: all.",
+        "`never-runs`: no node type can ever run a job, or no limit or budget ever allows its nodes. Default: all.",
     },
     "Join": {
         "listen": "The address and port of the join service, such as `[::]:8443` for IPv6. If rank 0 has a "

@@ -151,6 +151,13 @@ SENTENCES: Mapping[str, str] = {
         "can never run: it needs {node_count} nodes at {price_per_hour} an hour, and the site allows {nodes_max}"
         " nodes at {price_per_hour_max} an hour"
     ),
+    Code.BEYOND_CLOUD: (
+        "can never run: it needs {node_count} nodes of {node_type}, and the cloud {cloud} allows fewer: {why}"
+    ),
+    Code.BEYOND_BUDGET: (
+        "can never run: an hour of the {node_count} nodes that it needs costs {price_per_hour}, above the budget of"
+        " {budget} for a {period} of {account}"
+    ),
     Code.TOO_FEW_SLOTS: "too few slots: the site has only {slots} that fit, {short} more needed",
     Code.BUDGET_SPENT: "the {period}'s budget of {budget} is spent ({spent}): nothing new starts",
     Code.SPEND_TO_RECORD: "gone: its cost is recorded first",
@@ -172,6 +179,10 @@ SENTENCES: Mapping[str, str] = {
     Code.CLOUD_CLOSED: "nothing is done in the cloud {cloud}: {why}",
     Code.CLOUD_BUDGET_SPENT: "the cloud {cloud} has spent its {budget} for the {period} ({spent}): its nodes leave",
     Code.CLOUD_BUDGET_USED_UP: "its nodes will use up the {budget} of the cloud {cloud} for the {period}",
+    Code.CLOUD_BUDGET_LEFT: (
+        "the rest of the {budget} of the cloud {cloud} for the {period} does not pay for its nodes ({spent} spent,"
+        " {forecast} with running jobs)"
+    ),
     Code.CLOUD_FULL: "the cloud {cloud} gets no more nodes: {why}",
     Code.NO_NODE_TYPE: "the site has no node type",
     Code.TYPE_LIMIT: "a schedule allows {nodes_max} nodes of {node_type}",
@@ -373,10 +384,23 @@ SENTENCES: Mapping[str, str] = {
 }
 # Added to the sentence if the reason has this figure.
 _OPERATOR = (("until_at", ", until {until_at}"), ("why", ": {why}"))
+_NEAR = (
+    ("near", ", near its data in {near}"),
+    ("elsewhere", " ({cost}; as {elsewhere} {other_cost} and {egress} of egress)"),
+    ("away_from", ", away from its data in {away_from}"),
+    ("at_home", " ({cost} and {egress} of egress; as {at_home} {other_cost})"),
+    ("not_near", "; {not_near}"),
+)
 ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     Code.TYPE_LIMIT: (("short", ", {short} more needed"), ("jobs", "; waits for jobs {jobs}")),
     Code.NO_FREE_SLOT: (("jobs", "; waits for jobs {jobs}"),),
+    Code.FITS_ON_A_NODE_THAT_IS_UP: _NEAR,
+    Code.NODE_KEPT_FOR_IT: _NEAR,
+    Code.NODE_FREE_SOON: _NEAR,
+    Code.NODE_COMING: _NEAR,
+    Code.NODE_ORDERED: _NEAR,
     Code.DEMAND: (
+        *_NEAR,
         ("group", ", in placement group {group}"),
         ("passed_over", "; passed over: {passed_over}"),
         ("not_taken", "; not taken: {not_taken}"),

@@ -10,11 +10,12 @@ from nodemanager.core.orders import BootNode
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.backoff.allowance import Allowance, retry_at_s
+from nodemanager.planner.backoff.allowance import retry_at_s
 from nodemanager.planner.backoff.zones import group_of, zones_passed_over
 from nodemanager.planner.basis import Basis
 from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.cost.fleet import prepaid_left
+from nodemanager.planner.explain.near import figures_of_new
 from nodemanager.planner.peers.burst import Bursts
 from nodemanager.planner.placement.fleet_needs import Purchase
 from nodemanager.planner.spares import spare_purchases
@@ -41,7 +42,7 @@ def boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     if policy.stacked:
         wanted = _in_order(wanted, basis)
     # Quotas and breakers may allow fewer nodes than the placement asks for. The rest is not bought now.
-    allowance = Allowance(snapshot, policy, budget_left=basis.placement.supply.budget_left_in_clouds)
+    allowance = basis.placement.supply.allowance()
     prepaid = prepaid_left(snapshot, policy)
     return tuple(
         _boot_order(purchase, reason, snapshot, policy, prepaid)
@@ -72,6 +73,10 @@ def _demand(purchase: Purchase, weighed: Bursts, basis: Basis) -> Reason:
         reason = reason.with_figures(group=group)
         if passed_over := zones_passed_over(node_type, zone, basis.snapshot):
             reason = reason.with_figures(passed_over=passed_over)
+    for shape, span_s, _, _ in purchase.load:
+        if shape.near is not None and (near := figures_of_new(shape, span_s, node_type, basis.placement)):
+            reason = reason.with_figures(**near)
+            break
     if not weighed.not_taken:
         return reason
     not_taken = next(filter(None, map(weighed.describe_not_taken, purchase.serves)), "")

@@ -42,6 +42,9 @@ KIND_OF_CODE: Mapping[tuple[str, str], NoticeKind] = {
     ("because", Code.BREAKER_OPEN): NoticeKind.BREAKER,
     ("because", Code.NO_TYPE_FITS): NoticeKind.NEVER_RUNS,
     ("because", Code.NO_NODE_TYPE): NoticeKind.NEVER_RUNS,
+    ("because", Code.BEYOND_LIMITS): NoticeKind.NEVER_RUNS,
+    ("because", Code.BEYOND_CLOUD): NoticeKind.NEVER_RUNS,
+    ("because", Code.BEYOND_BUDGET): NoticeKind.NEVER_RUNS,
     ("standstill", Code.SAFE_MODE): NoticeKind.SAFE_MODE,
     ("decided", Code.ORPHAN): NoticeKind.LEAK,
 }

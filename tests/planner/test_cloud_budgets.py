@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 from nodemanager.core.drains import drain_text
-from nodemanager.core.jobs import JobState, RankAllocation
+from nodemanager.core.jobs import HasProperty, JobState, RankAllocation, Unserved
 from nodemanager.core.slots import Rank, TypeName
 from nodemanager.planner.cost.budget import left_by_period
 from nodemanager.planner.cost.spending import periods
 from nodemanager.planner.explain.node_reasons import NodeReasons
-from tests.builders import WALL_AT, World, a_job, boots, orders, whole_nodes
+from tests.builders import WALL_AT, World, a_job, a_snapshot, boots, orders, whole_nodes
 from tests.planner.test_clouds import EAST, WEST, in_cloud, two_clouds
 
 OF_EAST = "cloud east"
@@ -47,8 +48,61 @@ def test_with_too_little_left_for_a_single_node_the_others_are_on_sale() -> None
     made = with_budget("5", "4.95").job(whole_nodes(1)).plan()
     assert boots(made) == ["west1"]
     reason = made.types[TypeName("east")]
-    assert reason.code == "cloud_full"
-    assert "the rest of its budget does not pay for another east node" in str(reason)
+    assert reason.code == "cloud_budget_left"
+    assert (reason.figures["spent"], reason.figures["budget"]) == (Decimal("4.95"), Decimal(5))
+
+
+WIDE_IN_EAST = whole_nodes(3, where=HasProperty("near"))
+
+
+def only_in_east(limit: str, already: str = "0", **settings: Any) -> World:
+    """The same, with jobs that only nodes of the cloud with the budget suit."""
+    world = with_budget(limit, already, **settings)
+    east, west = world.policy.node_types
+    policy = replace(world.policy, node_types=(replace(east, properties=frozenset({"near"})), west))
+    return World(policy, replace(world.snapshot, ranks=a_snapshot(policy).ranks))
+
+
+def test_a_wide_job_waits_for_the_budget_of_its_cloud_and_the_reason_has_its_figures() -> None:
+    """0.25 pays for two nodes of 0.10, and the job needs three."""
+    world = only_in_east("5", "4.75").job(WIDE_IN_EAST, whole_nodes(1), duration_s=1800.0)
+    assert boots(world.plan()) == []
+    why = world.why_job(1)
+    assert (why.code, why.figures["cloud"], why.figures["period"]) == ("cloud_budget_left", "east", "day")
+    assert (why.figures["budget"], why.figures["spent"], why.figures["hours"]) == (5, Decimal("4.75"), 1)
+    assert world.why_job(2).code == "behind_a_stuck_job"
+    # Nodes that are wanted for longer cost more of it: 0.30 an hour is too much for that long.
+    world = only_in_east("2").job(WIDE_IN_EAST, duration_s=10 * 3600.0 - 60.0)
+    assert world.why_job(1).code == "cloud_budget_left"
+    assert float(str(world.why_job(1).figures["hours"])) >= 10
+
+
+def test_a_wide_job_for_which_the_budget_of_its_cloud_never_suffices_is_told_so() -> None:
+    world = only_in_east("0.25").job(WIDE_IN_EAST, whole_nodes(1))
+    why = world.why_job(1)
+    assert (why.code, why.figures["account"], why.figures["period"]) == ("beyond_budget", "the cloud east", "day")
+    assert (why.figures["node_count"], str(why.figures["price_per_hour"])) == (3, "0.30")
+    assert str(why.figures["budget"]) == "0.25"
+    (warning,) = world.plan().warnings
+    assert (warning.code, warning.figures["job"], warning.figures["job_count"]) == ("job_never_runs", "1", 1)
+    assert only_in_east("0.30").job(WIDE_IN_EAST, duration_s=1800.0).why_job(1).code == "node_ordered"
+
+
+def test_a_job_that_its_cloud_never_pays_for_is_held_if_the_site_wants_that() -> None:
+    world = only_in_east("0.25", unserved=Unserved.HOLD).job(WIDE_IN_EAST, whole_nodes(1))
+    assert [it.split()[0] for it in orders(world.plan())] == ["hold", "boot"]
+
+
+def test_if_a_cloud_never_pays_for_all_nodes_of_a_job_another_has_the_rest() -> None:
+    world = with_budget("0.25").job(whole_nodes(3), duration_s=1800.0)
+    assert sorted(boots(world.plan())) == ["east1", "east2", "west1"]
+
+
+def test_a_budget_of_the_site_that_never_suffices_is_told_too() -> None:
+    world = two_clouds(budgets={("", "month"): Decimal("0.50"), ("", "day"): Decimal("0.25")})
+    why = world.job(whole_nodes(3)).why_job(1)
+    assert (why.code, why.figures["account"], why.figures["period"]) == ("beyond_budget", "the site", "day")
+    assert str(world.job(whole_nodes(2)).why_job(2).code) == "behind_a_stuck_job"
 
 
 def test_only_the_nodes_of_the_cloud_that_spent_its_budget_leave() -> None:

@@ -42,6 +42,17 @@ def an_update(*events: HistoryEvent) -> HistoryUpdate:
 BREAKER = an_event(
     "because", "breaker_open", "type", "type cpu", node_type="cpu", image="i", failures=3, why="w", retry_at=WALL_AT
 )
+BEYOND_BUDGET = an_event(
+    "because",
+    "beyond_budget",
+    "waits",
+    "f3",
+    account="the cloud east",
+    period="day",
+    budget=Decimal(5),
+    node_count=40,
+    price_per_hour=Decimal(8),
+)
 NEVER = an_event("because", "no_type_fits", "waits", "f2", nearest="cpu", lacks="gpus")
 
 
@@ -50,6 +61,7 @@ NEVER = an_event("because", "no_type_fits", "waits", "f2", nearest="cpu", lacks=
     [
         (BREAKER, NoticeKind.BREAKER),
         (NEVER, NoticeKind.NEVER_RUNS),
+        (BEYOND_BUDGET, NoticeKind.NEVER_RUNS),
         (an_event("standstill", "safe_mode", "begins", why="w", ends="e"), NoticeKind.SAFE_MODE),
         (an_event("decided", "orphan", "DestroyNode", "i-1", waited_s=60.0, orphan_grace_s=30.0), NoticeKind.LEAK),
         (an_event("alarm", "", "foreign_cluster_uuid", "i-2"), NoticeKind.LEAK),

@@ -91,7 +91,7 @@ class NoticeKind(StrEnum):
     BREAKER = "breaker"  # nodes of a type keep failing: no more are bought for a while
     SAFE_MODE = "safe-mode"
     LEAK = "leak"  # the provider has a node of ours that no launch knows
-    NEVER_RUNS = "never-runs"  # no node type can ever run a job
+    NEVER_RUNS = "never-runs"  # no node type, or no limit or budget, ever lets a job run
 
 
 class Viewers(StrEnum):
@@ -617,6 +617,8 @@ class CloudSettings(SectionSettings):
     nodes_max: Annotated[int | None, _whole(1)] = None
     price_per_hour_max: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
     priority: Annotated[int, _whole(0, 9)] = 0
+    # None means that it is unknown.
+    egress_price_per_gib: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
     per_day: Annotated[Decimal | None, _PRICE] = None
     per_month: Annotated[Decimal | None, _PRICE] = None
 

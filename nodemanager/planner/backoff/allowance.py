@@ -19,7 +19,9 @@ from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Quota, Scope, Snapshot
 
-NO_BUDGETS: Mapping[CloudName, Decimal] = MappingProxyType({})
+# What nodes bought now may cost per hour by the budgets of clouds, and why no more.
+BudgetsLeft = Mapping[CloudName, tuple[Decimal, Reason]]
+NO_BUDGETS: BudgetsLeft = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class Allowance:
     snapshot: Snapshot
     policy: Policy
     sent_only: bool = False  # count only nodes whose create was sent: used for leases that wait for theirs
-    budget_left: Mapping[CloudName, Decimal] = field(default_factory=dict)  # per hour, by the budgets of clouds
+    budget_left: BudgetsLeft = field(default_factory=lambda: NO_BUDGETS)
     _taken: dict[Scope, int] = field(default_factory=dict)
     _clouds: dict[CloudName, CloudRoom] = field(default_factory=dict)
 
@@ -39,8 +41,8 @@ class Allowance:
         if broken is not None:
             return broken
         room = self._room_of(node_type)
-        if room is not None and room.count_left(node_type) <= 0:
-            return because(Code.CLOUD_FULL, cloud=node_type.cloud, why=room.limit_reached(node_type))
+        if room is not None and (full := room.why_none(node_type)) is not None:
+            return full
         for scope in scopes_of(node_type) if self.snapshot.learned.quotas else ():
             quota = self.snapshot.learned.quotas.get(scope)
             if quota is not None and self._left(scope, quota) <= 0:
@@ -78,7 +80,9 @@ class Allowance:
         if left is None and not self.policy.has_limits(cloud):
             return None
         if cloud not in self._clouds:
-            self._clouds[cloud] = room_of(cloud, self.snapshot, self.policy, self.sent_only, left)
+            self._clouds[cloud] = room_of(
+                cloud, self.snapshot, self.policy, sent_only=self.sent_only, budget_left=left
+            )
         return self._clouds[cloud]
 
     def _left(self, scope: Scope, quota: Quota) -> int:
@@ -106,12 +110,9 @@ class Allowance:
 
 
 def unavailable_sizes(
-    snapshot: Snapshot, policy: Policy, budget_left: Mapping[CloudName, Decimal] = NO_BUDGETS
+    snapshot: Snapshot, policy: Policy, budget_left: BudgetsLeft = NO_BUDGETS
 ) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
-    """The sizes of each type that blocks, quotas or breakers keep from being bought now, each with the reason.
-
-    ``budget_left``: what nodes bought now may cost per hour, by the budgets of clouds.
-    """
+    """The sizes of each type that blocks, quotas, breakers or clouds keep from being bought now, and why."""
     learned = snapshot.learned
     limited = bool(budget_left) or any(map(policy.has_limits, policy.clouds))
     if not (learned.blocks or learned.quotas or learned.streaks or limited):

@@ -9,7 +9,7 @@ from math import inf
 
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import CloudName, Market, Rank, TypeName
+from nodemanager.core.slots import CloudName, Market, NodeType, Rank, TypeName
 from nodemanager.planner.cost import billing, timings
 from nodemanager.planner.cost.spending import WHOLE_SITE, Period, cloud_account, node_cost_within, periods
 from nodemanager.planner.state.frozen import replace
@@ -23,6 +23,10 @@ CHEAPEST_ONLY_FROM = Decimal(
 )  # of the budget: if the forecast reaches this part, only the cheapest types are bought
 WAITING_EVERY_S = 60.0  # how often waiting jobs are compared with the rest of a budget
 SPENT_EVERY_S = 1.0  # the cost of nodes is compared with a limit no more often
+# Why nothing starts, why nothing is bought, and why no more is bought: of the site (False), or of a cloud (True).
+_SPENT = {False: Code.BUDGET_SPENT, True: Code.CLOUD_BUDGET_SPENT}
+_USED_UP = {False: Code.BUDGET_NO_NEW_NODES, True: Code.CLOUD_BUDGET_USED_UP}
+_REST = {False: Code.BUDGET_LEFT, True: Code.CLOUD_BUDGET_LEFT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +58,9 @@ class BudgetLimits:
         return {name: it.obstacle for name, it in self.clouds.items() if it.drain_all and it.obstacle is not None}
 
     @property
-    def left_in_clouds(self) -> Mapping[CloudName, Decimal]:
-        """The most that nodes bought now in a cloud may cost per hour by its own budget."""
-        return {name: it.left_per_hour[0] for name, it in self.clouds.items() if it.left_per_hour is not None}
+    def left_in_clouds(self) -> Mapping[CloudName, tuple[Decimal, Reason]]:
+        """The most that nodes bought now in a cloud may cost per hour by its own budget, and why."""
+        return {name: it.left_per_hour for name, it in self.clouds.items() if it.left_per_hour is not None}
 
 
 def current_limits(
@@ -81,10 +85,11 @@ def current_limits(
             if limit is None:
                 continue
             amounts = _amounts(owner, nodes, snapshot, policy, period, ends)
+            hours = _hours_billed(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
+            found = _period_limits(cloud, period, limit, amounts, hours)
             if cloud is None:
-                limits = _stricter(limits, _period_limits(snapshot, policy, period, limit, amounts, longest_s))
+                limits = _stricter(limits, found)
             else:
-                found = _cloud_limits(cloud, snapshot, policy, period, limit, amounts, longest_s)
                 clouds[cloud] = _stricter(clouds.get(cloud, BudgetLimits()), found)
     return replace(limits, clouds=clouds) if clouds else limits
 
@@ -108,50 +113,25 @@ def _amounts(
 
 
 def _period_limits(
-    snapshot: Snapshot,
-    policy: Policy,
-    period: Period,
-    limit: Decimal,
-    amounts: tuple[Decimal, Decimal],
-    longest_s: float,
+    cloud: CloudName | None, period: Period, limit: Decimal, amounts: tuple[Decimal, Decimal], hours: Decimal
 ) -> BudgetLimits:
+    """What the budget of the site (None) or of a cloud allows in a period. ``hours``: that a new node is billed.
+
+    The last tenth of the site's budget buys the cheapest types only. That of a cloud buys any of its types: others
+    are bought elsewhere.
+    """
     spent, forecast = amounts
     figures: Figures = {"period": period.name, "spent": spent, "forecast": forecast, "budget": limit}
+    if of_cloud := cloud is not None:
+        figures["cloud"] = cloud
     if spent >= limit:
-        return BudgetLimits(because(Code.BUDGET_SPENT, **figures), drain_all=True)
+        return BudgetLimits(because(_SPENT[of_cloud], **figures), drain_all=True)
     if forecast >= limit:
-        return BudgetLimits(because(Code.BUDGET_NO_NEW_NODES, **figures))
-    hours = _hours_billed(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
-    left = (limit - forecast) / hours, because(Code.BUDGET_LEFT, **figures).with_figures(hours=float(hours))
-    if forecast >= CHEAPEST_ONLY_FROM * limit:
+        return BudgetLimits(because(_USED_UP[of_cloud], **figures))
+    left = (limit - forecast) / hours, because(_REST[of_cloud], **figures).with_figures(hours=float(hours))
+    if not of_cloud and forecast >= CHEAPEST_ONLY_FROM * limit:
         return BudgetLimits(because(Code.BUDGET_CHEAPEST_ONLY, **figures), cheapest_only=True, left_per_hour=left)
     return BudgetLimits(left_per_hour=left)
-
-
-def _cloud_limits(
-    cloud: CloudName,
-    snapshot: Snapshot,
-    policy: Policy,
-    period: Period,
-    limit: Decimal,
-    amounts: tuple[Decimal, Decimal],
-    longest_s: float,
-) -> BudgetLimits:
-    """The same for one cloud. The rest is spent on any of its types: others are bought elsewhere."""
-    spent, forecast = amounts
-    figures: Figures = {
-        "cloud": cloud,
-        "period": period.name,
-        "spent": spent,
-        "forecast": forecast,
-        "budget": limit,
-    }
-    if spent >= limit:
-        return BudgetLimits(because(Code.CLOUD_BUDGET_SPENT, **figures), drain_all=True)
-    if forecast >= limit:
-        return BudgetLimits(because(Code.CLOUD_BUDGET_USED_UP, **figures))
-    hours = _hours_billed(snapshot, policy, longest_s, period.ends_at - snapshot.wall_at)
-    return BudgetLimits(left_per_hour=((limit - forecast) / hours, because(Code.CLOUD_BUDGET_USED_UP, **figures)))
 
 
 def left_by_period(snapshot: Snapshot, policy: Policy) -> dict[tuple[str, str], Decimal]:
@@ -253,23 +233,18 @@ def _last_job_ends(snapshot: Snapshot, queue_index: QueueIndex) -> dict[Rank, fl
 
 
 def closed_sizes(limits: BudgetLimits, policy: Policy) -> Mapping[TypeName, Mapping[tuple[str, Market], Reason]]:
-    """The sizes of each type that the budget forbids to buy: all, or all except those with the cheapest cores."""
+    """The sizes of each type that the budgets forbid to buy. The site's may allow those with the cheapest cores."""
     of_clouds = {name: it.obstacle for name, it in limits.clouds.items() if it.obstacle is not None}
-    closed = {
-        name: {(it.size, it.market): why for it in sizes if (why := of_clouds.get(it.cloud)) is not None}
-        for name, sizes in (policy.by_size.items() if of_clouds else ())
-    }
-    if limits.obstacle is None:
-        return {name: sizes for name, sizes in closed.items() if sizes}
+    if limits.obstacle is None and not of_clouds:
+        return {}
     least = min((it.price_per_hour / it.cores for it in policy.node_types), default=Decimal(0))
-    return {
-        name: {
-            **closed.get(name, {}),
-            **{
-                (it.size, it.market): limits.obstacle
-                for it in sizes
-                if not (limits.cheapest_only and it.price_per_hour / it.cores == least)
-            },
-        }
+
+    def why_closed(size: NodeType) -> Reason | None:
+        is_cheapest = limits.cheapest_only and size.price_per_hour / size.cores == least
+        return of_clouds.get(size.cloud) if limits.obstacle is None or is_cheapest else limits.obstacle
+
+    closed = {
+        name: {(it.size, it.market): why for it in sizes if (why := why_closed(it)) is not None}
         for name, sizes in policy.by_size.items()
     }
+    return {name: sizes for name, sizes in closed.items() if sizes}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import CloudName, NodeType
 from nodemanager.planner.cost.billing import price_per_hour
 from nodemanager.planner.cost.fleet import strays_of
@@ -23,7 +25,8 @@ class CloudRoom:
     price_per_hour_max: Decimal | None
     nodes: int
     price_per_hour: Decimal
-    budget_left: Decimal | None = None  # what nodes bought now may cost per hour by the cloud's budget
+    # What nodes bought now may cost per hour by the cloud's budget, and why no more.
+    budget_left: tuple[Decimal, Reason] | None = None
 
     def count_left(self, node_type: NodeType) -> int:
         """How many more nodes of a type the limits allow."""
@@ -31,28 +34,38 @@ class CloudRoom:
         if self.price_per_hour_max is not None and node_type.price_per_hour:
             left = min(left, int((self.price_per_hour_max - self.price_per_hour) // node_type.price_per_hour))
         if self.budget_left is not None and node_type.price_per_hour:
-            left = min(left, int(self.budget_left // node_type.price_per_hour))
+            left = min(left, int(self.budget_left[0] // node_type.price_per_hour))
         return left
 
-    def limit_reached(self, node_type: NodeType) -> str:
-        """Which limit allows no further node of the type, in words."""
-        if self.nodes_max is not None and self.nodes >= self.nodes_max:
-            return f"{self.nodes} of its nodes_max of {self.nodes_max} exist"
+    def why_none(self, node_type: NodeType) -> Reason | None:
+        """Why the limits allow no further node of the type; None if they allow one."""
+        if self.count_left(node_type) > 0:
+            return None
         price = node_type.price_per_hour
-        if self.budget_left is not None and self.budget_left < price:
-            return f"the rest of its budget does not pay for another {node_type.name} node"
-        return f"a {node_type.name} node costs {price}, above the rest of its price_per_hour_max"
+        if self.nodes_max is not None and self.nodes >= self.nodes_max:
+            why = f"{self.nodes} of its nodes_max of {self.nodes_max} exist"
+        elif self.budget_left is not None and self.budget_left[0] < price:
+            return self.budget_left[1]
+        else:
+            why = f"a {node_type.name} node costs {price}, above the rest of its price_per_hour_max"
+        return because(Code.CLOUD_FULL, cloud=node_type.cloud, why=why)
 
     def take(self, node_type: NodeType) -> None:
         """Count one more node."""
         self.nodes += 1
         self.price_per_hour += node_type.price_per_hour
         if self.budget_left is not None:
-            self.budget_left -= node_type.price_per_hour
+            left, why = self.budget_left
+            self.budget_left = left - node_type.price_per_hour, why
 
 
 def room_of(
-    cloud: CloudName, snapshot: Snapshot, policy: Policy, sent_only: bool, budget_left: Decimal | None = None
+    cloud: CloudName,
+    snapshot: Snapshot,
+    policy: Policy,
+    *,
+    sent_only: bool = False,
+    budget_left: tuple[Decimal, Reason] | None = None,
 ) -> CloudRoom:
     """What the limits of a cloud leave. ``sent_only``: leases without a create do not count."""
     rules = policy.clouds.get(cloud, CloudRules())
@@ -63,7 +76,8 @@ def room_of(
     for stray in strays:
         sizes = policy.by_size.get(stray.node.identity.type_name) if stray.node.identity is not None else None
         price += sizes[-1].price_per_hour if sizes else 0
-    return CloudRoom(rules.nodes_max, rules.price_per_hour_max, len(costing) + len(strays), price, budget_left)
+    nodes = len(costing) + len(strays)
+    return CloudRoom(rules.nodes_max, rules.price_per_hour_max, nodes, price, budget_left)
 
 
 def _is_unsent(node: Node) -> bool:

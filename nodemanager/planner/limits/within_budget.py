@@ -77,7 +77,7 @@ def _would_stay_the_same(placement: Placement, limits: BudgetLimits, policy: Pol
     types = [offer.node_type for offer in offers if not offer.is_ordered]
     if any((it.size, it.market) in closed.get(it.name, ()) for it in types):
         return False
-    for cloud, left in limits.left_in_clouds.items():
+    for cloud, (left, _) in limits.left_in_clouds.items():
         if sum((it.price_per_hour for it in types if it.cloud == cloud), Decimal(0)) > left:
             return False
     return limits.left_per_hour is None or bought <= limits.left_per_hour[0]

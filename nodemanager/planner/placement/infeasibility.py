@@ -1,4 +1,4 @@
-"""Explain why a job gets no nodes: never, in any fleet, or not now, with what may still be bought."""
+"""Explain why a job gets no nodes now, with what may still be bought. ``never`` explains why it never does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-from nodemanager.core.jobs import ANYWHERE, Shape
+from nodemanager.core.jobs import Constraint, Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType, TypeName
@@ -15,8 +15,6 @@ from nodemanager.planner.scheduler.sched_simple import pieces_of, slots_per_piec
 from nodemanager.planner.state.obstacle import Hindrance, Obstacle
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.supply.supply import Supply
-
-SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 
 
 def by_preference(policy: Policy, shape: Shape) -> Iterator[NodeType]:
@@ -51,66 +49,6 @@ def memory_per_piece(shape: Shape, supply: Supply) -> int:
             if short <= 0:
                 return wanted
     return 0
-
-
-def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
-    """The same as :func:`why_never`, from a cache."""
-    known = supply.feasibility.obstacle_of
-    try:
-        return known[shape]
-    except KeyError:
-        if len(known) >= SHAPES_CACHED:
-            known.clear()
-        why = known[shape] = why_never(shape, supply)
-        return why
-
-
-def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
-    """Why even a fleet without other jobs could not serve the job; None if it could."""
-    policy = supply.policy
-    want, nodes, price = pieces_of(shape) - _pieces_on_own_nodes(shape, supply), 0, Decimal(0)
-    if want <= 0:
-        return None
-    memory = memory_per_piece(shape, supply)
-    held_back, limited = 0, None  # pieces for which only the limits of single types leave no node
-    for node_type in by_preference(policy, shape):
-        if want <= 0:
-            break
-        if each := pieces_per_node(node_type, shape, memory):
-            taken = min(supply.count_slots_for(node_type, shape.constraint), -(-want // each))
-            most = nodes_max_of_type(node_type)
-            if most is not None and most < taken:
-                held_back, limited = held_back + (taken - most) * each, limited or node_type
-                taken = most
-            want -= taken * each
-            nodes += taken
-            price += taken * node_type.price_per_hour
-    if limited is not None and 0 < want <= held_back:
-        return Obstacle(Hindrance.BEYOND_LIMITS, _type_limit(limited, -(-want // pieces_per_node(limited, shape))))
-    if nodes == 0:
-        return Obstacle(Hindrance.NO_SLOT_FITS, _why_no_type_fits(shape, policy))
-    if want > 0:
-        return Obstacle(Hindrance.NO_SLOT_FITS, because(Code.TOO_FEW_SLOTS, slots=nodes, short=want))
-    if nodes > policy.limits.nodes_max or price > policy.limits.price_per_hour_max:
-        reason = because(
-            Code.BEYOND_LIMITS,
-            node_count=nodes,
-            nodes_max=policy.limits.nodes_max,
-            price_per_hour=price,
-            price_per_hour_max=policy.limits.price_per_hour_max,
-        )
-        return Obstacle(Hindrance.BEYOND_LIMITS, reason)
-    return None
-
-
-def _pieces_on_own_nodes(shape: Shape, supply: Supply) -> int:
-    """How many pieces of a job fit on nodes of the instance that are no slots of the site."""
-    constrained = shape.constraint is not ANYWHERE
-    return sum(
-        pieces_in(rank.cores, rank.gpus, shape)
-        for rank in supply.own_ranks
-        if not constrained or supply.matches.suits(shape.constraint, rank.rank)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +108,7 @@ def why_not_now(shape: Shape, want: int, supply: Supply, left: LeftToBuy) -> Obs
     if isinstance(first, Reason):
         return Obstacle(Hindrance.UNAVAILABLE, first)
     if first is not None:
-        return _limit_reached(first, max(1, -(-want // first.each)), supply)
+        return _limit_reached(first, max(1, -(-want // first.each)), shape.constraint, supply)
     # The parts fit but the whole does not: report a missing slot of the cheapest type.
     cheapest = next(by_preference(policy, shape))
     return _no_free_slot(cheapest, supply.count_slots_for(cheapest, shape.constraint), max(1, want))
@@ -198,12 +136,15 @@ def pieces_in(cores: int, gpus: int, shape: Shape) -> int:
     return min(by_cores, gpus // shape.gpus_per_slot) if shape.gpus_per_slot else by_cores
 
 
-def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:
+def _limit_reached(first: _Exhausted, short: int, constraint: Constraint, supply: Supply) -> Obstacle:
     node_type, policy = first.node_type, supply.policy
     if not first.has_free and supply.is_held_back(node_type.name):
-        reason = _type_limit(policy.types[node_type.name], short)
+        reason = type_limit(policy.types[node_type.name], short)
         return Obstacle(Hindrance.NO_FREE_SLOT, reason, node_type.name)
     if not first.has_free:
+        held_back = supply.why_no_more(node_type, constraint)
+        if held_back is not None:
+            return Obstacle(Hindrance.UNAVAILABLE, held_back)
         return _no_free_slot(node_type, first.slots, short)
     if first.nodes_left <= 0:
         reason = because(Code.NODES_MAX, node_type=node_type.name, nodes_max=policy.limits.nodes_max, short=short)
@@ -220,7 +161,8 @@ def _limit_reached(first: _Exhausted, short: int, supply: Supply) -> Obstacle:
     return Obstacle(Hindrance.LIMIT_REACHED, reason)
 
 
-def _type_limit(node_type: NodeType, short: int) -> Reason:
+def type_limit(node_type: NodeType, short: int) -> Reason:
+    """A type's own limits allow too few nodes."""
     return because(
         Code.TYPE_LIMIT, node_type=node_type.name, nodes_max=nodes_max_of_type(node_type) or 0, short=short
     )
@@ -231,7 +173,7 @@ def _no_free_slot(node_type: NodeType, slots: int, short: int) -> Obstacle:
     return Obstacle(Hindrance.NO_FREE_SLOT, reason, node_type.name)
 
 
-def _why_no_type_fits(shape: Shape, policy: Policy) -> Reason:
+def why_no_type_fits(shape: Shape, policy: Policy) -> Reason:
     """No type could ever serve it: name the nearest one, and what it lacks."""
     nearest = max(policy.node_types, key=lambda it: (-len(_lacks(it, shape)), it.cores), default=None)
     if nearest is None:

@@ -14,8 +14,14 @@ from nodemanager.core.jobs import ANYWHERE, Constraint
 from nodemanager.core.nodes import FluxRank, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import CloudName, Market, NodeType, TypeName
-from nodemanager.planner.backoff.allowance import Allowance, unavailable_sizes, unavailable_types
+from nodemanager.core.slots import Market, NodeType, TypeName
+from nodemanager.planner.backoff.allowance import (
+    NO_BUDGETS,
+    Allowance,
+    BudgetsLeft,
+    unavailable_sizes,
+    unavailable_types,
+)
 from nodemanager.planner.backoff.zones import open_zones
 from nodemanager.planner.cost.billing import PREPAID
 from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes
@@ -50,7 +56,7 @@ class Supply:
     price_left: Decimal
     fleet: tuple[int, int] = (0, 0)  # all nodes that cost or may cost, and the spot nodes among them
     budget_left: Reason | None = None  # set if the budget, not the price limit, decides ``price_left``
-    budget_left_in_clouds: Mapping[CloudName, Decimal] = field(default_factory=dict)  # per hour, by own budgets
+    budget_left_in_clouds: BudgetsLeft = field(default_factory=lambda: NO_BUDGETS)
 
     @lazy_property
     def feasibility(self) -> FeasibilityCache:
@@ -262,6 +268,16 @@ class Supply:
                 covered |= {(size.market, zone): covered.get((size.market, zone), 0) + left for zone in zones}
                 yield Offer(size, standing, left, example, places, zones, self.matches, pool=pool, slots=count)
 
+    def why_no_more(self, node_type: NodeType, constraint: Constraint) -> Reason | None:
+        """The quota or limit of its cloud because of which not all free slots get a node; None if there is none."""
+        allowance = self.allowance()
+        most = allowance.count_left(node_type)
+        if most is None or most >= self.count_free_for(node_type, constraint):
+            return None
+        for _ in range(most):
+            allowance.take(node_type)
+        return allowance.why_none(node_type)
+
     def allowance(self) -> Allowance:
         """How many more nodes the quotas, breakers and limits of clouds allow, before any is bought."""
         return Allowance(self.snapshot, self.policy, budget_left=self.budget_left_in_clouds)
@@ -299,7 +315,7 @@ def current_supply(
     if limits is not None and limits.left_per_hour is not None and limits.left_per_hour[0] < price_left:
         price_left, budget_left = limits.left_per_hour
     closed = closed_sizes(limits, policy) if limits is not None else {}
-    left_in_clouds = limits.left_in_clouds if limits is not None else {}
+    left_in_clouds = limits.left_in_clouds if limits is not None else NO_BUDGETS
     sizes = unavailable_sizes(snapshot, policy, left_in_clouds)
     return Supply(
         snapshot,

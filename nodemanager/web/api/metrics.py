@@ -320,7 +320,7 @@ def _cost_gauges(published: Publication) -> Iterator[Metric]:
 def _cloud_gauges(published: Publication) -> Iterator[Metric]:
     """The nodes of each cloud and their price, with those that no launch owns: as its limits count them."""
     rooms = {
-        name: cloud_room.room_of(name, published.snapshot, published.policy, sent_only=False)
+        name: cloud_room.room_of(name, published.snapshot, published.policy)
         for name in clouds_with_nodes(published.snapshot, published.policy)
     }
     count: dict[tuple[str, ...], float] = {(name,): float(it.nodes) for name, it in rooms.items()}

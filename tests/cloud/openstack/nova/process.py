@@ -49,6 +49,7 @@ class Nova:
         self._process = subprocess.Popen(
             [python, SERVER, "0", str(page)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        self.pid = self._process.pid
         atexit.register(self.stop)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
