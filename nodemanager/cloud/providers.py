@@ -96,9 +96,9 @@ def _warnings_of(site: Site, environment: Mapping[str, str]) -> tuple[str, ...]:
 
             return tuple(credentials.credential_warnings(site.credentials, environment))
         case Provider.STATIC:
-            from nodemanager.cloud.static.from_site import command_warnings  # noqa: PLC0415
+            from nodemanager.cloud.static.from_site import host_warnings  # noqa: PLC0415
 
-            return tuple(command_warnings(site))
+            return tuple(host_warnings(site))
         case _:
             return ()
 
