@@ -1,4 +1,4 @@
-"""What is allocated: work, a number of equal jobs that wait for nodes; and to it, groups of equally loaded nodes."""
+"""What is allocated: work, which is equal jobs that wait for nodes, and groups, which are nodes with equal load."""
 
 from __future__ import annotations
 
