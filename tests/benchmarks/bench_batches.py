@@ -5,8 +5,8 @@
 Production actors in virtual time (``burst_world``). Boots take no time; a create call takes 0.5 to 1.5 s.
 
 ``ordered``: from the submission until the provider has accepted the creates of all nodes. ``joined``: until the
-manager knows all of them to be up. ``ended``: from the first destroy call to the last. ``CPU``: this machine's until
-all have joined, for the manager and the simulated world together; virtual time does not pass meanwhile.
+manager knows all of them to be up. ``ended``: from the first destroy call to the last. ``CPU``: this machine's,
+until all have joined, for the manager and the simulated world together; virtual time does not pass meanwhile.
 """
 
 from __future__ import annotations
