@@ -299,8 +299,9 @@ class SimulatedMachine:
         batch = stamp_of(self.launch, self.slot)
         return JoinClient(self, "", KEY.batch_ticket(batch), SILENCE_MAX_S, batch)
 
-    def identity(self) -> str:
+    def identity(self, purpose: str) -> str:
         """Return what the provider vouches for. A twin shows that of the machine it was copied from."""
+        del purpose
         return f"{self.cloud} {self.name.removeprefix(TWIN_OF)}"
 
     def _step(self, client: JoinClient, life: int) -> None:
