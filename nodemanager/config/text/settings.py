@@ -594,6 +594,7 @@ class CloudSettings(SectionSettings):
     microversion: Annotated[str, ValueFormat('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
     config_drive: _YesOrNo = False
     project: _OptionalWord = ""
+    node_service_account: _OptionalWord = ""
     resource_group: _OptionalWord = ""
     ssh_public_key: Annotated[str, ValueFormat('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
     name: _KubernetesName = ""
