@@ -28,6 +28,7 @@ from nodemanager.chaos.run.site import (
     chaos_policy,
     healthy_cloud,
     own_hosts,
+    shape_of_job,
     shapes_of,
     slots_of,
     types_of,
@@ -209,8 +210,7 @@ class Scenario:
             end()
 
     def _submit(self, act: Act) -> None:
-        shapes = shapes_of(self.script)
-        shape = pick(shapes, act.amount) or shapes[0]
+        shape = shape_of_job(self.script, act)
         try:
             job = self.flux.submit(shape, 120.0, run_s=act.lasts_s, requeue=act.number % 2 == 1)
         except FluxError:  # rank 0 is away: the user tries again
