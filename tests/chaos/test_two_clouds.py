@@ -20,6 +20,7 @@ from nodemanager.join.identity.proof import ProvenInstance
 from nodemanager.planner import plan
 from nodemanager.planner.health import standstill
 from nodemanager.planner.observe import cloud_facts
+from nodemanager.planner.placement import placement
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
@@ -50,6 +51,10 @@ def test_both_clouds_get_nodes() -> None:
     assert used == {SOUND}
 
 
+def test_some_seeds_have_jobs_that_say_where_their_data_is() -> None:
+    assert {scenario_for_seed(seed, twin=True).script.near for seed in SEEDS} == {True, False}
+
+
 def every_list_is_about_all_nodes(patch: Patch) -> None:
     def all_nodes(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> Mapping[LaunchId, Node]:
         return snapshot.nodes
@@ -71,7 +76,14 @@ def no_cloud_is_closed(patch: Patch) -> None:
     patch.setattr(plan, "closed_clouds", lambda *_: {})
 
 
-@pytest.mark.parametrize("mutation", [every_list_is_about_all_nodes, one_cloud_stops_all, no_cloud_is_closed])
+def nobody_asks_where_the_data_is(patch: Patch) -> None:
+    patch.setattr(placement, "homes_of", lambda *_: {})
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [every_list_is_about_all_nodes, one_cloud_stops_all, no_cloud_is_closed, nobody_asks_where_the_data_is],
+)
 def test_a_rule_that_is_broken_on_purpose_is_caught(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
     silence_logs()
     mutation(monkeypatch)

@@ -20,6 +20,7 @@ JOB_S = (1.0, 40.0)
 
 JOB = "job"
 UPKEEP = "upkeep"  # an area of faults
+NEAR, NEAR_SHARE = "near", 0.5  # of the seeds with two clouds
 
 T = TypeVar("T")
 
@@ -204,6 +205,7 @@ class Script:
     sizes: bool = False  # each node type has several sizes, on two markets
     groups: bool = False  # nodes of two types are created in placement groups, in two zones
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
+    near: bool = False  # some jobs say in which cloud their data is
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
@@ -264,6 +266,7 @@ def draw_script(
         acts=(),
         twin=twin,
         upkeep=upkeep,
+        near=twin and _stream(seed, NEAR).random() < NEAR_SHARE,
     )
     kinds = {**KINDS, **(JOIN_KINDS if joins else {}), **(UPKEEP_KINDS if upkeep else {})}
     areas = {
