@@ -139,7 +139,7 @@ class StaticHosts:
 
     def _why_none(self, type_name: TypeName, told: Mapping[str, bool | None]) -> str:
         hosts = self.hosts_of(type_name)
-        strangers = [host for host, is_awake in told.items() if is_awake]
+        strangers = [host for host in hosts if told.get(host)]
         if not strangers:
             return f"all {len(hosts)} hosts of {type_name} are in use"
         return (
