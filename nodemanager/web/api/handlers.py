@@ -21,6 +21,7 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.upkeep.schedules import scheduled_policy
 from nodemanager.web.api import documents, explain, health, kubernetes_metrics, panels
 from nodemanager.web.api import peers as peer_documents
+from nodemanager.web.api.clouds import clouds
 from nodemanager.web.api.control import Control, Order
 from nodemanager.web.api.documents import Document
 from nodemanager.web.api.metrics import Metrics
@@ -75,10 +76,12 @@ def json_response(document: object, status: int = 200) -> Response:
 def status(context: WebContext, request: Request, body: bytes) -> Response:
     """Answer with the overview, the costs so far, and the age of the data."""
     del request, body
-    document = documents.status(_latest_publication(context))
+    published = _latest_publication(context)
+    document = documents.status(published)
     return json_response(
         {
             **document,
+            "clouds": clouds(published),
             "spent": _cost_document(context, document["at"]),
             "journal": {
                 "size_bytes": context.reader.size_bytes(),
