@@ -25,6 +25,7 @@ STYLES: Mapping[str, str] = {
     "gone": "dim",
 }
 DUE_MAX = 10  # how many nodes to be replaced are listed
+NO_CLOUD = "(not recorded)"  # by versions that did not keep the cloud
 MIB = 1 << 20
 SILENT_MAX_S = 15.0  # as in /healthz
 STARTED_JOB_STATES = ("run", "cleanup")
@@ -503,8 +504,21 @@ def report(document: Mapping[str, Any]) -> Group:
         )
         if document[key]
     ]
+    sums += _by_cloud(document.get("by_cloud", ()))
     sums += [_by_peer(document["by_peer"])] if document["by_peer"] else []
     return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def _by_cloud(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """What each cloud cost, and how the boots there ended. Nothing for a site that has a single cloud."""
+    if len([row for row in rows if row["cloud"]]) < 2:
+        return []
+    columns = ("cost", "node-hours", "booted", "boots failed")
+    table = _table("by cloud", *columns, right=columns)
+    for row in rows:
+        cost, node_hours = money(row["cost"]), f"{row['node_hours']:.2f}"
+        table.add_row(row["cloud"] or NO_CLOUD, cost, node_hours, str(row["booted"]), str(row["boots_failed"]))
+    return [table]
 
 
 def _by_peer(rows: Sequence[Mapping[str, Any]]) -> Table:

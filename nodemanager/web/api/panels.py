@@ -11,11 +11,13 @@ from nodemanager.history.cost_ledger import JOB_USE
 from nodemanager.web.api.documents import Document
 from nodemanager.web.state.board import Board
 
-GROUPINGS = ("type", "user", "queue", "use")
+GROUPINGS = ("type", "user", "queue", "use", "cloud")
 
 
 def costs(rows: Iterable[Mapping[str, Any]], *, with_users: bool) -> Document:
-    """Costs of each day (UTC) that has one, by type, user and queue; estimates. ``rows``: of ``cost_by_day``.
+    """Costs of each day (UTC) that has one, by type, user, queue, use and cloud; estimates.
+
+    ``rows``: of ``cost_by_day``. A cloud is "" in records of versions that did not keep it.
 
     Nodes without a job count for no user and no queue, but for their type. ``with_users``: users and queues too.
     """
@@ -24,6 +26,7 @@ def costs(rows: Iterable[Mapping[str, Any]], *, with_users: bool) -> Document:
         day = days.setdefault(row["day_at"], {name: defaultdict(float) for name in GROUPINGS})
         day["type"][row["node_type"]] += row["cost"]
         day["use"][row["use"]] += row["cost"]
+        day["cloud"][row["cloud"]] += row["cost"]
         if with_users and row["use"] == JOB_USE:
             day["user"][user_name(row["userid"])] += row["cost"]
             day["queue"][row["queue"]] += row["cost"]
