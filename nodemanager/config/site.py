@@ -64,6 +64,8 @@ EC2_INSTANCES_PER_S = 2.0
 EC2_INSTANCES_AT_ONCE = 1000
 EC2_CREATE_CALLS_PER_S = 2.0
 EC2_CREATE_CALLS_AT_ONCE = 5.0
+# Requests that create, of which 10 bulk inserts at once. Source: Google's "Troubleshooting bulk VM creation".
+GCE_INSTANCES_PER_S = 20.0
 
 
 class ConfigError(Exception):
@@ -162,23 +164,30 @@ class Site:
         """
         cloud = self.cloud
         return (
-            cloud.provider is Provider.EC2
-            and self.flux.join is JoinMethod.SERVICE
+            self.flux.join is JoinMethod.SERVICE
             and cloud.nodes_per_call > 1
             and (not self.join.client or "nodes_per_call" in cloud.model_fields_set)
-            and bool(ec2.identity_certificate(cloud))
+            and _nodes_prove_identity(cloud)
         )
+
+    @property
+    def lacks_node_account(self) -> bool:
+        """Whether nodes are created one by one only because they have no service account."""
+        cloud = self.cloud
+        wants_batches = self.flux.join is JoinMethod.SERVICE and cloud.nodes_per_call > 1
+        return cloud.provider is Provider.GCE and wants_batches and not cloud.node_service_account
 
     @property
     def create_rate(self) -> tuple[float, int]:
         """How many nodes may be created a second, and how many at once.
 
-        The default for batches is that of EC2's bucket of instances, which fills at the same rate as ours.
+        The default for batches is that of EC2's bucket of instances, which fills at the same rate as ours. Google
+        counts requests: as many instances a second as requests for one may be made.
         """
         cloud = self.cloud
         per_s, burst = cloud.creates_per_s, cloud.creates_burst
         if self.batches and "creates_per_s" not in cloud.model_fields_set:
-            per_s = EC2_INSTANCES_PER_S
+            per_s = GCE_INSTANCES_PER_S if cloud.provider is Provider.GCE else EC2_INSTANCES_PER_S
         if self.batches and "creates_burst" not in cloud.model_fields_set:
             burst = EC2_INSTANCES_AT_ONCE
         return per_s, burst
@@ -188,6 +197,17 @@ class Site:
         """``act``, ``observe``, or ``act (gpu only observed)``."""
         only = ", ".join(sorted(self.observed_types)) if self.acts else ""
         return f"act ({only} only observed)" if only else str(Mode.ACT if self.acts else Mode.OBSERVE)
+
+
+def _nodes_prove_identity(cloud: CloudSettings) -> bool:
+    """Return whether a node can prove to the join service which instance it is."""
+    match cloud.provider:
+        case Provider.EC2:
+            return bool(ec2.identity_certificate(cloud))
+        case Provider.GCE:
+            return bool(cloud.node_service_account)
+        case _:
+            return False
 
 
 def uuid_file(state_dir: Path) -> Path:

@@ -13,10 +13,14 @@ import pytest
 import structlog
 
 from nodemanager.cli import cloud_test, main
+from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cloud.local.store import Store
 from nodemanager.config.load import load_site
 from nodemanager.config.site import name_file
-from nodemanager.service.assembly.cluster import record_cluster_name
+from nodemanager.core.ports import FluxError
+from nodemanager.flux.bindings import BindingsMissing, BindingsTooOld
+from nodemanager.service.assembly.cluster import NotInitialised, record_cluster_name
+from nodemanager.service.assembly.ports import NodesCannotJoin
 from tests.paths import ROOT
 
 EMBEDDED = ROOT / "config" / "embedded.ini"
@@ -354,3 +358,20 @@ def test_a_guest_is_told_what_a_guest_has(tmp_path: Path, verb: list[str], close
     assert "Permission denied" in ran.stderr
     assert "node-manager-info.explain" in ran.stderr
     assert "user.nodes" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BindingsMissing("no flux is on PATH"), 69),
+        (BindingsTooOld("flux-core 0.71"), 69),
+        (NotInitialised("run flux-node-manager init"), 78),
+        (NodesCannotJoin("there is no certificate"), 78),
+        (FluxError("rank 0 is away"), 1),
+    ],
+)
+def test_the_exit_status_tells_who_must_act(
+    error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_failure(error) == status
+    assert capsys.readouterr().err == f"{error}\n"

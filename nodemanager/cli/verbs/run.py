@@ -7,8 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_UNAVAILABLE
 from nodemanager.cli.parsing.verb import Verb
+from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cli.verbs.site_warnings import print_warnings
 from nodemanager.config.site import Site
 
@@ -36,15 +36,8 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
         outputs = Outputs(site)
         floors, companions = _ensembles(site, outputs)
         ports = make_ports(site, outputs.info, floors.answer)
-    except NotInitialised as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except NodesCannotJoin as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
+    except (BindingsMissing, NotInitialised, NodesCannotJoin) as error:
+        return report_failure(error)
     return service.serve(site, ports, outputs, floors, companions)
 
 

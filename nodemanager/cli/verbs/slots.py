@@ -6,9 +6,10 @@ import argparse
 import sys
 from functools import partial
 
-from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
+from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_OK
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb, positive
+from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.config.site import Site
 
 
@@ -36,15 +37,8 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
             moved = ", ".join(f"{slot} is of type {name} now" for slot, name in answer.moves.items())
             print(moved or "Nothing to change.")
         print(slot_verbs.HEADER, *instance.rows(), sep="\n")
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    except NotInitialised as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except (slot_verbs.SlotsError, FluxError) as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
+    except (BindingsMissing, NotInitialised, slot_verbs.SlotsError, FluxError) as error:
+        return report_failure(error)
     return EXIT_OK
 
 
@@ -70,12 +64,8 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
         print(resizing, flush=True)
         say = partial(print, flush=True)
         resize_verb.resize(site, resizing, say, force=chosen.force, restarted=chosen.i_restart_it)
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    except (slot_verbs.SlotsError, resize_verb.ResizeError) as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
+    except (BindingsMissing, slot_verbs.SlotsError, resize_verb.ResizeError) as error:
+        return report_failure(error)
     print("The instance has its new slots.")
     return EXIT_OK
 
@@ -99,15 +89,8 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
     try:
         site = with_cluster_uuid(site)
         job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, SystemClock())
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    except NotInitialised as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except (expand_verb.ExpandError, FluxError, BootstrapError) as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
+    except (BindingsMissing, NotInitialised, expand_verb.ExpandError, FluxError, BootstrapError) as error:
+        return report_failure(error)
     print(f"Job {job} provides {', '.join(slots_taken)}. To remove them, run flux cancel {job}.")
     return EXIT_OK
 

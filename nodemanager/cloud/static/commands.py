@@ -80,13 +80,8 @@ class HostCommands:
         return {host: awake for host, it in ran.items() if (awake := told_awake(it)) is not None}
 
     def is_awake(self, host: str) -> bool | None:
-        """Ask whether a host is awake. None if that is not known, or if there is no probe.
-
-        A create asks twice, and has as much time for that as for one command.
-        """
-        if not self.probe:
-            return None
-        return told_awake(self._run("probe", self.probe, host, max(PROBE_TIMEOUT_LEAST_S, self.timeout_s / 2)))
+        """Ask whether a host is awake. None if that is not known, or if there is no probe."""
+        return self.probe_all([host]).get(host)
 
     def missing_programs(self) -> Iterator[str]:
         """Name the commands whose program is not there, one text each."""
@@ -94,7 +89,7 @@ class HostCommands:
         for key, command in given.items():
             program = next(iter(shlex.split(command)), "")
             places = [self.folder] if "/" in program else map(Path, os.get_exec_path())
-            if program and not any(os.access(place / program, os.X_OK) for place in places):
+            if program and not any(_may_run(place / program) for place in places):
                 yield f"{key}: there is no program {program} here that may be run"
 
     def _run(self, key: str, command: str, host: str, timeout_s: float, given: str = "") -> Ran:
@@ -120,6 +115,10 @@ class HostCommands:
 def told_awake(ran: Ran) -> bool | None:
     """What a probe says of its host. None: not known."""
     return {_AWAKE: True, _ASLEEP: False}.get(ran.status) if ran.status is not None else None
+
+
+def _may_run(program: Path) -> bool:
+    return program.is_file() and os.access(program, os.X_OK)
 
 
 def _wait_or_kill(running: subprocess.Popen[bytes], said: int, timeout_s: float) -> str:

@@ -49,7 +49,7 @@ class StaticHosts:
         clock: Clock,
         *,
         call_timeout_s: float,
-        asleep_over_s: float = ASLEEP_OVER_S,
+        asleep_over_s: float | None = None,
     ) -> None:
         self.hosts_of = hosts_of
         self.commands = commands
@@ -59,7 +59,7 @@ class StaticHosts:
         self._user_data = user_data
         self._clock = clock
         self._call_timeout_s = call_timeout_s
-        self._asleep_over_s = asleep_over_s
+        self._asleep_over_s = ASLEEP_OVER_S if asleep_over_s is None else asleep_over_s
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         script = checked_user_data(self._user_data(launch, node_type), launch.slot)

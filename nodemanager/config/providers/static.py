@@ -15,7 +15,7 @@ _NAME = "provider = static"
 _UNSUPPORTED = (
     "network", "zones", "subnets", "region", "endpoint", "security_groups", "key_name", "instance_profile",
     "auth_url", "microversion", "config_drive", "project", "resource_group", "ssh_public_key",
-    "nodes_per_call", "identity_certificate", "price_list", "sizes",
+    "node_service_account", "nodes_per_call", "identity_certificate", "price_list", "sizes",
 )  # fmt: skip
 NODE = "{node}"  # in a command: the name of the host
 

@@ -28,3 +28,14 @@ InstanceReader = Callable[[str, str], ProvenInstance]
 def purpose_of(batch: str, nonce_hash: str) -> str:
     """Return the only use of a document: one node's request to join with the ticket of a batch."""
     return f"{batch}/{nonce_hash}"
+
+
+def by_form(documents: InstanceReader | None, tokens: InstanceReader | None) -> InstanceReader | None:
+    """Return the reader of both forms: documents in base64, and tokens, whose parts dots separate."""
+    if documents is None or tokens is None:
+        return documents or tokens
+
+    def instance_in(document: str, purpose: str) -> ProvenInstance:
+        return (tokens if "." in document else documents)(document, purpose)
+
+    return instance_in

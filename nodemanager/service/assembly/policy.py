@@ -53,7 +53,9 @@ def policy_of(site: Site) -> Policy:
         stacked=site.cloud.provider is Provider.MINICLUSTER,
         fixed=_fixed(site),
         clouds={
-            name: CloudRules(_calls(part), part.cloud.nodes_max, part.cloud.price_per_hour_max)
+            name: CloudRules(
+                _calls(part), part.cloud.nodes_max, part.cloud.price_per_hour_max, part.cloud.egress_price_per_gib
+            )
             for name, part in site.by_cloud.items()
         },
     )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
     from nodemanager.cloud.minicluster.port import SizeService
     from nodemanager.flux.instance import RealFlux
+    from nodemanager.join.identity.google_keys import GoogleKeys
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,16 @@ def _exchange(site: Site) -> Callable[[], JoinPort]:
 def _cloud_factory(site: Site, clock: Clock) -> Callable[[], CloudPort]:
     """Return the factory of ports for a site's only cloud. Raises :class:`CloudError` and ``NodesCannotJoin``."""
     user_data, batch_script = _user_data(site)
-    return cloud_factory(site, user_data, clock, size_service(site), batch_script)
+    return cloud_factory(site, user_data, clock, size_service(site), batch_script, _key_file(site, clock))
+
+
+def _key_file(site: Site, clock: Clock) -> GoogleKeys | None:
+    """Return where Google's keys belong; None if the join service needs none."""
+    if site.cloud.provider is not Provider.GCE or not site.batches:
+        return None
+    from nodemanager.join.identity.google_keys import GoogleKeys  # noqa: PLC0415
+
+    return GoogleKeys(site.join.material_dir, clock.wall_at)
 
 
 def _user_data(site: Site) -> tuple[UserDataSource, BatchScript | None]:

@@ -10,8 +10,9 @@ from nodemanager.cloud.static.commands import HostCommands
 from nodemanager.cloud.static.port import ASLEEP_LOOKS, StaticHosts
 from nodemanager.core.nodes import CloudState
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SystemClock, a_launch, a_script, a_type
-from tests.paths import CONFIG
+from tests.paths import ROOT
 
+SCRIPTS = ROOT / "nodemanager" / "cloud" / "static" / "host_scripts"
 IPMITOOL = """#!/bin/sh
 while [ "$1" != power ]; do
     [ "$1" = -H ] && card=$2
@@ -38,7 +39,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StaticHosts:
     monkeypatch.setenv("FLUX_NODES_DIR", str(tmp_path / "nodes"))
     monkeypatch.setenv("IPMI_PASSWORD", "secret")
     verbs = [f"./ipmi-host {{node}} {verb}" for verb in ("wake", "sleep", "probe")]
-    commands = HostCommands(verbs[0], verbs[1], verbs[2], CONFIG / "static", timeout_s=30.0)
+    commands = HostCommands(verbs[0], verbs[1], verbs[2], SCRIPTS, timeout_s=30.0)
     return StaticHosts(
         tmp_path / "cloud",
         lambda _: ("node01",),
