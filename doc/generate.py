@@ -134,6 +134,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "config_drive": "For `openstack`: whether servers read their user-data from a drive. Use it if the "
         "metadata service cannot be reached.",
         "project": "For `gce`: the project's id.",
+        "node_service_account": "For `gce`: the mail address of the service account of the nodes. With it and "
+        "`join = service`, one call creates several nodes: each proves its identity by a token that Google signs "
+        "for an instance with such an account. Default: none.",
         "resource_group": "For `azure`: the resource group for new nodes.",
         "ssh_public_key": "For `azure`: the key for logging in to a node as `azureuser`.",
         "name": "For `minicluster`: the name of the MiniCluster.",
@@ -155,11 +158,12 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "calls_in_flight_max": "How many create and terminate calls may be in flight at once. Each has its own "
         "thread.",
         "creates_per_s": "The long-term rate at which nodes are created. If one call creates several nodes (see "
-        "`nodes_per_call`), the default is 2, as EC2's own.",
+        "`nodes_per_call`), the default is 2 for `ec2`, as its own, and 20 for `gce`.",
         "creates_burst": "How many nodes may be created together. If one call creates several nodes, the default "
         "is 1000, as EC2's own.",
-        "nodes_per_call": "For `ec2`: how many nodes one call creates or terminates at most. One call creates "
-        "several only with `join = service` ([joining.md](joining.md)). 1: each node has a call of its own. If "
+        "nodes_per_call": "For `ec2` and `gce`: how many nodes one call creates at most, and for `ec2` also "
+        "terminates. One call creates several only with `join = service`, and for `gce` only with "
+        "`node_service_account` ([joining.md](joining.md)). 1: each node has a call of its own. If "
         "`[Join] client` names a client in the image, each node has its own create call unless you set this key: "
         "an older client cannot join as a node of several.",
         "identity_certificate": "For `ec2` with `join = service`: a file with the certificate, as PEM, by which "
@@ -173,6 +177,9 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "price_per_hour_max`. Default: no limit of its own.",
         "priority": "With several clouds: the clouds with the highest number are used first, whatever their price. "
         "Among equals the price decides ([clouds.md](clouds.md#several-clouds)).",
+        "egress_price_per_gib": "What a GiB costs that leaves this cloud. It counts for jobs that say with "
+        "`node-manager.near` and `node-manager.data` that they read data here "
+        "([clouds.md](clouds.md#several-clouds)). Default: unknown.",
         "per_day": "What the nodes of this cloud may cost in a day (UTC), within `[Budget] per_day`. Once that is "
         "used up, jobs get nodes of other clouds. Default: no budget of its own.",
         "per_month": "The same for a month.",

@@ -28,6 +28,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 JOIN_EVERY = 5  # in every fifth seed, nodes join by ticket
+TWIN_JOINS_EVERY = 8  # with two clouds, in every eighth: every second of those that create nodes in batches
 PEERS_EVERY = 3  # in every third seed, jobs may run in other instances
 GROUPS_EVERY = 7  # in every seventh seed, nodes are created in placement groups
 UPKEEP_EVERY = 4  # in every fourth seed, all of upkeep is on
@@ -69,6 +70,7 @@ def scenario_for_seed(
     ``stacked``: with a MiniCluster. ``twin``: with a second cloud.
     """
     joins = not (stacked or twin) and seed % JOIN_EVERY == JOIN_EVERY - 1
+    joins = joins or (twin and seed % TWIN_JOINS_EVERY == TWIN_JOINS_EVERY - 2)
     peers = not (stacked or twin) and seed % PEERS_EVERY == PEERS_EVERY // 2
     groups = not (stacked or twin) and seed % GROUPS_EVERY == GROUPS_EVERY - 2
     upkeep = not (stacked or twin) and seed % UPKEEP_EVERY == UPKEEP_EVERY - 1

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from random import Random
 from typing import Any
 
-from nodemanager.chaos.run.invariants import Violation
-from nodemanager.chaos.run.site import NODE_TYPES
+from nodemanager.chaos.run.grants import GrantChecks
+from nodemanager.chaos.run.invariants import Invariants, Violation
+from nodemanager.chaos.run.site import CLUSTER_UUID, one_provider, types_of
 from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.facts import JoinFact, NodeReported
 from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster, stamp_of
 from nodemanager.core.ports import JoinError, JoinPort
-from nodemanager.core.slots import DEFAULT_CLOUD, Misfit, SlotName, TypeName
+from nodemanager.core.slots import CloudName, Misfit, NodeType, SlotName, TypeName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission
-from nodemanager.join.ec2.identity import ProvenInstance
 from nodemanager.join.exchange import RosterUnreadableError
 from nodemanager.join.flux_node_join import CannotJoin, JoinClient, JoinRefused, JoinUnreachable
+from nodemanager.join.identity.proof import ProvenInstance
 from nodemanager.join.key_material import Material
 from nodemanager.join.ticket_store import TicketStore
 from nodemanager.join.tickets import SiteKey
@@ -34,6 +36,7 @@ from nodemanager.simulation.time.world import World
 
 SILENCE_MAX_S = 120.0
 RESTART_S = (0.5, 20.0)  # until a client or service that died is started again
+TWIN_OF = "twin of "  # begins the name of a copy of a machine
 KEY = SiteKey(bytes(32))
 RULES = AdmissionRules(head_host="head", head_address="10.0.0.1", renew_s=10.0, orphan_grace_s=120.0)
 
@@ -92,12 +95,21 @@ class SimulatedJoinService:
     """The join service, and every machine that uses it."""
 
     def __init__(
-        self, world: World, flux: SimulatedFlux, provider: SimulatedProvider, *, batches: bool = False
+        self,
+        world: World,
+        flux: SimulatedFlux,
+        providers: Mapping[CloudName, SimulatedProvider],
+        node_types: Sequence[NodeType],
+        *,
+        batches: bool = False,
+        one_provider: bool = False,
     ) -> None:
         self.world = world
         self.batches = batches  # nodes that one call created have the same ticket
+        self.one_provider = one_provider  # the clouds are accounts of one provider, which vouches for all instances
         self.flux = flux
-        self.provider = provider
+        self.providers = providers
+        self.grants = GrantChecks(providers, Invariants.require)
         self.faults = JoinFaults()
         self.draws: Random = world.draws_for("joining")
         self.exchange = SimulatedExchange(world)
@@ -108,7 +120,7 @@ class SimulatedJoinService:
         self.refusals = 0
         self.power_offs = 0
         self.short_machines = 0
-        self.types = {node_type.name: node_type for node_type in NODE_TYPES}
+        self.types = {node_type.name: node_type for node_type in node_types}
         self._ticket_store = FragileTicketStore(self._service_may_die)
         self._admission: JoinAdmission | None = self._new_admission()
 
@@ -126,8 +138,12 @@ class SimulatedJoinService:
             lambda: MATERIAL,
             self._ticket_store,
             self.world.wall_at,
-            instance_in=lambda document: ProvenInstance(ProviderId(document), [DEFAULT_CLOUD]),
+            instance_in=self._proven_instance,
         )
+
+    def _proven_instance(self, document: str, _: str) -> ProvenInstance:
+        cloud, _, instance = document.partition(" ")
+        return ProvenInstance(ProviderId(instance), [*self.providers] if self.one_provider else [CloudName(cloud)])
 
     def _service_may_die(self) -> None:
         if self.happens(self.faults.p_service_dies):
@@ -146,6 +162,9 @@ class SimulatedJoinService:
             self._admission = None
             self.world.after(self.draws.uniform(*RESTART_S), self._start_service)
             raise JoinUnreachable("the connection was closed") from None
+        if isinstance(answer, Granted) and what in ("redeem", "redeem-batch"):
+            instance = ProviderId(source.removeprefix(TWIN_OF))
+            self.grants.note_grant(source, instance, answer.entry, batch=str(body.get("batch", "")))
         if self.happens(self.faults.p_lost_reply):
             raise JoinUnreachable("the reply was lost")
         if isinstance(answer, Granted):
@@ -182,16 +201,16 @@ class SimulatedJoinService:
 
     # --- machines ---
 
-    def on_node_booted(self, node: CloudNode) -> None:
+    def on_node_booted(self, cloud: CloudName, node: CloudNode) -> None:
         """For ``SimulatedProvider.on_boot``: start the machine's client, and that of its twin if it has one."""
         if node.identity is None:
             return
         names = [str(node.provider_id)]
         if self.happens(self.faults.p_twin):
-            names.append(f"twin of {node.provider_id}")
+            names.append(f"{TWIN_OF}{node.provider_id}")
         for name in names:
             machine = SimulatedMachine(
-                self, name, node.identity.launch, node.identity.slot, self.hardware_of(node.identity)
+                self, name, cloud, node.identity.launch, node.identity.slot, self.hardware_of(node.identity)
             )
             self.machines.append(machine)
             self.world.after(self.draws.uniform(0.0, 2.0), machine.start)
@@ -248,6 +267,7 @@ class SimulatedMachine:
 
     joins: SimulatedJoinService
     name: str
+    cloud: CloudName
     launch: LaunchId
     slot: SlotName
     hardware: dict[str, int]
@@ -279,9 +299,10 @@ class SimulatedMachine:
         batch = stamp_of(self.launch, self.slot)
         return JoinClient(self, "", KEY.batch_ticket(batch), SILENCE_MAX_S, batch)
 
-    def identity(self) -> str:
+    def identity(self, purpose: str) -> str:
         """Return what the provider vouches for. A twin shows that of the machine it was copied from."""
-        return self.name.removeprefix("twin of ")
+        del purpose
+        return f"{self.cloud} {self.name.removeprefix(TWIN_OF)}"
 
     def _step(self, client: JoinClient, life: int) -> None:
         if not self.powered or life != self.client_life:
@@ -413,7 +434,7 @@ class SimulatedMachine:
         self.joins.power_offs += 1
         self.powered = False
         self.client_life += 1
-        self.joins.provider.kill(ProviderId(self.name), "powered off")
+        self.joins.providers[self.cloud].kill(ProviderId(self.name), "powered off")
 
 
 @dataclass
@@ -426,9 +447,18 @@ class JoinScenario(Scenario):
         self.policy = replace(self.policy, rules=rules)
         self.invariants.policy = self.policy
         batches = self.policy.calls.nodes_per_create > 1
-        self.joins = SimulatedJoinService(self.world, self.flux, self.provider, batches=batches)
-        self.provider.on_boot = self.joins.on_node_booted
-        self.provider.on_end = self.joins.on_node_ended
+        providers = dict(zip(self.policy.cloud_names, self.invariants.providers, strict=True))
+        self.joins = SimulatedJoinService(
+            self.world,
+            self.flux,
+            providers,
+            types_of(self.script),
+            batches=batches,
+            one_provider=one_provider(self.script),
+        )
+        for cloud, provider in providers.items():
+            provider.on_boot = partial(self.joins.on_node_booted, cloud)
+            provider.on_end = self.joins.on_node_ended
 
     def _close_files(self) -> None:
         super()._close_files()
@@ -455,6 +485,10 @@ class JoinScenario(Scenario):
     def resize(self, added: Mapping[SlotName, TypeName], down_s: float) -> None:
         super().resize(added, down_s)
         self.joins.stop_brokers()
+
+    def _check_end(self) -> None:
+        super()._check_end()
+        self.joins.grants.check_end(CLUSTER_UUID, self.invariants.planted)
 
     def _make_peace(self) -> None:
         super()._make_peace()

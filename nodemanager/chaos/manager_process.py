@@ -35,7 +35,8 @@ from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.observe.hardware import with_promises
 from nodemanager.planner.plan import Action
-from nodemanager.service.service import DelegationPorts, SitePorts, wire, wire_delegation
+from nodemanager.service.assembly.ports import DelegationPorts, SitePorts
+from nodemanager.service.assembly.wiring import wire, wire_delegation
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Killed, Pump
@@ -82,7 +83,6 @@ class ManagerProcess:
         outside = SitePorts(
             clock=clock,
             flux=lambda: WatchedFlux(run.flux, token, run.invariants, self.witness),
-            cloud=clouds[run.policy.cloud_names[0]],
             clouds=clouds,
             watch=self._watch,
             close=lambda: None,

@@ -130,10 +130,7 @@ class Scenario:
         self._make_peace()
         if not self._run_until(FAULTS_S + PEACE_S, self._all_done):
             raise Violation(f"not done in peace: {self._describe_unfinished()}")
-        self._check_spend()
-        self._check_history()
-        if self.peers is not None:
-            self.peers.truth.check_end(self.jobs.held)
+        self._check_end()
         return RunSummary(
             seed=self.script.seed,
             jobs=len(self.jobs.shapes),
@@ -351,6 +348,12 @@ class Scenario:
 
     def _unfinished_jobs(self) -> list[JobId]:
         return [job for job in self.flux.active_jobs() if job not in self.jobs.held]
+
+    def _check_end(self) -> None:
+        self._check_spend()
+        self._check_history()
+        if self.peers is not None:
+            self.peers.truth.check_end(self.jobs.held)
 
     def _check_spend(self) -> None:
         """Check that the recorded spending is the true cost."""

@@ -25,6 +25,7 @@ from nodemanager.planner.cost.billing import cost
 
 LIFE_MAX_MIN = 30
 POLL_S = 2.0
+WAIT_MAX_S = 900.0
 _CLUSTER_MAX_CHARS = 32
 _SUFFIX = "-cloud-test"
 
@@ -37,8 +38,21 @@ shutdown -h +{LIFE_MAX_MIN} || (sleep {LIFE_MAX_MIN * 60} && poweroff) &
 USER_DATA_OF_A_PROCESS = f"""#!/bin/sh
 exec sleep {LIFE_MAX_MIN * 60}
 """
-USER_DATA_OF_A_HOST = """#!/bin/sh
-# A test of flux-node-manager: does nothing.
+# A host of the site's own must not shut down. It may count as awake only while the unit of its client is active.
+USER_DATA_OF_A_HOST = f"""#!/bin/sh
+# A test of flux-node-manager: a unit that does nothing, with the name of the one that keeps a node in Flux.
+[ -d /run/systemd/system ] || exit 0
+cat >/etc/systemd/system/flux-node-join.service <<'EOF'
+[Unit]
+Description=Does nothing: a test of flux-node-manager
+
+[Service]
+ExecStart=/bin/sleep {LIFE_MAX_MIN * 60}
+
+[Install]
+WantedBy=multi-user.target
+EOF
+systemctl daemon-reload && systemctl restart flux-node-join.service
 """
 
 Say = Callable[[str], None]
@@ -52,7 +66,7 @@ class CloudTestFailed(Exception):
 def user_data(site: Site) -> str:
     """The node's script: do nothing, and end after half an hour."""
     if site.cloud.provider is Provider.STATIC:
-        return USER_DATA_OF_A_HOST  # which must not shut down a host of the site's own
+        return USER_DATA_OF_A_HOST
     return USER_DATA_OF_A_PROCESS if site.cloud.provider is Provider.LOCAL else USER_DATA
 
 
@@ -76,12 +90,14 @@ class CloudTest:
     pause: Callable[[float], None]
     say: Say
     keep: bool = False
-    wait_max_s: float = 900.0
+    wait_max_s: float = WAIT_MAX_S
     _created_s: float | None = field(default=None, init=False)
     _create_sent: bool = field(default=False, init=False)
     _last_trouble: str = field(default="", init=False)  # the last error printed while cleaning up
 
     def __post_init__(self) -> None:
+        self.wait_max_s = max(self.wait_max_s, self.site.timing.boot_timeout_s)
+        self._is_own_host = self.site.cloud.provider is Provider.STATIC
         self.made_nodes = MadeNodes(self.site.timing.create_grace_s)
         self.node_type: NodeType = min(self.site.node_types, key=lambda it: (it.price_per_hour, it.name))
         name = uuid.uuid4().hex[:12]
@@ -191,8 +207,25 @@ class CloudTest:
     def _say_earlier_leftovers(self, seen: tuple[CloudNode, ...]) -> None:
         left = [node for node in seen if node.identity is not None and node.state not in GONE_STATES]
         for node in left:
-            if node.identity is not None and node.identity.cluster == self.site.cluster:
+            if node.identity is None or node.identity.cluster != self.site.cluster:
+                continue
+            if self._is_own_host:
+                self._end_earlier(node)
+            else:
                 self.say(f"  left by an earlier test, destroy it by hand: {node.provider_id}")
+
+    def _end_earlier(self, node: CloudNode) -> None:
+        """Put a host of an earlier test to sleep: nothing else would, and the service could not use it."""
+        age_s = self.clock.wall_at() - (node.created_at or 0.0)
+        if age_s < LIFE_MAX_MIN * 60:
+            self.say(f"  another test has it, or left it less than {LIFE_MAX_MIN} minutes ago: {node.provider_id}")
+            return
+        try:
+            self.port.destroy(node.provider_id)
+        except CloudError as error:
+            self.say(f"  left by an earlier test, and not put to sleep: {error}")
+        else:
+            self.say(f"  left by an earlier test, and put to sleep now: {node.provider_id}")
 
     # --- cleaning up ---
 
@@ -263,12 +296,17 @@ class CloudTest:
         with suppress(CloudError):  # on a failure, report what was seen before
             self._list_own()
         known = ", ".join(self.made_nodes.not_known_gone) or "no node that is known"
+        if self._is_own_host:
+            self.say(f"kept: {known}. A cloud-test after {LIFE_MAX_MIN} minutes puts it to sleep")
+            return
         self.say(
             f"kept: {known}. It costs money until you destroy it and everything else named {self.site.cluster}"
         )
 
     def _leftover_text(self) -> str:
         known = ", ".join(self.made_nodes.not_known_gone) or "no node that is known"
+        if self._is_own_host:
+            return f"Left, and maybe awake: {known}. A cloud-test after {LIFE_MAX_MIN} minutes runs sleep again"
         return (
             f"Left, and maybe costing money: {known}. Destroy it by hand, and everything else named "
             f"{self.site.cluster} at the provider"

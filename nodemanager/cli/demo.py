@@ -25,7 +25,8 @@ from rich.table import Table
 
 from nodemanager.actors.manager import Publication
 from nodemanager.cli.demo_real import real_setup
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
 from nodemanager.core.reason_text import format_money
@@ -34,7 +35,9 @@ from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.view import DelegationView, PeerRun
 from nodemanager.planner.cost import billing
 from nodemanager.service import logs
-from nodemanager.service.service import Service, SitePorts, with_cluster_uuid
+from nodemanager.service.assembly.cluster import with_cluster_uuid
+from nodemanager.service.assembly.ports import SitePorts
+from nodemanager.service.service import Service
 from nodemanager.simulation.embedded import EmbeddedWorld, start_embedded_world
 from nodemanager.simulation.workload import BUILTIN
 
@@ -76,7 +79,7 @@ class SimulatedSetup:
     @property
     def ports(self) -> SitePorts:
         world = self.world
-        return SitePorts(world.clock, world.flux_port, world.cloud_port, world.watch, world.close)
+        return SitePorts(world.clock, world.flux_port, world.clouds, world.watch, world.close)
 
     def step(self) -> None:
         """Take a busy node away, once."""
@@ -172,7 +175,8 @@ def _run_demo(setup: DemoSetup, console: Console) -> int:
             setup.step()
             live.update(_live_view(tally))
             time.sleep(0.1)
-    leaked = [node for node in ports.cloud().list_nodes() if node.state is not CloudState.TERMINATED]
+    listed = [node for cloud in ports.clouds.values() for node in cloud().list_nodes()]
+    leaked = [node for node in listed if node.state is not CloudState.TERMINATED]
     service.stop()
     left = _waiting(tally) - setup.held
     console.print(_summary(tally, left, len(leaked), time.monotonic() - began_s))

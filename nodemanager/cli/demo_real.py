@@ -16,10 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudState
+from nodemanager.core.ports import CloudPort
 from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap
-from nodemanager.service.service import SitePorts, make_ports, with_cluster_uuid
+from nodemanager.service.assembly.cluster import with_cluster_uuid
+from nodemanager.service.assembly.ports import SitePorts, make_ports
 
 CONFIG = Path(__file__).parents[2] / "config"
 LOCAL = CONFIG / "local.ini"
@@ -77,10 +80,11 @@ class RealSetup:
             self.ensemble = self._run_ensemble()
         if not self.lost and age_s >= LOSE_A_NODE_AT_S:
             self.lost = True
-            running = [node for node in self.ports.cloud().list_nodes() if node.state is CloudState.RUNNING]
+            cloud = _only_cloud(self.ports)
+            running = [node for node in cloud.list_nodes() if node.state is CloudState.RUNNING]
             if running:
                 # Not ordered by the manager, which just sees a dead node.
-                self.ports.cloud().destroy(running[0].provider_id)
+                cloud.destroy(running[0].provider_id)
 
     def has_submitted_all(self) -> bool:
         ran = self.ensemble is not None and self.ensemble.poll() is not None
@@ -144,13 +148,20 @@ def real_setup() -> Iterator[RealSetup]:
                 yield setup
             finally:
                 setup.close()
-            for node in ports.cloud().list_nodes():
-                ports.cloud().destroy(node.provider_id)
+            cloud = _only_cloud(ports)
+            for node in cloud.list_nodes():
+                cloud.destroy(node.provider_id)
         finally:
             for broker in brokers:
                 broker.send_signal(signal.SIGTERM)
             for broker in brokers:
                 broker.wait(HEAD_UP_S)
+
+
+def _only_cloud(ports: SitePorts) -> CloudPort:
+    """Return a port to the demo's only cloud."""
+    (cloud,) = ports.clouds.values()
+    return cloud()
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -28,7 +28,8 @@ from nodemanager.cli.parsing.parser import Parser, WrongUse
 from nodemanager.cli.parsing.verb import PROGRAM, Verb, add_verbs
 from nodemanager.cli.verbs import asking, check, cloud, init, joining, run, slots, steering, what_if
 from nodemanager.cli.verbs.service_call import not_for_guests, print_error
-from nodemanager.config.site import ConfigError, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError
 
 DENIED = os.strerror(errno.EACCES)
 WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

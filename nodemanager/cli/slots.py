@@ -26,7 +26,9 @@ from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.retype import Answer
 from nodemanager.planner import slot_types
 from nodemanager.planner.brain import Brain
-from nodemanager.service import service
+from nodemanager.service.assembly.cluster import with_cluster_uuid
+from nodemanager.service.assembly.policy import policy_of
+from nodemanager.service.assembly.ports import SystemClock
 
 TIMEOUT_S = 10.0
 ANSWER_WITHIN_S = 60.0  # a manager looks at the ranks at least every `probe`
@@ -72,12 +74,12 @@ class SlotsClient:
     """Reads and changes the slots of the site's instance. Methods raise ``FluxError`` and ``BindingsMissing``."""
 
     def __init__(self, site: Site) -> None:
-        self._site = service.with_cluster_uuid(site)
+        self._site = with_cluster_uuid(site)
         flux = self._site.flux
         self._flux = RealFlux(
             flux.uri,
             self._site.cluster_uuid,
-            service.SystemClock(),
+            SystemClock(),
             folder=flux.bootstrap_dir,
             node_types=self._site.node_types,
             timeout_s=TIMEOUT_S,
@@ -137,7 +139,7 @@ class SlotsClient:
             self._flux.close()
 
     def _carry_out(self, port: RealFluxPort, wish: SlotsWish) -> None:
-        brain = Brain(service.policy_of(self._site))
+        brain = Brain(policy_of(self._site))
         brain.take(ClaimHeld(0.0, port.launches()), RanksSeen(0.0, port.ranks()))
         found = slot_types.answer_wish(wish, brain.snapshot, brain.policy)
         if isinstance(found, RefuseSlots):

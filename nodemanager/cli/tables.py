@@ -350,6 +350,7 @@ def explanation(document: Mapping[str, Any]) -> Group:
         rows += [(f"  {name}", _figure(name, value)) for name, value in reason["figures"].items()]
     for it in (document.get("ended") or {}).get("exceptions", ()):
         rows.append(("exception", f"{it['type']} (severity {it['severity']}): {it['note']}"))
+    rows += [("its data", document["near"])] if document.get("near") else []
     rows += [("not taken", way) for way in document.get("not_taken", ())]
     rows += [(name, str(value)) for name, value in (document.get("ensemble") or {}).items() if value is not None]
     rows += _job_pairs(document.get("job")) + _node_pairs(document.get("node")) + _type_pairs(document)

@@ -35,6 +35,10 @@ def check_creates(site: Site, user_data: UserDataSource, clock: Clock) -> Iterat
             from nodemanager.cloud.azure.preflight import check_nodes  # noqa: PLC0415
 
             yield from check_nodes(site, clock)
+        case Provider.STATIC:
+            from nodemanager.cloud.static.preflight import check_hosts  # noqa: PLC0415
+
+            yield from check_hosts(site)
         case _:
             return
 

@@ -16,6 +16,7 @@ from nodemanager.core.ports import Clock, CloudPort, CloudWatch
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
+    from nodemanager.cloud.gce.identity_keys import KeyFile
     from nodemanager.cloud.minicluster.port import SizeService
 
 CloudFactory = Callable[[], CloudPort]
@@ -27,11 +28,12 @@ def cloud_factory(
     clock: Clock,
     size_service: SizeService | None = None,
     batch_script: BatchScript | None = None,
+    key_file: KeyFile | None = None,
 ) -> CloudFactory:
     """Return a factory of ports for the site's cloud. Call it once for each thread: a port serves one thread.
 
     ``size_service``: what ``[Cloud] service`` names. ``batch_script``: the user-data of nodes that one call
-    creates; None if the site's nodes are created one by one.
+    creates; None if the site's nodes are created one by one. ``key_file``: where Google's keys for them belong.
     """
     match site.cloud.provider:
         case Provider.LOCAL:
@@ -49,7 +51,7 @@ def cloud_factory(
         case Provider.GCE:
             from nodemanager.cloud.gce.from_site import gce_factory  # noqa: PLC0415
 
-            return gce_factory(site, user_data, clock)
+            return gce_factory(site, user_data, clock, batch_script, key_file)
         case Provider.AZURE:
             from nodemanager.cloud.azure.from_site import azure_factory  # noqa: PLC0415
 
@@ -96,9 +98,9 @@ def _warnings_of(site: Site, environment: Mapping[str, str]) -> tuple[str, ...]:
 
             return tuple(credentials.credential_warnings(site.credentials, environment))
         case Provider.STATIC:
-            from nodemanager.cloud.static.from_site import command_warnings  # noqa: PLC0415
+            from nodemanager.cloud.static.from_site import host_warnings  # noqa: PLC0415
 
-            return tuple(command_warnings(site))
+            return tuple(host_warnings(site))
         case _:
             return ()
 

@@ -39,6 +39,7 @@ def with_fingerprints(
                         *(str(getattr(nodes[node_type.name], key) or getattr(cloud, key)) for key in _NETWORK_KEYS),
                         # Only if it is set: the digests of other sites stay as they were.
                         *([node_type.placement] if node_type.placement is not NodePlacement.ANYWHERE else []),
+                        *([cloud.node_service_account] if cloud.node_service_account else []),
                     ],
                     "user-data": user_data,
                 }

@@ -24,7 +24,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
     # Each create names its image, and no existing node depends on it.
     "cloud": frozenset(
         {"creates_per_s", "creates_burst", "image", "price_list", "nodes_max", "price_per_hour_max", "priority"}
-        | {"per_day", "per_month"}
+        | {"per_day", "per_month", "egress_price_per_gib"}
     ),
     "nodes": frozenset(
         {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
-from nodemanager.core.slots import Rank
+from nodemanager.core.slots import CloudName, Rank
 
 JobId = NewType("JobId", int)
 
@@ -75,6 +75,14 @@ ANYWHERE = All(())
 
 
 @dataclass(frozen=True, slots=True)
+class Near:
+    """Where a job's data is, as its user says: it may name no cloud of the site. ``data_bytes``: 0 if unknown."""
+
+    cloud: CloudName
+    data_bytes: int = 0  # how much of it the job reads
+
+
+@dataclass(frozen=True, slots=True)
 class Shape:
     """A job's resource request (RFC 14, RFC 25), reduced to the parts that decide where the job fits.
 
@@ -88,15 +96,17 @@ class Shape:
     nodes: int | None = None
     exclusive: bool = False
     constraint: Constraint = ANYWHERE
-    # The next two count only when a node is bought. No scheduler we know respects them on nodes that are up.
+    # The next three count only when a node is bought. No scheduler we know respects them on nodes that are up.
     memory_bytes_per_slot: int = 0
     one_zone: bool = False  # all its nodes are to be created in one zone of the provider
+    near: Near | None = None  # its nodes are to be created in the cloud of its data
     # Computed once, because the planner counts jobs by shape again and again.
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         counts = self.slots, self.cores_per_slot, self.gpus_per_slot, self.nodes, self.memory_bytes_per_slot
-        object.__setattr__(self, "_hash", hash((*counts, self.exclusive, self.one_zone, self.constraint)))
+        near = (self.near,) if self.near is not None else ()
+        object.__setattr__(self, "_hash", hash((*counts, self.exclusive, self.one_zone, self.constraint, *near)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -139,6 +149,7 @@ class JobRequest:
     requeue: bool = False  # the job asks to be submitted again if the provider takes back its node
     requeued_from: JobId | None = None  # the job that it replaces
     patience_s: float = 0.0  # how long it may wait for a cheaper way to run
+    near_fault: str = ""  # why the job's data is not considered, or only where it is
     delegated_to: str = ""  # it runs in another instance: what its user asked for (``delegate:TARGET``)
 
 

@@ -57,6 +57,11 @@ class Figures(TypedDict, total=False):
     why: str
     cloud: str
     zone: str
+    near: str
+    away_from: str
+    elsewhere: str
+    at_home: str
+    not_near: str
     # counts
     absences: int
     calls_in_flight_max: int
@@ -101,6 +106,9 @@ class Figures(TypedDict, total=False):
     wanted: int
     # amounts of money
     budget: Decimal
+    cost: Decimal
+    egress: Decimal
+    other_cost: Decimal
     forecast: Decimal
     left: Decimal
     price_per_hour: Decimal
@@ -148,6 +156,10 @@ class Figures(TypedDict, total=False):
     within_s: float
 
 
+# Where nodes for a job are, by the place of its data.
+_NEAR = "near away_from cost other_cost egress elsewhere at_home not_near"
+
+
 class Code(StrEnum):
     """The code of a reason: its text, the figures it always carries, and those it may carry."""
 
@@ -170,14 +182,14 @@ class Code(StrEnum):
     SAFE_MODE = "safe_mode", "why ends", "lists lists_max unready node_count unready_max until_s"
     # a job waits
     SETTLING = "settling", "settles_at_s"
-    FITS_ON_A_NODE_THAT_IS_UP = "fits_on_a_node_that_is_up", "nodes", "unheeded"
-    NODE_KEPT_FOR_IT = "node_kept_for_it", "nodes", "zone unheeded"
-    NODE_FREE_SOON = "node_free_soon", "nodes free_in_s", "zone unheeded"
-    NODE_COMING = "node_coming", "nodes", "zone unheeded"
+    FITS_ON_A_NODE_THAT_IS_UP = "fits_on_a_node_that_is_up", "nodes", f"unheeded {_NEAR}"
+    NODE_KEPT_FOR_IT = "node_kept_for_it", "nodes", f"zone unheeded {_NEAR}"
+    NODE_FREE_SOON = "node_free_soon", "nodes free_in_s", f"zone unheeded {_NEAR}"
+    NODE_COMING = "node_coming", "nodes", f"zone unheeded {_NEAR}"
     NODE_CREATE_FAILED = "node_create_failed", "nodes detail"
     NODE_QUEUED_OUTSIDE = "node_queued_outside", "nodes"
     NODE_PENDING_AT_PROVIDER = "node_pending_at_provider", "nodes detail"
-    NODE_ORDERED = "node_ordered", "nodes", "zone unheeded"
+    NODE_ORDERED = "node_ordered", "nodes", f"zone unheeded {_NEAR}"
     BEHIND_A_STUCK_JOB = "behind_a_stuck_job", "job"
     BEYOND_LIMITS = "beyond_limits", "node_count nodes_max price_per_hour price_per_hour_max"
     BEYOND_CLOUD = "beyond_cloud", "cloud node_type node_count why"
@@ -287,7 +299,7 @@ class Code(StrEnum):
     SLOTS_DO_NOT_ADD_UP = "slots_do_not_add_up", "wanted have types"
     SLOTS_UNKNOWN_TYPE = "slots_unknown_type", "node_type"
     # a node is bought, recorded, created
-    DEMAND = "demand", "node_type job_count", "not_taken group passed_over"
+    DEMAND = "demand", "node_type job_count", f"not_taken group passed_over {_NEAR}"
     NODES_MIN = "nodes_min", "nodes_min", "node_type"
     SPARE = "spare", "node_type spares"
     LEASE_TO_RECORD = "lease_to_record"

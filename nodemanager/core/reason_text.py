@@ -384,10 +384,23 @@ SENTENCES: Mapping[str, str] = {
 }
 # Added to the sentence if the reason has this figure.
 _OPERATOR = (("until_at", ", until {until_at}"), ("why", ": {why}"))
+_NEAR = (
+    ("near", ", near its data in {near}"),
+    ("elsewhere", " ({cost}; as {elsewhere} {other_cost} and {egress} of egress)"),
+    ("away_from", ", away from its data in {away_from}"),
+    ("at_home", " ({cost} and {egress} of egress; as {at_home} {other_cost})"),
+    ("not_near", "; {not_near}"),
+)
 ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
     Code.TYPE_LIMIT: (("short", ", {short} more needed"), ("jobs", "; waits for jobs {jobs}")),
     Code.NO_FREE_SLOT: (("jobs", "; waits for jobs {jobs}"),),
+    Code.FITS_ON_A_NODE_THAT_IS_UP: _NEAR,
+    Code.NODE_KEPT_FOR_IT: _NEAR,
+    Code.NODE_FREE_SOON: _NEAR,
+    Code.NODE_COMING: _NEAR,
+    Code.NODE_ORDERED: _NEAR,
     Code.DEMAND: (
+        *_NEAR,
         ("group", ", in placement group {group}"),
         ("passed_over", "; passed over: {passed_over}"),
         ("not_taken", "; not taken: {not_taken}"),

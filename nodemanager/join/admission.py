@@ -19,8 +19,8 @@ from nodemanager.core.nodes import JoinPhase, LaunchId, ProviderId, Roster, Rost
 from nodemanager.core.slots import CloudName
 from nodemanager.flux.parse.versions import named_broker, parse_version
 from nodemanager.join import tickets
-from nodemanager.join.ec2.identity import IdentityUnproven, ProvenInstance
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
+from nodemanager.join.identity.proof import IdentityUnproven, InstanceReader, ProvenInstance, purpose_of
 from nodemanager.join.key_material import Material, MaterialError
 from nodemanager.join.lease_holders import LeaseHolders
 from nodemanager.join.rate_limits import TokenBuckets, parse_address
@@ -100,8 +100,7 @@ class _View:
 class JoinAdmission:
     """Answers the requests of the protocol: redeem, redeem-batch, fetch, renew, report.
 
-    ``instance_in`` returns the instance that a signed document names, or raises ``IdentityUnproven``. Without it no
-    ticket of a batch is redeemed.
+    Without ``instance_in`` no ticket of a batch is redeemed.
 
     Only ``Granted.body`` contains secrets. Exceptions, refusals and reports contain none.
     """
@@ -114,7 +113,7 @@ class JoinAdmission:
         material: Callable[[], Material],
         store: TicketStore,
         wall_at: Callable[[], float],
-        instance_in: Callable[[str], ProvenInstance] | None = None,
+        instance_in: InstanceReader | None = None,
     ) -> None:
         self._key = key
         self._instance_in = instance_in
@@ -163,13 +162,14 @@ class JoinAdmission:
         try:
             if self._instance_in is None:
                 return Refusal(RefusalCode.UNPROVEN, why="this site's nodes are not created in batches")
-            proven = self._instance_in(identity)
+            nonce_hash = tickets.hash_nonce(nonce)
+            proven = self._instance_in(identity, purpose_of(batch, nonce_hash))
             entry = self._entry_of(proven)
             if entry is None or stamp_of(entry.launch, entry.slot) != batch:
                 return Refusal(
                     RefusalCode.NOT_CURRENT, why=f"{proven.id} is no node of batch {batch} that may join"
                 )
-            answer = self._redeem(entry.launch, tickets.hash_nonce(nonce), source, instance)
+            answer = self._redeem(entry.launch, nonce_hash, source, instance)
         except IdentityUnproven as error:
             return Refusal(RefusalCode.UNPROVEN, why=str(error))
         except (TicketStoreError, RosterUnreadableError, MaterialError) as error:

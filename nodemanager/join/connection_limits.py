@@ -40,8 +40,9 @@ CLOSE_WITHIN_S = 3.0  # how long a client has to confirm the end of TLS
 class ConnectionBounds:
     """Limits on connections.
 
-    ``headers_s`` is the time for a request's headers to arrive, counted from the end of the handshake or from the
-    previous answer.
+    ``handshake_s`` is the time from the connection's acceptance to the end of its handshake, with the wait for its
+    turn. ``headers_s`` is the time for a request's headers to arrive, counted from the end of the handshake or from
+    the previous answer.
     """
 
     connections_max: int = 2000
@@ -157,7 +158,7 @@ class _PendingConnection(asyncio.Protocol):
     """A connection until its handshake is done. It keeps early data for the protocol that follows."""
 
     _plain: asyncio.Transport
-    _silence: asyncio.TimerHandle
+    _handshake_end: asyncio.TimerHandle
 
     def __init__(self, gate: ConnectionGate) -> None:
         self._gate = gate
@@ -178,7 +179,8 @@ class _PendingConnection(asyncio.Protocol):
         self._plain = plain
         loop = asyncio.get_running_loop()
         self._end = loop.call_later(self._gate.bounds.lifetime_s, plain.abort)
-        self._silence = loop.call_later(self._gate.bounds.handshake_s, plain.abort)
+        # It runs until the handshake is done: one byte must not buy a client more time, nor must a long queue.
+        self._handshake_end = loop.call_later(self._gate.bounds.handshake_s, plain.abort)
 
     def _begin_tls(self) -> bool:
         # Its client gave up. TLS on a transport that is closing would wait for ever: it is never told of the end.
@@ -202,6 +204,8 @@ class _PendingConnection(asyncio.Protocol):
             self._gate.end_turn()
 
     async def _secure(self, plain: asyncio.Transport, hello: bytes) -> None:
+        if plain.is_closing():  # a timer ended it since its turn began
+            return
         loop = asyncio.get_running_loop()
         # ``start_tls`` makes the TLS protocol at once and connects it in the loop's next round. In the same round,
         # after the connecting and before the first read, the TLS protocol gets what was read before there was one.
@@ -221,6 +225,7 @@ class _PendingConnection(asyncio.Protocol):
         if secured is None or self._source is None:  # the connection was lost during the handshake
             self._release()
             return
+        self._handshake_end.cancel()
         protocol = self._gate.make_secured(self)
         protocol.on_lost = self._release
         secured.set_protocol(protocol)
@@ -241,7 +246,6 @@ class _PendingConnection(asyncio.Protocol):
         if len(self._hello) > HELLO_MAX_BYTES:
             self._plain.abort()
         elif is_first:
-            self._silence.cancel()
             self._gate.wait_for_turn(self._begin_tls)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -252,7 +256,7 @@ class _PendingConnection(asyncio.Protocol):
         """Release the connection once. Later calls do nothing."""
         if self._source is not None:
             self._end.cancel()
-            self._silence.cancel()
+            self._handshake_end.cancel()
             source, self._source = self._source, None
             self._gate.release(source)
 

@@ -20,6 +20,9 @@ class DecisionThread:
 
     While the thread waits for the disk, further requests come. ``decide_together`` then decides all of them and
     commits once, so a slow disk costs each request one or two commits, however many there are.
+
+    If that raises, nothing is stored, and each is decided again by itself: a bug that one request meets fails no
+    other.
     """
 
     def __init__(self, decide_together: Callable[[Sequence[_Decision]], list[Answer]]) -> None:
@@ -54,6 +57,10 @@ class DecisionThread:
         work = asyncio.ensure_future(self.run(lambda: self._decide_together(decisions)))
         await asyncio.wait([work])
         fault = work.exception()
+        if fault is not None and len(taken) > 1:
+            for one in taken:
+                await self._decide_all([one])
+            return
         for number, (_, answer) in enumerate(taken):
             if answer.done():  # the client is gone
                 continue

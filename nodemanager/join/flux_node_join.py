@@ -29,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.parse
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NoReturn, Optional, Tuple
 
@@ -46,6 +47,7 @@ LOG_TAIL_MAX_BYTES = 1500
 REPORTS_MAX = 20
 NOTICE_EVERY_S = 5.0  # how often to ask whether the provider reclaims this node; EC2 gives two minutes' notice
 NOTICE_TIMEOUT_S = 1.0
+IDENTITY_TIMEOUT_S = 10.0  # Google signs a token when it is asked for
 METADATA_SERVICE = "http://169.254.169.254"
 HOSTS_BEGIN = "# flux-node-join: begin"
 HOSTS_END = "# flux-node-join: end"
@@ -97,6 +99,11 @@ class ClientSettings:
         self.metadata = values.get("METADATA") or METADATA_SERVICE
         self.machine = parse_marks(values.get("MACHINE") or "")  # the machine that saved the settings; {}: unknown
         self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
+
+
+def google_audience(fingerprint: str, purpose: str) -> str:
+    """Return the audience of an identity token: the join service with this certificate, and the purpose."""
+    return "flux-node-join://{}/{}".format(fingerprint, purpose)
 
 
 # --- decisions --------------------------------------------------------------------------------------------
@@ -199,7 +206,9 @@ class JoinClient:
             self._save()  # before sending it: after a crash the service must recognise this node
         proof = {"ticket": self.ticket, "nonce": self.nonce}
         if self.batch:
-            proof.update(batch=self.batch, identity=self.machine.identity())
+            # What the provider signs is for this request only, if the provider lets an instance choose.
+            purpose = "{}/{}".format(self.batch, hashlib.sha256(self.nonce.encode()).hexdigest())
+            proof.update(batch=self.batch, identity=self.machine.identity(purpose))
         answer = self._ask("redeem-batch" if self.batch else "redeem", proof)
         self.launch = str(answer["launch"]) if self.batch else self.launch
         self.lease_key = str(answer["lease_key"])
@@ -483,10 +492,23 @@ class LocalMachine:
         raise JoinUnreachable("; ".join(faults))
 
     def post(self, address: str, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
-        """Send a request, over the connection of the request before if there is one. Raises as post_json does."""
-        connection, self.kept = self.kept, None
-        if connection is None or connection.address != address:
-            connection = PinnedConnection(address, self.settings.fingerprint)
+        """Send a request, over the connection of the request before if there is one. Raises as post_json does.
+
+        The service closes a connection that was silent for some seconds, such as while a broker was stopped. So a
+        request that fails on a kept connection is sent once more, over a new one.
+        """
+        kept, self.kept = self.kept, None
+        if kept is not None and kept.address == address:
+            try:
+                return self.post_and_keep(kept, path, body)
+            except (ConnectionError, ssl.SSLError):
+                pass
+        elif kept is not None:
+            kept.close()
+        return self.post_and_keep(PinnedConnection(address, self.settings.fingerprint), path, body)
+
+    def post_and_keep(self, connection: PinnedConnection, path: str, body: Dict[str, Any]) -> Dict[str, Any]:
+        """Send a request over a connection, and keep the connection if there was an answer."""
         try:
             answer = post_over(connection, path, body)
         except BaseException:
@@ -518,15 +540,30 @@ class LocalMachine:
         action = json.loads(text)
         return "{} at {}".format(action["action"], action["time"])
 
-    def identity(self) -> str:
-        """Return the document by which EC2 vouches for this instance. Raises OSError if it cannot be read."""
+    def identity(self, purpose: str) -> str:
+        """Return what the provider signs to vouch for this instance. Raises OSError if it cannot be read."""
+        read = self.gce_identity if self.settings.notice == "gce" else self.ec2_identity
         try:
-            status, text = self.ec2_metadata("/latest/dynamic/instance-identity/rsa2048")
+            status, text = read(purpose)
         except (http.client.HTTPException, ValueError) as error:
             raise OSError("the metadata service gives no identity: {!r}".format(error)) from error
         if status != 200:
             raise OSError("the metadata service gives no identity: status {}".format(status))
         return text
+
+    def ec2_identity(self, purpose: str) -> Tuple[int, str]:
+        """Ask for the document that EC2 signs. It is the same for every purpose."""
+        del purpose
+        return self.ec2_metadata("/latest/dynamic/instance-identity/rsa2048")
+
+    def gce_identity(self, purpose: str) -> Tuple[int, str]:
+        """Ask for a token that Google signs for the node's join service and this purpose."""
+        audience = urllib.parse.quote(google_audience(self.settings.fingerprint, purpose), safe="")
+        path = "/computeMetadata/v1/instance/service-accounts/default/identity?audience={}&format=full"
+        status, text = self.metadata(
+            "GET", path.format(audience), {"Metadata-Flavor": "Google"}, timeout_s=IDENTITY_TIMEOUT_S
+        )
+        return status, text.strip()
 
     def ec2_metadata(self, path: str) -> Tuple[int, str]:
         """Query EC2's metadata service by IMDSv2. Return the status and the text."""
@@ -558,10 +595,12 @@ class LocalMachine:
         mine = [it for it in events if name in it["Resources"]]
         return "{} not before {}".format(mine[0]["EventType"], mine[0].get("NotBefore") or "now") if mine else ""
 
-    def metadata(self, method: str, path: str, headers: Dict[str, str]) -> Tuple[int, str]:
+    def metadata(
+        self, method: str, path: str, headers: Dict[str, str], timeout_s: float = NOTICE_TIMEOUT_S
+    ) -> Tuple[int, str]:
         """Query the provider's metadata service without a proxy. Return the status and the text."""
         host = self.settings.metadata.split("//", 1)[-1]
-        service = http.client.HTTPConnection(host, timeout=NOTICE_TIMEOUT_S)
+        service = http.client.HTTPConnection(host, timeout=timeout_s)
         try:
             service.request(method, path, headers=headers)
             answer = service.getresponse()

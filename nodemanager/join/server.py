@@ -50,8 +50,11 @@ from nodemanager.join.connection_limits import (
     use_small_tls_buffers,
 )
 from nodemanager.join.decision_thread import DecisionThread
-from nodemanager.join.ec2.identity import InstanceIdentities, ProvenInstance
 from nodemanager.join.exchange import ExchangePaths, RosterFile, RosterUnreadableError
+from nodemanager.join.identity.ec2 import InstanceIdentities
+from nodemanager.join.identity.google import GoogleIdentities, GoogleNodes
+from nodemanager.join.identity.google_keys import GoogleKeys
+from nodemanager.join.identity.proof import InstanceReader, by_form
 from nodemanager.join.key_material import (
     MaterialError,
     MaterialPaths,
@@ -524,17 +527,33 @@ def make_admission(site: Site) -> JoinAdmission:
         raise ServiceNotReady(str(error)) from error
 
 
-def _identities(site: Site) -> Callable[[str], ProvenInstance] | None:
-    """Return what reads the identities of instances; None if the site's nodes are created one by one."""
+def _identities(site: Site) -> InstanceReader | None:
+    """Return what reads the identities of instances; None if the site's nodes are created one by one.
+
+    Raises :class:`ServiceNotReady`, ``MaterialError``.
+    """
     certificates = {
         name: certificate
         for name, part in site.by_cloud.items()
         if part.cloud.provider is Provider.EC2 and (certificate := identity_certificate(part.cloud))
     }
     try:
-        return InstanceIdentities(certificates).instance_in if certificates else None
+        documents = InstanceIdentities(certificates).instance_in if certificates else None
     except ValueError as error:
         raise ServiceNotReady(f"identity_certificate of a cloud: {error}") from error
+    return by_form(documents, _google_identities(site))
+
+
+def _google_identities(site: Site) -> InstanceReader | None:
+    nodes = {
+        name: GoogleNodes(part.cloud.project, part.cloud.node_service_account)
+        for name, part in site.by_cloud.items()
+        if part.cloud.provider is Provider.GCE and part.cloud.node_service_account
+    }
+    if not nodes:
+        return None
+    pin = fingerprint(MaterialPaths(site.join.material_dir).tls_certificate)
+    return GoogleIdentities(nodes, GoogleKeys(site.join.material_dir, time.time), pin, time.time).instance_in
 
 
 async def serve(site: Site) -> None:

@@ -15,6 +15,7 @@ from nodemanager.planner.backoff.zones import group_of, zones_passed_over
 from nodemanager.planner.basis import Basis
 from nodemanager.planner.cost.budget import budget_changes_s
 from nodemanager.planner.cost.prepaid import prepaid_left
+from nodemanager.planner.explain.near import figures_of_new
 from nodemanager.planner.peers.burst import Bursts
 from nodemanager.planner.placement.fleet_needs import Purchase
 from nodemanager.planner.spares import spare_purchases
@@ -72,6 +73,10 @@ def _demand(purchase: Purchase, weighed: Bursts, basis: Basis) -> Reason:
         reason = reason.with_figures(group=group)
         if passed_over := zones_passed_over(node_type, zone, basis.snapshot):
             reason = reason.with_figures(passed_over=passed_over)
+    for shape, span_s, _, _ in purchase.load:
+        if shape.near is not None and (near := figures_of_new(shape, span_s, node_type, basis.placement)):
+            reason = reason.with_figures(**near)
+            break
     if not weighed.not_taken:
         return reason
     not_taken = next(filter(None, map(weighed.describe_not_taken, purchase.serves)), "")

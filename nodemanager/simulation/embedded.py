@@ -61,9 +61,6 @@ class EmbeddedWorld:
     def flux_port(self) -> FluxPort:
         return SimulatedFluxPort(self.flux, "embedded")
 
-    def cloud_port(self) -> CloudPort:
-        return self.provider.port(self.cluster, self.cluster_uuid)
-
     @property
     def clouds(self) -> Mapping[CloudName, Callable[[], CloudPort]]:
         """The port of each cloud. Each shows the nodes of its own types."""

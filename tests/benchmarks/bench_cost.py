@@ -34,7 +34,7 @@ from tempfile import TemporaryDirectory
 
 import psutil
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
 from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Identity, Launch, LaunchId, ProviderId

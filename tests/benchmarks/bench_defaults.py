@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.study.variants import differences, with_key

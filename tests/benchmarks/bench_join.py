@@ -30,7 +30,8 @@ from pathlib import Path
 
 import psutil
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import LaunchId, RosterEntry
 from nodemanager.join.exchange import ExchangePaths, FileExchange
 from nodemanager.join.flux_node_join import RETRY_FIRST_S, JoinRefused, PinnedConnection, post_over

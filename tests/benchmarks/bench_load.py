@@ -57,17 +57,21 @@ from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Mailbox
 from nodemanager.actors.ticker import PERIOD_S, Ticker
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.facts import ClaimHeld, CloudListed, FluxUnreachable, QueueSeen, RanksSeen, Tick
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.ports import CloudPort, FluxError, FluxPort
-from nodemanager.core.slots import Hardware, Rank, SlotName, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Hardware, Rank, SlotName, TypeName
 from nodemanager.flux.parse.resources import Look
 from nodemanager.planner.observe.observe import advance_to, observe
 from nodemanager.planner.plan import plan
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.service.assembly.policy import policy_of
+from nodemanager.service.assembly.ports import SitePorts, SystemClock
+from nodemanager.service.assembly.wiring import wire
 from nodemanager.service.outputs import Outputs
-from nodemanager.service.service import SitePorts, SystemClock, freeze_startup_objects, policy_of, wire
+from nodemanager.service.service import freeze_startup_objects
 from nodemanager.simulation.flux.instance import JournalFollower
 from nodemanager.simulation.flux.job_manager import JobEvent
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
@@ -349,7 +353,7 @@ class _Run:
         outside = SitePorts(
             clock=clock,
             flux=self._flux_port,
-            cloud=lambda: cast("CloudPort", RemotePort(self.remote, "cloud")),
+            clouds={DEFAULT_CLOUD: lambda: cast("CloudPort", RemotePort(self.remote, "cloud"))},
             watch=cast("Any", watch),
             close=lambda: None,
         )

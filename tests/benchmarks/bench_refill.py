@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.jobs import Shape
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload

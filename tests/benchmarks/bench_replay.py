@@ -12,7 +12,7 @@ import resource
 import time
 from pathlib import Path
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.whatif.replay.baselines import BASELINES
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.workload.open import open_workload

@@ -23,7 +23,8 @@ from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.workload.open import open_workload

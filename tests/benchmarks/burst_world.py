@@ -15,9 +15,10 @@ from nodemanager.core.facts import FluxUnreachable
 from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import USABLE, CloudNode, FailureKind, Identity, Launch, ProviderId
 from nodemanager.core.ports import CloudError
-from nodemanager.core.slots import Billing, NodeType, Rank, Slot, SlotName, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Billing, NodeType, Rank, Slot, SlotName, TypeName
 from nodemanager.planner.state.policy import Calls, Limits, Policy, Timing
-from nodemanager.service.service import SitePorts, wire
+from nodemanager.service.assembly.ports import SitePorts
+from nodemanager.service.assembly.wiring import wire
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
@@ -105,7 +106,7 @@ class Burst:
         outside = SitePorts(
             clock=clock,
             flux=lambda: SimulatedFluxPort(self.flux, "burst", CLUSTER_UUID),
-            cloud=lambda: self.provider.port(CLUSTER, CLUSTER_UUID),
+            clouds={DEFAULT_CLOUD: lambda: self.provider.port(CLUSTER, CLUSTER_UUID)},
             watch=watch,
             close=lambda: None,
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -11,14 +12,19 @@ from typing import Any
 import pytest
 
 from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.run.script import SOUND, Script, draw_script
-from nodemanager.core.nodes import LaunchId
+from nodemanager.chaos.join_network import JoinScenario
+from nodemanager.chaos.run.script import FAILING, SOUND, Script, draw_script
+from nodemanager.chaos.run.site import nodes_per_call, one_provider
+from nodemanager.core.nodes import CloudNode, Identity, Launch, LaunchId, RosterEntry, stamp_of
+from nodemanager.core.ports import CloudError
 from nodemanager.core.reasons import Reason
-from nodemanager.core.slots import CloudName
+from nodemanager.core.slots import CloudName, NodeType
+from nodemanager.join import tickets
+from nodemanager.join.admission import JoinAdmission
+from nodemanager.join.identity.proof import ProvenInstance
 from nodemanager.planner import plan
 from nodemanager.planner.cost import spending
 from nodemanager.planner.cost.budget import BudgetLimits, current_limits
-from nodemanager.planner.cost.cloud_room import CloudRoom
 from nodemanager.planner.cost.spending import Period
 from nodemanager.planner.health import standstill
 from nodemanager.planner.limits import within_budget
@@ -26,9 +32,11 @@ from nodemanager.planner.observe import cloud_facts
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.simulation.cloud.provider import SimulatedProvider
 
 SEEDS = range(6)  # more: flux-node-manager chaos --provider two-clouds --seeds 0-499
 SEEDS_MAX = 40
+WITH_TICKETS = range(6, 1000, 8)  # batches in two clouds, whose nodes join by ticket
 
 Patch = pytest.MonkeyPatch
 
@@ -91,10 +99,6 @@ def a_spent_budget_of_a_cloud_stops_nothing(patch: Patch) -> None:
     patch.setattr(within_budget, "current_limits", without_clouds)
 
 
-def the_nodes_of_a_plan_do_not_add_up_in_a_cloud(patch: Patch) -> None:
-    patch.setattr(CloudRoom, "take", lambda *_: None)
-
-
 def test_budgets_of_clouds_are_drawn_and_nothing_else_changes_with_them() -> None:
     drawn = [draw_script(seed, twin=True) for seed in range(40)]
     assert {tuple(it.cloud_budgets) for it in drawn} == {(), ("failing",), ("sound",), ("failing", "sound")}
@@ -111,7 +115,6 @@ MUTATIONS = [
     no_cloud_is_closed,
     the_cost_of_a_cloud_is_not_added_up,
     a_spent_budget_of_a_cloud_stops_nothing,
-    the_nodes_of_a_plan_do_not_add_up_in_a_cloud,
 ]
 
 
@@ -120,3 +123,85 @@ def test_a_rule_that_is_broken_on_purpose_is_caught(mutation: Callable[[Patch], 
     silence_logs()
     mutation(monkeypatch)
     assert any(run_seed(seed, twin=True) is not None for seed in range(SEEDS_MAX))
+
+
+# --- batches in two clouds, whose nodes join by ticket ----------------------------------------------------
+
+
+def test_every_eighth_seed_joins_by_ticket_and_has_batches() -> None:
+    scripts = [scenario_for_seed(seed, twin=True).script for seed in range(16)]
+    assert [it.seed for it in scripts if it.joins] == [*WITH_TICKETS][:2]
+    assert all(nodes_per_call(it) > 1 for it in scripts if it.joins)
+    assert [it.seed for it in scripts if one_provider(it)] == [14]
+
+
+def test_nodes_of_batches_join_in_both_clouds_and_no_rule_is_broken() -> None:
+    silence_logs()
+    joined: Counter[CloudName] = Counter()
+    for seed in WITH_TICKETS[:6]:
+        scenario = scenario_for_seed(seed, twin=True)
+        assert isinstance(scenario, JoinScenario)
+        scenario.run()
+        joined += scenario.joins.grants.in_batches
+    assert set(joined) == {FAILING, SOUND}, joined
+
+
+def an_instance_passes_for_another_of_its_batch(patch: Patch) -> None:
+    """The tickets of a batch are alike, and so is the stamp of all launches of a plan, whatever their cloud."""
+    entry_of = JoinAdmission._entry_of
+
+    def any_other(self: JoinAdmission, proven: ProvenInstance) -> RosterEntry | None:
+        own = entry_of(self, proven)
+        if own is None:
+            return None
+        stamp = stamp_of(own.launch, own.slot)
+        entries = self._current_view()[0].entries.values()
+        return next(
+            (it for it in entries if it.launch != own.launch and stamp_of(it.launch, it.slot) == stamp), own
+        )
+
+    patch.setattr(JoinAdmission, "_entry_of", any_other)
+
+
+def an_instance_is_let_in_whoever_shows_it(patch: Patch) -> None:
+    """A copy of a machine proves the same instance: only the nonce tells them apart."""
+    patch.setattr(tickets, "hash_nonce", lambda _: "0" * 64)
+
+
+def the_sound_cloud_makes_each_batch_twice(patch: Patch) -> None:
+    create_many = SimulatedProvider.create_many
+
+    def twice(
+        self: SimulatedProvider, launches: Sequence[Launch], node_type: NodeType, identities: Sequence[Identity]
+    ) -> list[CloudNode | CloudError]:
+        if node_type.cloud == SOUND:
+            create_many(self, launches, node_type, identities)
+            self._by_batch_token.clear()
+        return create_many(self, launches, node_type, identities)
+
+    patch.setattr(SimulatedProvider, "create_many", twice)
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    [
+        an_instance_passes_for_another_of_its_batch,
+        an_instance_is_let_in_whoever_shows_it,
+        the_sound_cloud_makes_each_batch_twice,
+    ],
+)
+def test_a_rule_of_joining_in_batches_that_is_broken_is_caught(
+    mutation: Callable[[Patch], None], monkeypatch: Patch
+) -> None:
+    silence_logs()
+    mutation(monkeypatch)
+    caught = (run_seed(seed, twin=True) for seed in WITH_TICKETS[:SEEDS_MAX])
+    assert any(it is not None for it in caught)
+
+
+def test_the_grants_are_checked_without_the_services_own_records(monkeypatch: Patch) -> None:
+    """An instance that passes for another is noticed by the providers' records, before its client starts."""
+    silence_logs()
+    an_instance_passes_for_another_of_its_batch(monkeypatch)
+    found = (run_seed(seed, twin=True) for seed in WITH_TICKETS[:SEEDS_MAX])
+    assert any("was made for" in it.rule for it in found if it is not None)

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
-from nodemanager.config.site import Provider, Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Provider, Site
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import CloudError, CloudPort
 from nodemanager.core.slots import NodeType

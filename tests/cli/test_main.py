@@ -13,9 +13,14 @@ import pytest
 import structlog
 
 from nodemanager.cli import cloud_test, main
+from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cloud.local.store import Store
-from nodemanager.config.site import load_site, name_file
-from nodemanager.service import service as app
+from nodemanager.config.load import load_site
+from nodemanager.config.site import name_file
+from nodemanager.core.ports import FluxError
+from nodemanager.flux.bindings import BindingsMissing, BindingsTooOld
+from nodemanager.service.assembly.cluster import NotInitialised, record_cluster_name
+from nodemanager.service.assembly.ports import NodesCannotJoin
 from tests.paths import ROOT
 
 EMBEDDED = ROOT / "config" / "embedded.ini"
@@ -73,8 +78,8 @@ def test_a_cluster_that_has_run_cannot_be_renamed_unnoticed(
     site = tmp_path / "site.ini"
     text = LOCAL.read_text().replace("../state", str(tmp_path))
     site.write_text(text)
-    app.record_cluster_name(load_site(site))
-    app.record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
     assert main.main(["check", "--config", str(site)]) == 0
     name, state_dir = load_site(site).cluster, load_site(site).state_dir
     site.write_text(text.replace(f"cluster = {name}", f"cluster = {name}2"))
@@ -88,7 +93,7 @@ def test_a_cluster_that_has_run_cannot_be_renamed_unnoticed(
 def test_a_simulated_instance_keeps_no_name(tmp_path: Path) -> None:
     site = tmp_path / "site.ini"
     site.write_text(EMBEDDED.read_text())
-    app.record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
     assert not name_file(load_site(site).state_dir).exists()
 
 
@@ -98,7 +103,7 @@ def test_a_name_that_cannot_be_kept_keeps_nothing_from_running(
     (tmp_path / "local").write_text("a file where the folder should be")
     site = tmp_path / "site.ini"
     site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
-    app.record_cluster_name(load_site(site))
+    record_cluster_name(load_site(site))
     said = capsys.readouterr()
     assert "cluster_name_not_kept" in said.out + said.err
 
@@ -353,3 +358,20 @@ def test_a_guest_is_told_what_a_guest_has(tmp_path: Path, verb: list[str], close
     assert "Permission denied" in ran.stderr
     assert "node-manager-info.explain" in ran.stderr
     assert "user.nodes" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (BindingsMissing("no flux is on PATH"), 69),
+        (BindingsTooOld("flux-core 0.71"), 69),
+        (NotInitialised("run flux-node-manager init"), 78),
+        (NodesCannotJoin("there is no certificate"), 78),
+        (FluxError("rank 0 is away"), 1),
+    ],
+)
+def test_the_exit_status_tells_who_must_act(
+    error: Exception, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_failure(error) == status
+    assert capsys.readouterr().err == f"{error}\n"

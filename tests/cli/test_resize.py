@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.cli.resize import ResizeError, is_restarted_by_systemd, new_slots, plan_resize, systemd_unit
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.slots import SlotName, TypeName
 from tests.paths import CONFIG
 

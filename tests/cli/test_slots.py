@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nodemanager.cli.slots import SlotsError, make_rows, parse_counts
-from nodemanager.config.site import ConfigError, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError
 from nodemanager.core.slots import SlotName, TypeName
 from tests.builders import a_launch, a_rank
 

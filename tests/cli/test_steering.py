@@ -14,7 +14,7 @@ from nodemanager.cli.service_client import TOKEN_FILE_VARIABLE, Client, make_cli
 from nodemanager.cli.terminal import make_console
 from nodemanager.cli.verbs import steering
 from nodemanager.cli.verbs.service_call import UsageError
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.web.listen import UnixSocket
 from tests.paths import CONFIG
 

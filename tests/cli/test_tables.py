@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from starlette.testclient import TestClient
 from nodemanager.actors.manager import Publication
 from nodemanager.cli import tables
 from nodemanager.core.drains import hold_text
-from nodemanager.core.jobs import JobState, RankAllocation
+from nodemanager.core.jobs import JobState, Near, RankAllocation
 from nodemanager.core.nodes import NodeState
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.plan import plan
 from tests.builders import WALL_AT, a_job, a_node, a_policy, a_rank, a_snapshot, drained, tasks, whole_nodes
 from tests.web.fleets import HOST, a_stand
@@ -49,6 +51,15 @@ def test_what_a_job_wants_is_counted_in_the_singular_too() -> None:
     text = as_text(tables.jobs(answer("/jobs", Publication(snapshot, plan(snapshot, POLICY), POLICY, acts=True))))
     for wants in ("1 core ", "2 x 1 core and 1 GPU ", "2 cores and 2 GPUs ", "1 node, 1 core "):
         assert f" {wants}" in text
+
+
+def test_what_is_wrong_with_the_place_of_its_data_is_shown_whatever_the_job_waits_for() -> None:
+    job = a_job(1, replace(whole_nodes(1), near=Near(CloudName("mars"))), urgency=0, near_fault="data: 5 parsecs")
+    snapshot = a_snapshot(POLICY, jobs=[job])
+    document = answer("/explain/job/1", Publication(snapshot, plan(snapshot, POLICY), POLICY, acts=True))
+    assert document["reason"]["code"] == "held"
+    told = "data: 5 parsecs; near: the site has no cloud mars; it has default"
+    assert f"its data {told}" in as_text(tables.explanation(document))
 
 
 # --- without a reason -------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nodemanager.cli.service_client import Client
 from nodemanager.cli.terminal import escape_document, make_console
 from nodemanager.cli.verbs import asking
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.web.listen import UnixSocket
 from tests.paths import CONFIG

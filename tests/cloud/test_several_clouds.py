@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudState, ProviderId, RosterEntry, launch_id
 from nodemanager.core.ports import BatchCloudPort, CloudPort
 from nodemanager.core.slots import CloudName, Rank
-from nodemanager.join.ec2.identity import InstanceIdentities
+from nodemanager.join.identity.ec2 import InstanceIdentities
 from tests.cloud.ec2.moto_front import IMAGE, REGION, SECRETS, MotoFront
 from tests.cloud.openstack.nova.process import FLAVOR, PASSWORD, Nova, nova_python
 from tests.contract.cloud_subjects import SystemClock, a_launch

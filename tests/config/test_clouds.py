@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from nodemanager.cloud.providers import provider_warnings
+from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import ConfigError, Provider, Site, load_site
+from nodemanager.config.site import ConfigError, Provider, Site
 from nodemanager.core.slots import DEFAULT_CLOUD
+from nodemanager.service.assembly.policy import policy_of
 
 SITE = """\
 [Site]
@@ -160,6 +163,24 @@ def test_one_call_creates_several_nodes_in_each_cloud_whose_instances_can_prove_
         file.write_text(SITE.replace("[Flux]\nuri = simulated\n", join) + "".join(sections))
         file.chmod(0o600)
         assert tuple(it.batches for it in load_site(file, SECRETS).by_cloud.values()) == batches
+
+
+def test_each_cloud_may_say_what_its_egress_costs(tmp_path: Path) -> None:
+    priced = EAST.replace("nodes_max", "egress_price_per_gib = 0.09\nnodes_max")
+    types = node("cpu", "east"), node("big", "west")
+    site = load(tmp_path, priced, WEST, *types)
+    rules = policy_of(site).clouds
+    assert [it.egress_price_per_gib for it in rules.values()] == [Decimal("0.09"), None]
+    assert not needs_restart(load(tmp_path, EAST, WEST, *types), site)
+    wrong = [it.replace("nodes_max = 2\n", "").replace("priority = 2\n", "") for it in (EAST, WEST)]
+    found = faults(
+        tmp_path,
+        wrong[0].replace("image", "egress_price_per_gib = -1\nimage"),
+        wrong[1].replace("image", "egress_price_per_gib = cheap\nimage"),
+        *types,
+    )
+    assert [it.split(":")[0] for it in found] == [f"[Cloud {it}] egress_price_per_gib" for it in ("east", "west")]
+    assert all("a price of 0 or more" in it for it in found)
 
 
 def test_warnings_name_the_section_of_their_cloud(tmp_path: Path) -> None:

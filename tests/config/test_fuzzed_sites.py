@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from nodemanager.cli import main
 from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_OK
-from nodemanager.config.site import ConfigError, load_site
-from nodemanager.service.service import policy_of
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError
+from nodemanager.service.assembly.policy import policy_of
 from tests.paths import CONFIG
 
 EXAMPLES = int(os.environ.get("FUZZED_SITES", "100"))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
-from nodemanager.config.site import load_site
 from tests.paths import CONFIG
 
 SITE = (CONFIG / "embedded.ini").read_text(encoding="utf-8")

@@ -13,17 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
+from nodemanager.config.defaults import with_default_misfit
+from nodemanager.config.load import load_site
 from nodemanager.config.site import (
     ConfigError,
     Fault,
     Mode,
     Provider,
     Site,
-    load_site,
     name_file,
     site_warnings,
     uuid_file,
-    with_default_misfit,
 )
 from nodemanager.config.text.settings import (
     BudgetSettings,

@@ -7,13 +7,15 @@ unique, operations end, and an instance stops before it disappears.
 from __future__ import annotations
 
 import re
+import uuid
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nodemanager.cloud.gce.batch_port import GceBatchCloud
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.port import LABEL_CLUSTER, GceCloud, GcePlacement
+from nodemanager.cloud.gce.instances import LABEL_CLUSTER, GcePlacement
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import TypeName
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
@@ -29,6 +31,7 @@ _PATH = re.compile(
 )
 _INSTANCE = of_libcloud("gce/zones_us-central1-a_instances_node-name")
 _OPERATION = of_libcloud("gce/zones_us-central1-a_instances_post")
+_EXHAUSTED = {"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": "no room"}
 
 
 class GceService(FaultyService):
@@ -39,7 +42,8 @@ class GceService(FaultyService):
         self.kept: dict[str, Kept] = {}
         self.policies: dict[str, dict[str, Any]] = {}
         self.ends: list[dict[str, Any]] = []  # the results of the operations
-        self.room = True
+        self.room: int | None = None  # for so many more instances; None: for any number
+        self.bulk: dict[str, Reply] = {}  # the operations of bulk inserts, by the id of the request
 
     def answer(self, call: Call) -> Reply:
         asked = _PATH.fullmatch(call.path)
@@ -54,6 +58,8 @@ class GceService(FaultyService):
                 return self._listed(call.query["filter"])
             case "GET", "operations":
                 return said({**_OPERATION, "name": asked["name"], **self.ends[int(asked["name"])]})
+            case "POST", "instances" if asked["name"] == "bulkInsert":
+                return self._bulk_inserted(call)
             case "POST", "instances":
                 return self._inserted(call.body)
         kept = self.kept.get(asked["name"])
@@ -91,32 +97,71 @@ class GceService(FaultyService):
     def _paths_in_use(self) -> list[str]:
         return [path for kept in self.kept.values() for path in kept.body.get("resourcePolicies", [])]
 
+    def _bulk_inserted(self, call: Call) -> Reply:
+        """Create as many of the named instances as there is room for. The same id again starts nothing."""
+        uuid.UUID(call.query["requestId"])
+        if call.query["requestId"] in self.bulk:
+            return self.bulk[call.query["requestId"]]
+        if self.refusal is not None:
+            return self._refused(*self.refusal)
+        properties, names = call.body["instanceProperties"], call.body["perInstanceProperties"]
+        assert int(call.body["count"]) == len(names)
+        assert "/" not in properties["machineType"]
+        region = f"projects/lab/regions/{_REGION}/resourcePolicies"
+        policies = [f"{region}/{name}" for name in properties.get("resourcePolicies", [])]
+        made = 0
+        for name in names:
+            body = {**properties, "name": name, **({"resourcePolicies": policies} if policies else {})}
+            error = self._made_or_error(body)
+            if isinstance(error, Reply):
+                return error
+            made += not error
+        errors = [{"code": "VM_MIN_COUNT_NOT_REACHED", "message": "no instance was created"}, _EXHAUSTED]
+        begun = self._begun(
+            {
+                "status": "DONE",
+                "operationType": "bulkInsert",
+                **({"error": {"errors": errors}} if made < int(call.body["minCount"]) else {}),
+            }
+        )
+        self.bulk[call.query["requestId"]] = begun
+        return LOST if self.losing else begun
+
     def _inserted(self, body: dict[str, Any]) -> Reply:
         if body["name"] in self.kept:
             return self._refused(409, "alreadyExists")
         if self.refusal is not None:
             return self._refused(*self.refusal)
+        error = self._made_or_error(body)
+        if isinstance(error, Reply):
+            return error
+        begun = self._begun({"status": "DONE", **({"error": {"errors": [error]}} if error else {})})
+        return LOST if self.losing else begun
+
+    def _made_or_error(self, body: dict[str, Any]) -> Reply | dict[str, str]:
+        """Create an instance. Return {}, the error with which its operation ends, or the refusal of the request."""
         for path in body.get("resourcePolicies", []):
             if self.policies.get(path.rpartition("/")[2], {}).get("status") != "READY":
                 return self._refused(404, "notFound", f"The resource '{path}' was not found")
             assert path.startswith(f"projects/lab/regions/{_REGION}/")
             assert body["scheduling"]["onHostMaintenance"] == "TERMINATE"
-        if not self.room:
-            exhausted = {"code": "ZONE_RESOURCE_POOL_EXHAUSTED", "message": "no room"}
-            return self._begun({"status": "DONE", "error": {"errors": [exhausted]}})
-        number = len(self.ends)
+        if self.room is not None:
+            if not self.room:
+                return _EXHAUSTED
+            self.room -= 1
+        number = len(self.kept)
         made = {"creationTimestamp": f"2026-11-21T10:{number // 60:02}:{number % 60:02}.000-08:00"}
         self.kept[body["name"]] = Kept({**_INSTANCE, **body, **made, "zone": _ZONE, "status": "PROVISIONING"})
-        begun = self._begun({"status": "DONE"})
-        return LOST if self.losing else begun
+        return {}
 
     def _begun(self, end: dict[str, Any]) -> Reply:
         self.ends.append({"kind": "compute#operation", **end})
         return said({**_OPERATION, "name": str(len(self.ends) - 1)})
 
     def _listed(self, query: str) -> Reply:
-        asked = re.fullmatch(r'labels\.(?P<label>\S+) = "(?P<value>.*)"', query)
-        assert asked is not None, query
+        asked = [re.fullmatch(r'\(?labels\.(\S+) = "([^"]*)"\)?', term) for term in query.split(" OR ")]
+        labels = {it[1]: it[2] for it in asked if it is not None}
+        assert len(labels) == len(asked), query
         for kept in self.kept.values():
             kept.listed += 1
             if kept.body["status"] == "PROVISIONING" and kept.listed > BOOTS_AFTER:
@@ -124,7 +169,7 @@ class GceService(FaultyService):
         self.kept = {
             name: kept for name, kept in self.kept.items() if kept.leaves_at is None or kept.listed < kept.leaves_at
         }
-        found = [it.body for it in self.kept.values() if it.body["labels"].get(asked["label"]) == asked["value"]]
+        found = [it.body for it in self.kept.values() if labels.items() & it.body["labels"].items()]
         return said({"id": "list", "items": {f"zones/{_ZONE}": {"instances": found}}})
 
     def _refused(self, status: int, reason: str, message: str = "no", **headers: str) -> Reply:
@@ -140,19 +185,28 @@ class _AToken:
 
 
 class GceSubject(RecordedSubject[GceService]):
-    port: GceCloud
+    port: GceBatchCloud
     over_quota = (403, "quotaExceeded")
     has_groups = True
 
     def __init__(self) -> None:
         super().__init__(GceService)
 
-    def a_port_of(self, cluster: str, cluster_uuid: str) -> GceCloud:
+    def a_port_of(self, cluster: str, cluster_uuid: str) -> GceBatchCloud:
         driver = GceDriver("lab", _AToken(), endpoint=self.service.url)
         placements: Mapping[TypeName, GcePlacement] = defaultdict(
             lambda: GcePlacement("global/networks/default", (_ZONE,))
         )
-        return GceCloud(driver, placements, cluster, cluster_uuid, a_script, SystemClock(), sleep=lambda _: None)
+        return GceBatchCloud(
+            driver,
+            placements,
+            cluster,
+            cluster_uuid,
+            a_script,
+            SystemClock(),
+            sleep=lambda _: None,
+            batch_script=lambda batch: f"#!/bin/sh\n# {batch}\n",
+        )
 
     def groups(self) -> Collection[str]:
         return self.service.policies
@@ -163,7 +217,12 @@ class GceSubject(RecordedSubject[GceService]):
         return ProviderId(f"{_ZONE}/stranger")
 
     @contextmanager
-    def out_of_capacity(self) -> Iterator[None]:
-        self.service.room = False
+    def room_for(self, count: int) -> Iterator[None]:
+        self.service.room = count
         yield
-        self.service.room = True
+        self.service.room = None
+
+    @contextmanager
+    def out_of_capacity(self) -> Iterator[None]:
+        with self.room_for(0):
+            yield

@@ -21,7 +21,7 @@ from tests.contract.cloud_subjects import (
     until,
 )
 
-COMMAND_TIMEOUT_S = 30.0
+COMMAND_TIMEOUT_S = 60.0
 
 
 def host_commands(directory: Path) -> HostCommands:
@@ -52,6 +52,7 @@ class StaticSubject(CloudSubject):
             a_script,
             SystemClock(),
             call_timeout_s=2 * COMMAND_TIMEOUT_S,
+            asleep_over_s=0.0,
         )
 
     def wait(self, reached: Callable[[], bool], what: str) -> None:

@@ -19,7 +19,7 @@ STAMP = "19ab4c2f3d1"
 
 @pytest.fixture(params=SUBJECTS)
 def cloud(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CloudSubject]:
-    if request.param not in ("simulated", "ec2"):
+    if request.param not in ("simulated", "ec2", "gce"):
         pytest.skip("this provider creates each node by a call of its own")
     subject = SUBJECTS[request.param](tmp_path / "cloud")
     try:

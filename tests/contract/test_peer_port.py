@@ -113,7 +113,7 @@ def a_real_peer() -> Iterator[Subject]:
     if why_not := why_no_flux():
         pytest.skip(why_not)
     from nodemanager.flux.delegate.peer import RealPeer  # noqa: PLC0415
-    from nodemanager.service.service import SystemClock  # noqa: PLC0415
+    from nodemanager.service.assembly.ports import SystemClock  # noqa: PLC0415
     from tests.live.pair import SoloInstance  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="fnm-", ignore_cleanup_errors=True) as folder:

@@ -41,7 +41,7 @@ JOBSPEC = {
             "queue": "gpu",
             "environment": {"A": "1"},
             "dependencies": [{"scheme": "afterok", "value": "5"}, {"scheme": "delegate", "value": "b"}],
-            "node-manager": {"patience": 600},
+            "node-manager": {"patience": 600, "near": "east", "data": "200GiB"},
         },
         "user": {"mine": 1},
     },
@@ -53,7 +53,7 @@ def test_the_copy_is_the_user_s_job_with_a_marker_and_without_dependencies() -> 
     system = copy["attributes"]["system"]
     assert "dependencies" not in system
     assert system["environment"] == {"A": "1"}
-    assert system["node-manager"]["patience"] == 600
+    assert system["node-manager"] == {"patience": 600, "delegated-from": MARKER.encode()}, "east is our cloud"
     assert copy["attributes"]["user"] == {"mine": 1}
     assert (copy["resources"], copy["tasks"]) == (JOBSPEC["resources"], JOBSPEC["tasks"])
     assert read_marker(copy) == MARKER

@@ -19,6 +19,7 @@ from nodemanager.core.jobs import (
     HasProperty,
     Job,
     JobState,
+    Near,
     Not,
     OnHosts,
     OnRanks,
@@ -162,6 +163,7 @@ def _nested(parts: st.SearchStrategy[Constraint]) -> st.SearchStrategy[Constrain
         constraint=st.recursive(leaves, _nested, max_leaves=6),
         memory_bytes_per_slot=st.integers(0, 2**40),
         one_zone=st.booleans(),
+        near=st.none() | st.builds(Near, st.text(), st.integers(0, 2**60)),
     )
 )
 def test_a_shape_comes_back_as_it_was_written(shape: Shape) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +9,8 @@ from nodemanager.core.facts import NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId, Roster, RosterEntry
 from nodemanager.core.slots import SlotName
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal
-from nodemanager.join.ec2.identity import ProvenInstance
 from nodemanager.join.exchange import RosterUnreadableError
+from nodemanager.join.identity.proof import InstanceReader
 from nodemanager.join.key_material import Material
 from nodemanager.join.ticket_store import TicketStore
 from nodemanager.join.tickets import SiteKey
@@ -37,7 +36,7 @@ class AdmissionRig:
     silence_s: float = 0.0
     now_at: float = 0.0
     material: Material = MATERIAL
-    instance_in: Callable[[str], ProvenInstance] | None = None
+    instance_in: InstanceReader | None = None
 
     def __post_init__(self) -> None:
         self.store = TicketStore(":memory:")

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import pkcs7
 from cryptography.x509.oid import NameOID
 
 from nodemanager.core.slots import DEFAULT_CLOUD
-from nodemanager.join.ec2.identity import InstanceIdentities
+from nodemanager.join.identity.ec2 import InstanceIdentities
 
 
 @dataclass(frozen=True)

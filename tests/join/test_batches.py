@@ -12,8 +12,8 @@ import pytest
 from nodemanager.core.nodes import JoinPhase, ProviderId, RosterEntry, launch_id
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, SlotName
 from nodemanager.join.admission import AdmissionRules, Answer
-from nodemanager.join.ec2.identity import InstanceIdentities
 from nodemanager.join.exchange import decode_roster, encode_roster
+from nodemanager.join.identity.ec2 import InstanceIdentities
 from tests.join.admission import KEY, NONCE, OTHER_NONCE, SOURCE, AdmissionRig, code, entry, granted
 from tests.join.identities import identities, signer
 

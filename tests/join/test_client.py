@@ -6,6 +6,7 @@ import ast
 import os
 import pwd
 import shutil
+import ssl
 import stat
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
+from http.client import RemoteDisconnected
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -461,9 +463,53 @@ def test_requests_share_a_connection_until_it_hangs_up_or_fails(
     machine.ask("fetch", {})
     with pytest.raises(JoinUnreachable):
         machine.ask("renew", {})
-    assert Door.opened == ["a:1", "a:1", "b:1"], "the connection that was kept is tried, then the next address"
+    assert Door.opened == ["a:1"] * 3 + ["b:1"], "the connection that was kept, a new one, the next address"
     with pytest.raises(JoinRefused):
         machine.ask("report", {})
     assert all(door.is_closed for door in used), "a refusal ends its connection too"
     machine.ask("fetch", {})
-    assert len(Door.opened) == 5
+    assert len(Door.opened) == 6
+
+
+@pytest.mark.parametrize("closed", [ConnectionResetError("reset"), ssl.SSLEOFError("EOF"), RemoteDisconnected("")])
+def test_a_kept_connection_that_the_service_has_closed_costs_no_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed: Exception
+) -> None:
+    """The service closes a connection that was silent for some seconds: so long a node may look at itself."""
+    used: list[Door] = []
+
+    def post_over(door: Door, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        used.append(door)
+        if used.count(door) > 1:
+            raise closed
+        return {"said": path, **body}
+
+    monkeypatch.setattr(flux_node_join, "PinnedConnection", Door)
+    monkeypatch.setattr(flux_node_join, "post_over", post_over)
+    monkeypatch.setattr(Door, "opened", [])
+    machine = LocalMachine(settings_in(tmp_path, ADDRESSES="a:1"))
+    machine.ask("redeem", {})
+    assert machine.ask("report", {"phase": "measured"}) == {"said": "/v1/report", "phase": "measured"}
+    assert used[0].is_closed
+    assert Door.opened == ["a:1", "a:1"]
+
+
+def test_a_request_that_took_too_long_is_not_sent_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Door] = []
+
+    def post_over(door: Door, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        del path, body
+        used.append(door)
+        if len(used) > 1:
+            raise TimeoutError("timed out")
+        return {}
+
+    monkeypatch.setattr(flux_node_join, "PinnedConnection", Door)
+    monkeypatch.setattr(flux_node_join, "post_over", post_over)
+    machine = LocalMachine(settings_in(tmp_path, ADDRESSES="a:1"))
+    machine.ask("redeem", {})
+    with pytest.raises(JoinUnreachable):
+        machine.ask("report", {})
+    assert len(used) == 2

@@ -352,6 +352,43 @@ def test_a_client_that_waits_for_its_handshake_cannot_fill_the_memory(
     run(story())
 
 
+def test_a_byte_buys_no_client_more_time_for_its_handshake(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "HANDSHAKES_MAX", 0)  # its turn never comes
+
+    async def story() -> None:
+        async with a_door(context, ConnectionBounds(handshake_s=0.2, lifetime_s=LONG_S)) as door:
+            connection = await door.knock()
+            connection[1].write(b"\x16")
+            assert await is_cut(connection)
+
+    run(story())
+
+
+def test_the_timer_of_a_handshake_ends_with_it(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    timers: list[asyncio.TimerHandle] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def noting(delay: float, *arguments: Any) -> asyncio.TimerHandle:
+            timer = call_later(delay, *arguments)
+            timers.extend([timer] if delay == LONG_S else [])
+            return timer
+
+        monkeypatch.setattr(loop, "call_later", noting)
+        async with a_door(context, ConnectionBounds(handshake_s=LONG_S)) as door:
+            connection = await door.enter()
+            assert await answer(connection) == b"HTTP/1.1 404 Not Found"
+            assert timers
+            assert all(it.cancelled() for it in timers)
+            connection[1].transport.abort()
+
+    run(story())
+
+
 def test_a_client_that_hangs_up_in_the_moment_of_its_turn_leaves_nothing_behind(context: ssl.SSLContext) -> None:
     async def story() -> None:
         def secured(_: ProvenConnection) -> SecuredProtocol:

@@ -41,7 +41,35 @@ def test_requests_that_come_meanwhile_are_decided_together_in_their_order() -> N
     assert whys == [str(number) for number in range(TOGETHER_MAX + 3) if number != 2]
 
 
-def test_a_fault_reaches_every_request_and_the_next_one_is_decided() -> None:
+def test_a_fault_of_one_request_fails_no_other_of_its_commit() -> None:
+    together: list[int] = []
+    goes_on = threading.Event()
+
+    def buggy() -> Answer:
+        raise ZeroDivisionError("a bug")
+
+    def decide(decisions: Sequence[Callable[[], Answer]]) -> list[Answer]:
+        together.append(len(decisions))
+        assert goes_on.wait(60)
+        return [it() for it in decisions]
+
+    async def story() -> list[Answer | BaseException]:
+        thread = DecisionThread(decide)
+        answers = [asyncio.create_task(thread.decide(numbered(0)))]
+        while not together:  # noqa: ASYNC110 - until the first is being decided
+            await asyncio.sleep(0)
+        answers += [asyncio.create_task(thread.decide(it)) for it in (numbered(1), buggy, numbered(2))]
+        await asyncio.sleep(0)
+        goes_on.set()
+        return await asyncio.gather(*answers, return_exceptions=True)
+
+    first, second, faulty, third = asyncio.run(story())
+    assert [it.why for it in (first, second, third) if isinstance(it, Refusal)] == ["0", "1", "2"]
+    assert isinstance(faulty, ZeroDivisionError)
+    assert together == [1, 3, 1, 1, 1]
+
+
+def test_a_fault_reaches_its_request_and_the_next_one_is_decided() -> None:
     faults = [ZeroDivisionError("a bug")]
 
     def decide(decisions: Sequence[Callable[[], Answer]]) -> list[Answer]:

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from nodemanager.config.providers.ec2_identity import certificates
 from nodemanager.core.slots import CloudName
-from nodemanager.join.ec2.identity import IdentityUnproven, InstanceIdentities
+from nodemanager.join.identity.ec2 import InstanceIdentities
+from nodemanager.join.identity.proof import IdentityUnproven
 from tests.join.identities import identities, identity, signer
 
 INSTANCE = "i-0123456789abcdef0"

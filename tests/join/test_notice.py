@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -17,6 +18,7 @@ from nodemanager.core.slots import SlotName
 from nodemanager.join.admission import JoinAdmission, Refusal
 from nodemanager.join.flux_node_join import CannotJoin, ClientSettings, JoinClient, JoinRefused, LocalMachine
 from tests.join.admission import KEY, SOURCE, AdmissionRig, entry
+from tests.join.google_tokens import PIN, ZONE, claims, google, sign
 from tests.join.identities import identities, signer
 
 EC2_ACTION = "/latest/meta-data/spot/instance-action"
@@ -30,6 +32,7 @@ class Metadata(ThreadingHTTPServer):
 
     documents: dict[str, str]
     token: str = "token-1"
+    sign: Callable[[str], str] | None = None  # gives an instance of Google a token for an audience
     tokens_given: int = 0
 
 
@@ -47,6 +50,9 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(403, "")
         elif self.path.startswith("/metadata/") and self.headers["Metadata"] != "true":
             self._answer(400, "")
+        elif self.server.sign is not None and "/identity?audience=" in self.path:
+            (audience,) = parse_qs(urlsplit(self.path).query)["audience"]
+            self._answer(200, self.server.sign(audience))
         else:
             document = self.server.documents.get(self.path)
             self._answer(404 if document is None else 200, document or "")
@@ -141,18 +147,42 @@ def test_a_machine_shows_what_its_provider_vouches_for(tmp_path: Path) -> None:
     signed = signer().document("i-0123456789abcdef0")
     with _metadata(**{IDENTITY: signed}) as server:
         machine = _machine("ec2", tmp_path, server)
-        assert identities(signer().pem).instance_in(machine.identity()).id == "i-0123456789abcdef0"
+        assert identities(signer().pem).instance_in(machine.identity("19ab/0")).id == "i-0123456789abcdef0"
         server.token = "token-2"
         with pytest.raises(OSError, match="status 401"):
-            machine.identity()
-        assert machine.identity() == signed, "with a new token"
+            machine.identity("19ab/0")
+        assert machine.identity("19ab/0") == signed, "with a new token"
 
 
 def test_a_machine_whose_provider_vouches_for_nothing_says_so(tmp_path: Path) -> None:
     with _metadata() as server, pytest.raises(OSError, match="status 404"):
-        _machine("ec2", tmp_path, server).identity()
+        _machine("ec2", tmp_path, server).identity("19ab/0")
     with pytest.raises(OSError, match="refused"):
-        _machine("ec2", tmp_path, None).identity()
+        _machine("ec2", tmp_path, None).identity("19ab/0")
+
+
+def test_a_machine_of_google_asks_for_a_token_for_its_service_batch_and_nonce(tmp_path: Path) -> None:
+    path = "/computeMetadata/v1/instance/service-accounts/default/identity"
+    asked = f"{path}?audience=flux-node-join%3A%2F%2Ff0f0%2F19ab%2F0&format=full"
+    with _metadata(**{asked: "a.b.c\n"}) as server:
+        machine = _machine("gce", tmp_path, server)
+        machine.settings.fingerprint = "f0f0"
+        assert machine.identity("19ab/0") == "a.b.c"
+        with pytest.raises(OSError, match="status 404"):
+            machine.identity("19ab/1")
+
+
+def test_a_node_of_a_batch_of_google_is_let_in_by_its_token(tmp_path: Path) -> None:
+    """The real client and the real check of tokens: both name the purpose in the same way."""
+    roster = (entry(launch_id(SlotName("cloud1"), "19ab"), "cloud1", provider_id=ProviderId(f"{ZONE}/n-1")),)
+    rig = AdmissionRig(roster=roster, instance_in=google(tmp_path).instance_in)
+    with _metadata() as server:
+        machine = _Asking(_settings_of_batch(tmp_path, server), rig.admission)
+        machine.settings.notice, machine.settings.fingerprint = "gce", PIN
+        server.sign = lambda audience: sign(claims("n-1", aud=audience))
+        client = JoinClient(machine, "", KEY.batch_ticket("19ab"), 60.0, "19ab")
+        client.step()
+    assert (client.launch, machine.asked[:1]) == ("cloud1-19ab", ["redeem-batch"])
 
 
 def test_a_node_of_a_batch_learns_its_launch_once_and_keeps_it(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join.key_material import MaterialPaths, make_material
 from nodemanager.join.tickets import read_site_key

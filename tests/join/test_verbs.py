@@ -14,7 +14,8 @@ import pytest
 import structlog
 
 from nodemanager.cli import main
-from nodemanager.config.site import Provider, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Provider
 from nodemanager.join.flux_node_join import post_json
 from nodemanager.join.key_material import MaterialPaths, MaterialSource, fingerprint, tls_context
 from nodemanager.join.user_data import POWEROFF_EFFECTS

@@ -24,7 +24,7 @@ import pytest
 from nodemanager.cloud.local.driver import LocalNodeDriver
 from nodemanager.cloud.local.process import is_alive
 from nodemanager.cloud.local.store import NodeRecord
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FluxRank, Launch
 from nodemanager.core.notation import expand_hostlist
@@ -35,7 +35,7 @@ from nodemanager.flux.kvs import list_names
 from nodemanager.flux.port import RealFluxPort
 from nodemanager.flux.setup.bootstrap import write_bootstrap
 from nodemanager.join.key_material import make_material
-from nodemanager.service.service import with_cluster_uuid
+from nodemanager.service.assembly.cluster import with_cluster_uuid
 from tests.contract.flux_subjects import MonotonicClock
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess

@@ -41,13 +41,13 @@ def cut_power(home: Path) -> None:
             process.kill()
 
 
-def wake(home: Path) -> None:
-    """Boot a host with the user-data on standard input, unless it is awake."""
+def wake(home: Path, user_data: str) -> psutil.Popen | None:
+    """Boot a host with its user-data and return its init, unless it is awake."""
     if init_of(home) is not None:
-        return
+        return None
     (home / "t").mkdir(parents=True, exist_ok=True)
     script = home / "user-data"
-    script.write_text(sys.stdin.read(), encoding="utf-8")
+    script.write_text(user_data, encoding="utf-8")
     script.chmod(0o700)
     with (home / "console.log").open("ab") as log:
         init = psutil.Popen(
@@ -60,13 +60,17 @@ def wake(home: Path) -> None:
             env={"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home / "t")},
         )
     (home / "init").write_text(f"{init.pid} {init.create_time()!r}", encoding="ascii")
+    return init
 
 
 def main(folder: str, node: str, verb: str) -> int:
     home = Path(folder).resolve() / node
     if verb == "probe":
         return 0 if init_of(home) is not None else 1
-    wake(home) if verb == "wake" else cut_power(home)
+    if verb == "wake":
+        wake(home, sys.stdin.read())
+    else:
+        cut_power(home)
     return 0
 
 

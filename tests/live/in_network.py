@@ -9,8 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.service import logs, service
+from nodemanager.service.assembly.cluster import with_cluster_uuid
+from nodemanager.service.assembly.ports import make_ports
 from nodemanager.service.outputs import Outputs
 from tests.live.networks import Network, let_nodes_enter
 
@@ -23,8 +25,8 @@ def main() -> int:
     chosen = parser.parse_args()
     let_nodes_enter(Network(chosen.prefix, chosen.version))
     logs.configure()
-    site = service.with_cluster_uuid(load_site(chosen.config))
-    return service.serve(site, service.make_ports(site), Outputs(site))
+    site = with_cluster_uuid(load_site(chosen.config))
+    return service.serve(site, make_ports(site), Outputs(site))
 
 
 if __name__ == "__main__":

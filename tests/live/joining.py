@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.facts import NodeMeasured
 from nodemanager.core.nodes import LaunchId, RosterEntry
 from nodemanager.core.slots import SlotName

@@ -17,9 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.ports import CloudPort, FluxPort
 from nodemanager.service import logs, service
+from nodemanager.service.assembly.cluster import with_cluster_uuid
+from nodemanager.service.assembly.ports import make_ports
 from nodemanager.service.outputs import Outputs
 
 
@@ -70,8 +72,8 @@ def main() -> int:
     chosen = parser.parse_args()
     moment = Moment(chosen.call, chosen.when == "after", chosen.nth)
     logs.configure()
-    site = service.with_cluster_uuid(load_site(chosen.config))
-    outside = service.make_ports(site)
+    site = with_cluster_uuid(load_site(chosen.config))
+    outside = make_ports(site)
     return service.serve(
         site,
         replace(

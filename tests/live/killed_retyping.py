@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.config.text.flux_toml import ConfigFile
 from nodemanager.flux import retype
 from nodemanager.flux.port import _RetypingCalls
 from nodemanager.service import logs, service
+from nodemanager.service.assembly.cluster import with_cluster_uuid
+from nodemanager.service.assembly.ports import make_ports
 from nodemanager.service.outputs import Outputs
 
 # In their order.
@@ -84,8 +86,8 @@ def main() -> int:
     chosen = parser.parse_args()
     Doom(chosen.step).lie_in_wait()
     logs.configure()
-    site = service.with_cluster_uuid(load_site(chosen.config))
-    return service.serve(site, service.make_ports(site), Outputs(site))
+    site = with_cluster_uuid(load_site(chosen.config))
+    return service.serve(site, make_ports(site), Outputs(site))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.flux.setup.bootstrap import start_command
 from tests.live.instance import eventually, free_port, why_no_flux
 from tests.live.manager_process import ManagerProcess

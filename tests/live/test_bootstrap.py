@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.slots import SlotName
 from nodemanager.flux.setup.bootstrap import Bootstrap, write_bootstrap
 from nodemanager.flux.setup.node_script import user_data

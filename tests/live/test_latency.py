@@ -18,7 +18,8 @@ from nodemanager.core.nodes import CloudNode, Launch, Leftover, ProviderId
 from nodemanager.core.orders import BootNode
 from nodemanager.core.ports import CloudPort
 from nodemanager.core.slots import NodeType
-from nodemanager.service.service import Service, SitePorts, make_ports
+from nodemanager.service.assembly.ports import SitePorts, make_ports
+from nodemanager.service.service import Service
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 
 SUBMISSIONS = int(os.environ.get("FNM_SUBMISSIONS", "10"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.notation import parse_idset
 from nodemanager.flux import bindings
 from tests.live.instance import SLOT_NAME, LiveInstance, eventually, free_port, why_no_flux

@@ -11,7 +11,7 @@ import pytest
 
 from nodemanager.core.nodes import CloudState
 from nodemanager.flux.setup.outer import OuterFlux
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, a_launch, a_type
 from tests.live.instance import LiveInstance, eventually, why_no_flux
 

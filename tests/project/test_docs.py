@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from doc import generate
-from nodemanager.config import site
+from nodemanager.config import sections
 from nodemanager.config.text import credentials
 from nodemanager.config.text.settings import allowed_keys
 from nodemanager.core.reason_codes import Code
@@ -33,7 +33,7 @@ def test_a_page_made_from_the_code_is_up_to_date(page: str) -> None:
 
 def test_every_section_of_a_site_has_its_table() -> None:
     made = {name for name in generate.SECTIONS if not name.endswith(" NAME")}
-    assert made == set(site._SECTIONS) - {credentials.SECTION}
+    assert made == set(sections.SECTIONS) - {credentials.SECTION}
 
 
 @pytest.mark.parametrize("section", generate.SECTIONS)

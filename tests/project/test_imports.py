@@ -38,6 +38,7 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", "static", ""),
     "history": ("", "store"),
     "web": ("state", "api", "", "grpc"),
+    "service": ("assembly", ""),
     "simulation": ("time", "flux", "cloud", "delegation", ""),
     "chaos": ("run", "faults", ""),
     "whatif": ("workload", "cloud", "replay", "study", "report", ""),

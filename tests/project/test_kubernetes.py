@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from nodemanager.cli.main import main
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from tests.cloud.minicluster.api_server import MANAGER_ROLE
 from tests.ensemble.file.test_kubernetes import HELLO
 from tests.paths import ROOT

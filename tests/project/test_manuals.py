@@ -101,7 +101,7 @@ def test_a_verb_has_its_own_options_only(tmp_path: Path) -> None:
 
 def test_an_option_with_a_few_values_offers_them(tmp_path: Path) -> None:
     offered = completions("flux-node-manager", "init", "--provider", "", folder=tmp_path)
-    assert offered == {"ec2", "openstack", "gce", "azure"}
+    assert offered == {"ec2", "openstack", "gce", "azure", "static"}
     assert completions("flux-node-manager", "init", "--provider", "o", folder=tmp_path) == {"openstack"}
 
 

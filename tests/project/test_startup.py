@@ -19,7 +19,7 @@ DRIVERS = {
 FACTORY = """
 import sys
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.simulation.time.world import World
 cloud_factory(load_site({path!r}, {environment!r}), lambda *_: "", World(1).clock())
 print(*sys.modules, sep="\\n")
@@ -39,7 +39,7 @@ def test_the_command_line_loads_no_verb_before_one_is_chosen() -> None:
         "uvicorn",
         "starlette",
         "cryptography",
-        "nodemanager.service.service",
+        "nodemanager.service",
         "nodemanager.whatif",
     }
 

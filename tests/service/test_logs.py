@@ -14,7 +14,7 @@ CRASHES = f"""
 from nodemanager.service import logs
 from nodemanager.actors.base import Fate
 from nodemanager.actors.cloud import CloudWatcher
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from nodemanager.core.orders import ListCloud
 
 class Login:

@@ -185,10 +185,15 @@ def test_a_job_s_page_shows_the_ways_that_it_did_not_take(browser: Browser, tmp_
     published = a_fleet(2)
     waiting = next(iter(published.plan.jobs))
     weighed = Bursts(not_taken={waiting: [WayToRun("b", 90.0, Decimal("0.5"))]})
-    stand.post(replace(published, plan=replace(published.plan, bursts=weighed)))
+    job = published.snapshot.jobs[waiting]
+    wish = replace(job.request, near_fault="data: there is no near")
+    known = {**published.snapshot.jobs, waiting: replace(job, request=wish)}
+    snapshot, plan = replace(published.snapshot, jobs=known), replace(published.plan, bursts=weighed)
+    stand.post(replace(published, snapshot=snapshot, plan=plan))
     with served(stand) as url:
         browser.open(f"{url}#/job/{format_job_id(waiting)}")
         browser.until("document.body?.textContent.includes('b: wait 90 s, 0.5 an hour')")
+        browser.until("document.body?.textContent.includes('its datadata: there is no near')")
         browser.screenshot(tmp_path / "job.png")
         assert browser.errors == []
 

@@ -23,7 +23,8 @@ from starlette.types import Message
 
 from nodemanager.cli import main, service_client, tables
 from nodemanager.cli.service_client import Client, NotAllowed, ServiceUnreachable, make_client
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.service.outputs import Outputs
 from nodemanager.web import connection_limits
 from nodemanager.web.api import sse

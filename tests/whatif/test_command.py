@@ -12,7 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from nodemanager.cli.main import main
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.notation import parse_fsd
 from nodemanager.whatif.study.run_list import name_runs
 from nodemanager.whatif.study.variants import SweepError, differences, read_sweep, with_key

@@ -126,6 +126,7 @@ TYPES_WITH_SIZES = tuple(
 )
 
 BATCHES_EVERY = 4  # of so many seeds one creates its nodes in batches
+ONE_PROVIDER_EVERY = 16  # of so many seeds with two clouds, in one both are accounts of one provider
 
 # The site of a run with a MiniCluster: six pods, all alike.
 PODS = (NodeType(TypeName("pod"), "pod", 4, 0, 2**34, Decimal("0.20"), Billing(1.0), _slots("pod", 6)),)
@@ -217,6 +218,11 @@ def healthy_cloud() -> CloudFaults:
 def nodes_per_call(script: Script) -> int:
     """Return how many nodes one call creates: in every fourth run several, few enough to need a second call."""
     return 4 if script.seed % BATCHES_EVERY == BATCHES_EVERY - 2 and not script.stacked else 1
+
+
+def one_provider(script: Script) -> bool:
+    """Whether two clouds are accounts of one provider: its proof of an instance does not tell of which."""
+    return script.twin and script.seed % ONE_PROVIDER_EVERY == ONE_PROVIDER_EVERY - 2
 
 
 def chaos_policy(script: Script) -> Policy:

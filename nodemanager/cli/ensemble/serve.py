@@ -19,7 +19,7 @@ from nodemanager.flux.bindings import connection
 from nodemanager.flux.ensembles.operator import InstanceMembers
 from nodemanager.flux.reactor import Reactor
 from nodemanager.service import logs
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from nodemanager.web.grpc.client import ServiceNodes
 from nodemanager.web.grpc.material import (
     MaterialUnusable,

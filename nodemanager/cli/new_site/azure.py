@@ -44,7 +44,7 @@ class AzureAccount(Account):
     def survey(self) -> Survey:
         from nodemanager.cloud.azure.driver import AzureDriver  # noqa: PLC0415
         from nodemanager.cloud.azure.survey import survey_region  # noqa: PLC0415
-        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+        from nodemanager.service.assembly.ports import SystemClock  # noqa: PLC0415
 
         driver = AzureDriver(
             **{key: self._environment[name] for key, name in _VARIABLES.items()},

@@ -12,7 +12,8 @@ from pathlib import Path
 from nodemanager.cli.new_site.account import DEFAULT_CLUSTER, Account
 from nodemanager.cli.new_site.accounts import ACCOUNTS
 from nodemanager.cli.new_site.questions import Questions
-from nodemanager.cli.new_site.site_text import SiteChoices, site_text
+from nodemanager.cli.new_site.site_text import STATE_DIR, SiteChoices, site_text
+from nodemanager.cli.new_site.static import choose_hosts, host_site_text, script_of
 from nodemanager.cloud.common.survey import (
     OfferedImage,
     OfferedNetwork,
@@ -21,14 +22,18 @@ from nodemanager.cloud.common.survey import (
     cost_per_core,
     typical_sizes,
 )
-from nodemanager.config.site import ConfigError, load_site
+from nodemanager.cloud.static.survey import survey_hosts
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError
 from nodemanager.config.text.ini import nearest_name
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import format_bytes
 from nodemanager.core.ports import CloudError
 
 DEFAULT_FILE = "site.ini"
+OWN_HOSTS = "static"
 _SITE_MODE = 0o600
+_SCRIPT_MODE = 0o755
 
 
 class NewSiteError(Exception):
@@ -43,11 +48,10 @@ def write_new_site(
 ) -> None:
     """Write the site file and what belongs to it. Raises ``Unanswered`` and ``NewSiteError``."""
     file = Path(chosen.output or DEFAULT_FILE).absolute()
-    for path in (file, file.with_suffix(".policy.json")):
-        if path.exists():
-            raise NewSiteError(f"{path} exists, and nothing is overwritten: name another file with --output")
-    if not file.parent.is_dir():
-        raise NewSiteError(f"{file.parent} is no folder: create it, or name another file with --output")
+    _check_absent(file, file.with_suffix(".policy.json"))
+    if chosen.provider == OWN_HOSTS:
+        _write_site_of_hosts(file, chosen, questions, say)
+        return
     account = ACCOUNTS[chosen.provider](chosen, questions, environment)
     try:
         survey = account.survey()
@@ -76,8 +80,34 @@ def write_new_site(
     say(f"Nodes must reach rank 0 and the join service. {account.network_intro}")
     for command in account.network_commands(cluster, network):
         say(f"  {command}")
-    for line in _next_steps(file, choices, image_exists=image != account.missing_image):
+    missing_image = choices.image.id if image == account.missing_image else ""
+    for line in _next_steps(file, "creates one node, and terminates it", missing_image):
         say(line)
+
+
+def _write_site_of_hosts(
+    file: Path, chosen: argparse.Namespace, questions: Questions, say: Callable[[str], None]
+) -> None:
+    hosts = choose_hosts(chosen, questions, survey_hosts, own_address())
+    script = file.parent / hosts.way.script if hosts.way.script else None
+    if script is not None:
+        _check_absent(script)
+    _write(file, host_site_text(hosts))
+    say(f"Written: {file}, which observes and wakes nothing.")
+    if script is not None:
+        _write(script, script_of(hosts.way), _SCRIPT_MODE)
+        say(f"Written: {script}, which its commands run. Change it to fit your hosts.")
+    say("What the hosts need before one can join: doc/clouds/static.md, How a host joins.")
+    for line in _next_steps(file, "wakes one host, and puts it to sleep"):
+        say(line)
+
+
+def _check_absent(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise NewSiteError(f"{path} exists, and nothing is overwritten: name another file with --output")
+        if not path.parent.is_dir():
+            raise NewSiteError(f"{path.parent} is no folder: create it, or name another file with --output")
 
 
 def _choose_image(survey: Survey, given: str | None, account: Account, questions: Questions) -> OfferedImage:
@@ -157,27 +187,27 @@ def own_address() -> str:
         return str(probe.getsockname()[0])
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, mode: int = _SITE_MODE) -> None:
     with file.open("x", encoding="utf-8") as written:
-        file.chmod(_SITE_MODE)
+        file.chmod(mode)
         written.write(text)
 
 
-def _next_steps(file: Path, choices: SiteChoices, *, image_exists: bool) -> Iterator[str]:
+def _next_steps(file: Path, effect_of_test: str, missing_image: str = "") -> Iterator[str]:
     try:
         load_site(file)
     except ConfigError as error:
         yield "Complete the site file:"
         yield from (f"  {fault}" for fault in error.faults)
-    if not image_exists:
+    if missing_image:
         yield (
             f"The account has no image of its own. Build one with rank 0's version of flux-core, and replace "
-            f"{choices.image.id} in the site file."
+            f"{missing_image} in the site file."
         )
     site = shlex.quote(str(file))
     yield "Then, as the user who will own the instance and the site file:"
     yield f"  flux-node-manager check --online --config {site}    # until rank 0 runs, its lines are faults"
-    yield f"  flux-node-manager cloud-test --config {site}    # creates one node, and terminates it"
-    bootstrap = f"{choices.state_dir}/flux"
+    yield f"  flux-node-manager cloud-test --config {site}    # {effect_of_test}"
+    bootstrap = f"{STATE_DIR}/flux"
     yield f"  flux-node-manager init --config {site} --output {bootstrap}    # prints how to start rank 0"
     yield f"  flux-node-manager --config {site}    # runs the manager, which observes"

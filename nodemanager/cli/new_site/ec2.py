@@ -41,13 +41,13 @@ class Ec2Account(Account):
 
     def survey(self) -> Survey:
         from nodemanager.cloud.ec2.survey import survey_region  # noqa: PLC0415
-        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+        from nodemanager.service.assembly.ports import SystemClock  # noqa: PLC0415
 
         return survey_region(self._driver(), self._region, read_bundled_table("ec2"), SystemClock())
 
     def find_image(self, image_id: str) -> OfferedImage | None:
         from nodemanager.cloud.ec2.survey import find_image  # noqa: PLC0415
-        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+        from nodemanager.service.assembly.ports import SystemClock  # noqa: PLC0415
 
         return find_image(self._driver(), image_id, SystemClock())
 
@@ -55,7 +55,7 @@ class Ec2Account(Account):
         # libcloud is slow to import.
         from nodemanager.cloud.ec2.credentials import key_source  # noqa: PLC0415
         from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of  # noqa: PLC0415
-        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+        from nodemanager.service.assembly.ports import SystemClock  # noqa: PLC0415
 
         keys = key_source({}, self._environment, SystemClock())
         return Ec2Driver(endpoint_of(self._region, self._endpoint), keys, timeout_s=CALL_TIMEOUT_S)

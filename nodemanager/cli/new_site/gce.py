@@ -50,7 +50,7 @@ class GceAccount(Account):
         from nodemanager.cloud.gce.driver import GceDriver  # noqa: PLC0415
         from nodemanager.cloud.gce.from_site import token_fetcher  # noqa: PLC0415
         from nodemanager.cloud.gce.survey import survey_region  # noqa: PLC0415
-        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+        from nodemanager.service.assembly.ports import SystemClock  # noqa: PLC0415
 
         clock = SystemClock()
         secrets = {}

@@ -52,7 +52,7 @@ class OpenStackAccount(Account):
     def survey(self) -> Survey:
         from nodemanager.cloud.openstack.driver import NovaDriver, OpenStackAccount  # noqa: PLC0415
         from nodemanager.cloud.openstack.survey import survey_project  # noqa: PLC0415
-        from nodemanager.service.service import SystemClock  # noqa: PLC0415
+        from nodemanager.service.assembly.ports import SystemClock  # noqa: PLC0415
 
         account = OpenStackAccount.from_credentials(self._environment["OS_AUTH_URL"], self._region, self._values())
         survey = survey_project(NovaDriver(account, CALL_TIMEOUT_S), self._region, SystemClock())

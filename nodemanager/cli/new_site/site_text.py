@@ -11,6 +11,7 @@ from nodemanager.core.notation import format_bytes
 
 SLOTS_PER_TYPE = 4
 LISTED_MAX = 20
+STATE_DIR = "/var/lib/flux-node-manager"
 # OpenStack bills nobody by itself. Prices in proportion to cores let the manager prefer small nodes.
 WORTH_PER_CORE = Decimal("0.05")
 
@@ -43,31 +44,33 @@ class SiteChoices:
     cloud: Mapping[str, str]
     credentials: Mapping[str, str] = field(default_factory=dict)
     price_source: str = ""
-    state_dir: str = "/var/lib/flux-node-manager"
+    state_dir: str = STATE_DIR
 
 
 def site_text(survey: Survey, chosen: SiteChoices) -> str:
     """The site file: valid, observing, and with a comment for every value that a person may want to change."""
-    parts = (_site(chosen), _cloud(survey, chosen), _limits(chosen), _nodes(chosen), _other_sizes(survey, chosen))
+    site = site_section(chosen.provider, chosen.cluster, chosen.head_address, chosen.state_dir)
+    parts = (site, _cloud(survey, chosen), _limits(chosen), _nodes(chosen), _other_sizes(survey, chosen))
     return "\n".join(line for part in parts for line in part)
 
 
-def _site(chosen: SiteChoices) -> Iterator[str]:
+def site_section(provider: str, cluster: str, head_address: str, state_dir: str) -> Iterator[str]:
+    """The head of the file, and its sections ``[Site]`` and ``[Flux]``."""
     yield from (
-        f"# Written by flux-node-manager init --provider {chosen.provider}. doc/settings.md explains every key.",
+        f"# Written by flux-node-manager init --provider {provider}. doc/settings.md explains every key.",
         "",
         "[Site]",
         "# Every node is tagged with this name.",
-        f"cluster = {chosen.cluster}",
-        f"state_dir = {chosen.state_dir}",
+        f"cluster = {cluster}",
+        f"state_dir = {state_dir}",
         "# observe: log what would be bought, and buy nothing. When you agree with the log, set act.",
         "mode = observe",
         "",
         "[Flux]",
-        f"# The socket of rank 0, where init --output {chosen.state_dir}/flux puts it.",
-        f"uri = local://{chosen.state_dir}/flux/run/local-0",
+        f"# The socket of rank 0, where init --output {state_dir}/flux puts it.",
+        f"uri = local://{state_dir}/flux/run/local-0",
         "# The address of rank 0 in the nodes' network.",
-        f"head_address = {chosen.head_address}",
+        f"head_address = {head_address}",
         "# Nodes join by ticket, at port 8443 of that address (doc/joining.md).",
         "join = service",
         "",

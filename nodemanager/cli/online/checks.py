@@ -59,12 +59,14 @@ def check_cloud(
     """Check the clock, the account, its nodes and the prices of a site's only cloud."""
     if site.cloud.provider is Provider.SIMULATED:
         yield Finding("account", Verdict.OK, "simulated, so there is none to ask")
+    elif site.cloud.provider is Provider.STATIC:
+        yield from check_creates()  # there is no account
     else:
         yield from check_clock(site)
         yield (account := check_account(make_port))
         if account.verdict is Verdict.OK:
             yield from check_creates()
-        if site.cloud.provider not in (Provider.LOCAL, Provider.STATIC):
+        if site.cloud.provider is not Provider.LOCAL:
             yield from check_prices(compared_prices)
 
 
@@ -134,7 +136,9 @@ def check_instance(site: Site) -> Iterator[Finding]:
             f"the instance belongs to the user with id {owner}, and this is {os.getuid()}",
             "Run the service, and this check, as that user: no other user may drain a rank",
         )
-    yield check_slots(site, frozenset(expand_hostlist(hosts)))
+    ranks = frozenset(expand_hostlist(hosts))
+    yield check_slots(site, ranks)
+    yield from check_own_hosts(site, ranks)
     yield from scheduler
 
 
@@ -163,6 +167,17 @@ def check_slots(site: Site, hosts: Collection[str]) -> Finding:
         f"the instance has no rank for {len(missing)} of the {len(slots)}: {compress_hostlist(missing)}",
         "Run flux-node-manager resize, or remove them from the site",
     )
+
+
+def check_own_hosts(site: Site, ranks: Collection[str]) -> Iterator[Finding]:
+    """Compare the site's own hosts with the instance's ranks. Nothing is yielded for a site without such hosts."""
+    hosts = [host for node in site.nodes.values() for host in node.hosts]
+    slots = {slot for node_type in site.node_types for slot in node_type.slots}
+    if ours := [host for host in hosts if host in ranks and host not in slots]:
+        text = f"the instance has ranks on hosts that the manager may put to sleep: {compress_hostlist(ours)}"
+        yield Finding("own hosts", Verdict.FAULT, text, "Remove them from hosts, or from the instance")
+    elif hosts:
+        yield Finding("own hosts", Verdict.OK, f"none of the {len(hosts)} is a rank of the instance already")
 
 
 def _attribute(handle: Any, name: str) -> str:

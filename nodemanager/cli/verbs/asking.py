@@ -102,9 +102,10 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
 def plan(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Show what would be ordered now with the site that --config names. Nothing is ordered."""
     from nodemanager.cli import tables
-    from nodemanager.service import service
+    from nodemanager.service.assembly.cluster import with_cluster_uuid
+    from nodemanager.service.assembly.policy import policy_of
 
-    policy = service.policy_of(service.with_cluster_uuid(site))
+    policy = policy_of(with_cluster_uuid(site))
     fixed = replace(policy.fixed, block_s=dict(policy.fixed.block_s))
     body = TypeAdapter(Policy).dump_json(replace(policy, fixed=fixed))
     show(client.post("/plan", body), chosen, console, tables.plan)

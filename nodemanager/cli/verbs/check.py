@@ -46,6 +46,11 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if not site.flux.simulated:
         providers = dict.fromkeys(part.cloud.provider for part in site.by_cloud.values())
         print(*(f"{site.path}: note: {POWEROFF_EFFECTS[it]}" for it in providers), sep="\n")
+    if any(part.lacks_node_account for part in site.by_cloud.values()):
+        print(
+            f"{site.path}: note: each node is created by a call of its own; one call creates several if [Cloud]"
+            " node_service_account is set"
+        )
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     if slots > site.limits.nodes_max:
         print(
@@ -68,20 +73,21 @@ def _check_online(site: Site) -> int:
     from nodemanager.cloud.common.findings import Verdict
     from nodemanager.cloud.preflight import check_creates
     from nodemanager.cloud.providers import cloud_factory
-    from nodemanager.service import service
+    from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
+    from nodemanager.service.assembly.ports import SystemClock, size_service
 
     try:
-        site = service.with_cluster_uuid(site)
-    except service.NotInitialised:
+        site = with_cluster_uuid(site)
+    except NotInitialised:
         site = make_test_site(site)  # nothing of the cluster exists yet
-    clock = service.SystemClock()
+    clock = SystemClock()
 
     def of_cloud(part: Site) -> Iterator[Finding]:
         def script(_launch: Launch, _node_type: NodeType) -> str:
             return user_data(part)
 
         def make_port() -> CloudPort:
-            return cloud_factory(part, script, clock, service.size_service(part))()
+            return cloud_factory(part, script, clock, size_service(part))()
 
         prices = compare_site_prices(part, bundled_prices(part))
         return check_cloud(part, make_port, lambda: check_creates(part, script, clock), prices)

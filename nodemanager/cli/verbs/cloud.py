@@ -32,7 +32,7 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
     from nodemanager.cloud.providers import cloud_factory
     from nodemanager.core.ports import CloudError
-    from nodemanager.service import service
+    from nodemanager.service.assembly.ports import SystemClock, size_service
 
     if (chosen_site := _site_of_cloud(site, chosen.cloud)) is None:
         return EXIT_CONFIG
@@ -43,10 +43,10 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_FAILED
     print_warnings(site)
     site = make_test_site(site)
-    clock = service.SystemClock()
+    clock = SystemClock()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that SIGTERM cleans up like Ctrl-C
     try:
-        sizes = service.size_service(site)
+        sizes = size_service(site)
         port = cloud_factory(site, lambda _launch, _node_type: user_data(site), clock, sizes)()
         CloudTest(site, port, clock, time.sleep, partial(print, flush=True), chosen.keep).run()
     except (CloudError, CloudTestFailed) as error:

@@ -15,7 +15,8 @@ from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.site_warnings import print_warnings
 from nodemanager.config.site import JoinMethod, Site
 
-PROVIDERS_SURVEYED = ("ec2", "openstack", "gce", "azure")
+PROVIDERS_SURVEYED = ("ec2", "openstack", "gce", "azure", "static")
+WAYS_TO_WAKE = ("ssh", "ipmi", "lan")
 
 
 def _init(parser: Parser) -> None:
@@ -32,10 +33,10 @@ def _init(parser: Parser) -> None:
     _nested(parser)
     site = parser.add_argument_group(
         "a first site file",
-        "With --provider, ask the account what it offers, and write a site file. Give no --config. The keys come "
-        "from the environment. On a terminal, init asks for the options that are left out.",
+        "With --provider, ask the account what it offers, or own hosts by ssh, and write a site file. Give no "
+        "--config. The keys come from the environment. On a terminal, init asks for the options that are left out.",
     )
-    site.add_argument("--provider", choices=PROVIDERS_SURVEYED, help="the account to ask")
+    site.add_argument("--provider", choices=PROVIDERS_SURVEYED, help="the account to ask, or static for own hosts")
     site.add_argument("--cluster", metavar="NAME", help="the cluster's name (default: lab)")
     site.add_argument("--region", metavar="NAME", help="the region that the nodes run in")
     site.add_argument("--image", metavar="ID", help="the nodes' image (default: the newest of the account)")
@@ -45,6 +46,12 @@ def _init(parser: Parser) -> None:
     site.add_argument("--project", metavar="ID", help="gce: the project")
     site.add_argument("--resource-group", metavar="NAME", help="azure: a group that holds only nodes")
     site.add_argument("--ssh-key", metavar="FILE", help="azure: a public key (default: yours in ~/.ssh)")
+    site.add_argument("--hosts", metavar="HOSTS", help="static: the hosts, such as node[01-16]")
+    site.add_argument("--wake-by", choices=WAYS_TO_WAKE, help="static: how a host is woken (default: ssh)")
+    site.add_argument("--cores", metavar="N", help="static: each host's cores (default: ask the hosts)")
+    site.add_argument("--memory", metavar="SIZE", help="static: each host's memory, such as 64GiB")
+    site.add_argument("--gpus", metavar="N", help="static: each host's GPUs (default: 0)")
+    site.add_argument("--price", metavar="PRICE", help="static: the power of a host for an hour (default: 0)")
     site.add_argument("--endpoint", metavar="URL", help="another server with the provider's API, for tests")
 
 

@@ -7,8 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_UNAVAILABLE
 from nodemanager.cli.parsing.verb import Verb
+from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cli.verbs.site_warnings import print_warnings
 from nodemanager.config.site import Site
 
@@ -23,26 +23,21 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     load_structlog_without_rich()
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.service import logs, service
+    from nodemanager.service.assembly.cluster import NotInitialised, record_cluster_name, with_cluster_uuid
+    from nodemanager.service.assembly.ports import NodesCannotJoin, make_ports
     from nodemanager.service.outputs import Outputs
 
     del chosen
     logs.configure()
     print_warnings(site)
     try:
-        site = service.with_cluster_uuid(site)
-        service.record_cluster_name(site)
+        site = with_cluster_uuid(site)
+        record_cluster_name(site)
         outputs = Outputs(site)
         floors, companions = _ensembles(site, outputs)
-        ports = service.make_ports(site, outputs.info, floors.answer)
-    except service.NotInitialised as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except service.NodesCannotJoin as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
+        ports = make_ports(site, outputs.info, floors.answer)
+    except (BindingsMissing, NotInitialised, NodesCannotJoin) as error:
+        return report_failure(error)
     return service.serve(site, ports, outputs, floors, companions)
 
 

@@ -6,9 +6,10 @@ import argparse
 import sys
 from functools import partial
 
-from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
+from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_OK
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb, positive
+from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.config.site import Site
 
 
@@ -21,7 +22,7 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.cli import slots as slot_verbs
     from nodemanager.core.ports import FluxError
     from nodemanager.flux.bindings import BindingsMissing
-    from nodemanager.service import service
+    from nodemanager.service.assembly.cluster import NotInitialised
 
     if site.flux.simulated:
         print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
@@ -36,15 +37,8 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
             moved = ", ".join(f"{slot} is of type {name} now" for slot, name in answer.moves.items())
             print(moved or "Nothing to change.")
         print(slot_verbs.HEADER, *instance.rows(), sep="\n")
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    except service.NotInitialised as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except (slot_verbs.SlotsError, FluxError) as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
+    except (BindingsMissing, NotInitialised, slot_verbs.SlotsError, FluxError) as error:
+        return report_failure(error)
     return EXIT_OK
 
 
@@ -70,12 +64,8 @@ def resize(site: Site, chosen: argparse.Namespace) -> int:
         print(resizing, flush=True)
         say = partial(print, flush=True)
         resize_verb.resize(site, resizing, say, force=chosen.force, restarted=chosen.i_restart_it)
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    except (slot_verbs.SlotsError, resize_verb.ResizeError) as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
+    except (BindingsMissing, slot_verbs.SlotsError, resize_verb.ResizeError) as error:
+        return report_failure(error)
     print("The instance has its new slots.")
     return EXIT_OK
 
@@ -93,20 +83,14 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.flux.bindings import BindingsMissing
     from nodemanager.flux.setup import expand as expand_verb
     from nodemanager.flux.setup.bootstrap import BootstrapError
-    from nodemanager.service import service
+    from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
+    from nodemanager.service.assembly.ports import SystemClock
 
     try:
-        site = service.with_cluster_uuid(site)
-        job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, service.SystemClock())
-    except BindingsMissing as error:
-        print(error, file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    except service.NotInitialised as error:
-        print(error, file=sys.stderr)
-        return EXIT_CONFIG
-    except (expand_verb.ExpandError, FluxError, BootstrapError) as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
+        site = with_cluster_uuid(site)
+        job, slots_taken = expand_verb.expand(site, chosen.job, chosen.nodes, SystemClock())
+    except (BindingsMissing, NotInitialised, expand_verb.ExpandError, FluxError, BootstrapError) as error:
+        return report_failure(error)
     print(f"Job {job} provides {', '.join(slots_taken)}. To remove them, run flux cancel {job}.")
     return EXIT_OK
 

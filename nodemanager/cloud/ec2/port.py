@@ -12,6 +12,7 @@ from xml.etree.ElementTree import Element
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
 
+from nodemanager.cloud.common.batch_tags import fits_tags, tags_of_batch
 from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
 from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
@@ -25,7 +26,6 @@ from nodemanager.cloud.common.libcloud_port import (
     node_request,
     refuse_late_create,
 )
-from nodemanager.cloud.ec2.batch_tags import fits_tags, tags_of_batch
 from nodemanager.cloud.ec2.driver import Action, Ec2Driver
 from nodemanager.cloud.ec2.health import Ec2Health
 from nodemanager.cloud.ec2.replies import (

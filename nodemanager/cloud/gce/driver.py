@@ -21,6 +21,8 @@ from nodemanager.cloud.gce.credentials import TokenSource
 _UNAUTHORIZED = 401
 _PAGE_ITEMS = 500
 _EMPTY_ZONE = "NO_RESULTS_ON_PAGE"
+_KEYS_PATH = "/oauth2/v3/certs"  # at the host of the API, but no part of it
+_SUMMARY = "VM_MIN_COUNT_NOT_REACHED"  # that a bulk insert failed; the errors beside it say why
 
 
 class ApiError(GoogleBaseError):
@@ -63,6 +65,8 @@ class _Connection(GCEConnection):
         self.gce_params = None
 
     def morph_action_hook(self, action: str) -> str:
+        if action == _KEYS_PATH:
+            return action
         # Images and networks may belong to another project.
         return f"/compute/v1{action}" if action.startswith("/projects/") else f"{self.request_path}{action}"
 
@@ -104,9 +108,10 @@ class GceDriver(GCENodeDriver):
     def _ex_connection_class_kwargs(self) -> dict[str, Any]:
         return {"project": self.project}
 
-    def instances(self, label: str, value: str) -> list[dict[str, Any]]:
-        """Return every instance with the label, from all zones and all pages."""
-        query = {"filter": f'labels.{label} = "{value}"'}
+    def instances(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Return every instance with at least one of the labels, from all zones and all pages."""
+        terms = [f'labels.{label} = "{value}"' for label, value in labels.items()]
+        query = {"filter": terms[0] if len(terms) == 1 else " OR ".join(f"({term})" for term in terms)}
         return list(self._pages("/aggregated/instances", "instances", query))
 
     def instance(self, zone: str, name: str) -> dict[str, Any]:
@@ -116,6 +121,28 @@ class GceDriver(GCENodeDriver):
     def insert(self, zone: str, instance: Mapping[str, Any]) -> dict[str, Any]:
         """Start creating an instance, and return the operation."""
         return self._require_operation(self._call(f"/zones/{zone}/instances", method="POST", data=dict(instance)))
+
+    def bulk_insert(self, zone: str, request: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+        """Start creating several instances, and return the operation. The same id again starts nothing more.
+
+        ``request``: a BulkInsertInstanceResource. ``request_id``: a UUID.
+        """
+        return self._require_operation(
+            self._call(
+                f"/zones/{zone}/instances/bulkInsert",
+                method="POST",
+                params={"requestId": request_id},
+                data=dict(request),
+            )
+        )
+
+    def identity_keys(self) -> tuple[dict[str, Any], str]:
+        """Return the JSON Web Keys with which Google signs identity tokens, and the reply's Cache-Control."""
+        connection: Any = self.connection
+        answer = connection.request(_KEYS_PATH)
+        headers: Mapping[str, str] = answer.headers
+        cached = next((text for name, text in headers.items() if name.lower() == "cache-control"), "")
+        return answer.object, cached
 
     def operation(self, zone: str, name: str) -> dict[str, Any]:
         """Return the state of an operation. Raises :class:`ApiError` if the operation failed."""
@@ -197,10 +224,14 @@ def _objects_in(reply: dict[str, Any], kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _first_error(error: Any) -> tuple[str, str]:
-    """Return the code and the message of an error, in any of Google's forms."""
+    """Return the code and the message of an error, in any of Google's forms.
+
+    Of several errors, those of the first one that gives a cause.
+    """
     if not isinstance(error, dict):
         return "", str(error)
     errors = error.get("errors")
-    first = errors[0] if isinstance(errors, list) and errors and isinstance(errors[0], dict) else {}
+    found = [it for it in errors if isinstance(it, dict)] if isinstance(errors, list) else []
+    first = next((it for it in found if it.get("code") != _SUMMARY), found[0] if found else {})
     code = first.get("reason") or first.get("code") or error.get("status") or ""
     return str(code), str(first.get("message") or error.get("message") or "no message")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from nodemanager.cloud.common.libcloud_port import UserDataSource
+from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
+from nodemanager.cloud.gce.batch_port import GceBatchCloud
 from nodemanager.cloud.gce.credentials import (
     METADATA_SERVICE,
     CachedTokens,
@@ -14,20 +15,31 @@ from nodemanager.cloud.gce.credentials import (
     key_token_fetcher,
 )
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.port import GceCloud, GcePlacement
+from nodemanager.cloud.gce.identity_keys import KeyCourier, KeyFile
+from nodemanager.cloud.gce.instances import GcePlacement
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
 from nodemanager.core.slots import TypeName
 
 
-def gce_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable[[], CloudPort]:
-    """Return a factory of ports. Each port keeps a token of its own."""
+def gce_factory(
+    site: Site,
+    user_data: UserDataSource,
+    clock: Clock,
+    batch_script: BatchScript | None = None,
+    key_file: KeyFile | None = None,
+) -> Callable[[], CloudPort]:
+    """Return a factory of ports. Each port keeps a token of its own.
+
+    ``key_file``: where the port that lists the nodes puts the keys that prove their identities.
+    """
     placements = placements_of(site)
     fetch_token = token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s)
 
     def port() -> CloudPort:
-        return GceCloud(
-            _driver(site, fetch_token, clock),
+        driver = _driver(site, fetch_token, clock)
+        return GceBatchCloud(
+            driver,
             placements,
             site.cluster,
             site.cluster_uuid,
@@ -35,6 +47,8 @@ def gce_factory(site: Site, user_data: UserDataSource, clock: Clock) -> Callable
             clock,
             call_timeout_s=site.cloud.call_timeout_s,
             needs_groups=site.needs_groups,
+            batch_script=batch_script,
+            keys=KeyCourier(driver, key_file, clock) if key_file is not None else None,
         )
 
     return port
@@ -66,6 +80,6 @@ def placements_of(site: Site) -> dict[TypeName, GcePlacement]:
     """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
     cloud = site.cloud
     return {
-        name: GcePlacement(node.network or cloud.network, node.zones or cloud.zones)
+        name: GcePlacement(node.network or cloud.network, node.zones or cloud.zones, cloud.node_service_account)
         for name, node in site.nodes.items()
     }

@@ -1,8 +1,7 @@
 """``provider = gce``: the cloud port for Google Compute Engine.
 
 Before a create, the port searches all zones for the launch's label. An instance's name is unique in its zone and
-derived from the launch, so a repeated create makes no second node. Labels allow no capitals and no dots, so the
-identity of a node is in its metadata, and the labels serve only to find it.
+derived from the launch, so a repeated create makes no second node.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -23,17 +21,40 @@ from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
 from nodemanager.cloud.common.leftovers import LeftoverSweeper
-from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, NodeRequest, UserDataSource, cloud_error
-from nodemanager.cloud.common.names import launch_digest, unique_name
+from nodemanager.cloud.common.libcloud_port import (
+    TAG_LAUNCH,
+    TAG_SLOT,
+    BatchScript,
+    NodeRequest,
+    UserDataSource,
+    cloud_error,
+)
 from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
 from nodemanager.cloud.common.transport import malformed_reply
 from nodemanager.cloud.gce.driver import ApiError, GceDriver
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, Leftover, ProviderId, group_prefix
+from nodemanager.cloud.gce.identity_keys import KeyCourier
+from nodemanager.cloud.gce.instances import (
+    LABEL_CLUSTER,
+    GcePlacement,
+    batch_label,
+    identity_by_name,
+    instance_body,
+    instance_name,
+    launch_label,
+    read_instance,
+)
+from nodemanager.core.nodes import (
+    CloudNode,
+    CloudState,
+    FailureKind,
+    LaunchId,
+    Leftover,
+    ProviderId,
+    group_prefix,
+    stamp_of,
+)
 from nodemanager.core.ports import Clock, CloudError
-from nodemanager.core.slots import Market, TypeName
-
-LABEL_CLUSTER = "fnm-cluster"
-LABEL_LAUNCH = "fnm-launch"
+from nodemanager.core.slots import SlotName, TypeName
 
 POLL_S = 1.0
 GROUP_WAIT_MAX_S = 15.0  # for a placement policy to be ready
@@ -42,23 +63,13 @@ POLL_MAX_S = 30.0  # the port stops waiting for a longer insert; later lists sho
 _PROVIDER_ID = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+)", re.ASCII)
 _CONFLICT = 409
 _GROUP_READY = "READY"
-_PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
-
-_STATES: Mapping[str, NodeState] = MappingProxyType(
-    {
-        "PROVISIONING": NodeState.PENDING,
-        "STAGING": NodeState.PENDING,
-        "STOPPING": NodeState.STOPPING,
-        # Powered off or preempted. Its disk still costs money, and it stays in the list until it is deleted.
-        "TERMINATED": NodeState.ERROR,
-        "STOPPED": NodeState.ERROR,
-    }
-)
 
 _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
     {
         "ZONE_RESOURCE_POOL_EXHAUSTED": FailureKind.CAPACITY,
         "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS": FailureKind.CAPACITY,
+        "insufficientCapacity": FailureKind.CAPACITY,
+        "VM_MIN_COUNT_NOT_REACHED": FailureKind.CAPACITY,  # of a bulk insert that names no other cause
         "IP_SPACE_EXHAUSTED": FailureKind.CAPACITY,
         "QUOTA_EXCEEDED": FailureKind.QUOTA,
         "quotaExceeded": FailureKind.QUOTA,
@@ -79,14 +90,6 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GcePlacement:
-    """The network and zones of a node type's instances."""
-
-    network: str  # "global/networks/NAME" or "regions/REGION/subnetworks/NAME"
-    zones: tuple[str, ...]  # tried in this order
-
-
 class GceCloud(RetryingPort):
     """The cloud port of one project. It sees only instances with the cluster's label."""
 
@@ -102,6 +105,8 @@ class GceCloud(RetryingPort):
         call_timeout_s: float = 60.0,
         sleep: Sleep = time.sleep,
         needs_groups: bool = False,
+        batch_script: BatchScript | None = None,
+        keys: KeyCourier | None = None,
     ) -> None:
         """``needs_groups``: whether instances of any type are created in placement groups."""
         super().__init__(
@@ -110,8 +115,17 @@ class GceCloud(RetryingPort):
         self.driver = driver
         self._placements = placements
         self._needs_groups = needs_groups
+        self._batch_script = batch_script
+        self._keys = keys
         self._groups = KnownGroups(self._make_group, _names_missing_group)
         self._sweeper = LeftoverSweeper()
+
+    def list_nodes(self) -> tuple[CloudNode, ...]:
+        """Return every instance with the cluster's label. Raises :class:`CloudError`."""
+        nodes = super().list_nodes()
+        if self._keys is not None:
+            self._keys.bring_if_due()  # after the list: then Google answers
+        return nodes
 
     def destroy(self, provider_id: ProviderId) -> None:
         """Delete an instance, given as ``ZONE/NAME``. One that no longer exists is no error."""
@@ -181,15 +195,19 @@ class GceCloud(RetryingPort):
                 raise  # another thread has just made it
 
     def _fetch_nodes(self) -> Sequence[Node]:
-        return [self._libcloud_node(found) for found in self.driver.instances(LABEL_CLUSTER, self._cluster)]
+        return self._labelled({LABEL_CLUSTER: self._cluster})
+
+    def _labelled(self, labels: Mapping[str, str]) -> list[Node]:
+        """Return the instances with at least one of the labels."""
+        return [read_instance(found, self.driver) for found in self.driver.instances(labels)]
 
     def _create_node(self, request: NodeRequest) -> Node:
         started_s = self._clock.monotonic_s()
         launch = LaunchId(request.tags[TAG_LAUNCH])
-        found = self._read_with_retries(
-            lambda: [self._libcloud_node(it) for it in self.driver.instances(LABEL_LAUNCH, launch_digest(launch))]
-        )
-        for node in found:
+        # An earlier call may have created it together with others of its plan.
+        stamp = stamp_of(launch, SlotName(request.tags[TAG_SLOT]))
+        labels = {**launch_label(launch), **batch_label(stamp)}
+        for node in self._read_with_retries(lambda: self._labelled(labels)):
             if self._was_made_for(node, launch):
                 return node
         zones = (request.zone,) if request.zone else self._placements[request.node_type.name].zones
@@ -213,21 +231,24 @@ class GceCloud(RetryingPort):
         return self._groups.create_in(f"{zone.rpartition('-')[0]}/{request.group}", create)
 
     def _create_in_zone(self, zone: str, request: NodeRequest, launch: LaunchId, policy: str = "") -> Node:
-        name = unique_name(f"n-{request.name}", launch).lower()
+        name = instance_name(self._cluster, SlotName(request.tags[TAG_SLOT]), launch)
+        placement = self._placements[request.node_type.name]
+        labels = {LABEL_CLUSTER: self._cluster, **launch_label(launch)}
         try:
             with self._as_cloud_errors(creating=True):
-                operation = self.driver.insert(zone, self._instance_body(zone, name, request, launch, policy))
+                body = instance_body(zone, name, request, placement, labels, policy)
+                operation = self.driver.insert(zone, body)
         except CloudError as error:
             taken = isinstance(error.__cause__, ApiError) and error.__cause__.http_code == _CONFLICT
             if not taken:
                 raise
             found = self._instance_named(zone, name)
-            if self._tags(found).get(TAG_LAUNCH) != launch:
+            if not self._was_made_for(found, launch):
                 raise
             return found
         self._await_insert(zone, operation)
         try:
-            return self._read_with_retries(lambda: self._libcloud_node(self.driver.instance(zone, name)))
+            return self._read_with_retries(lambda: read_instance(self.driver.instance(zone, name), self.driver))
         except CloudError:
             # The instance exists or will soon. The next list shows its details.
             extra = {"metadata": dict(request.tags)}
@@ -236,12 +257,14 @@ class GceCloud(RetryingPort):
     def _instance_named(self, zone: str, name: str) -> Node:
         """Return the instance with this name. An earlier insert may have created it and lost the reply."""
         try:
-            return self._read_with_retries(lambda: self._libcloud_node(self.driver.instance(zone, name)))
+            return self._read_with_retries(lambda: read_instance(self.driver.instance(zone, name), self.driver))
         except CloudError as error:
             raise _ambiguous(f"{zone} has an instance {name}, which cannot be read", error) from error
 
-    def _await_insert(self, zone: str, operation: Mapping[str, Any]) -> None:
-        """Wait until an insert is done, ``POLL_MAX_S`` at most. Raises its error, such as a lack of capacity.
+    def _await_insert(self, zone: str, operation: Mapping[str, Any]) -> bool:
+        """Wait until an insert is done, ``POLL_MAX_S`` at most, and return whether it is.
+
+        Raises its error, such as a lack of capacity.
 
         Only an operation that ended with an error proves that nothing was created. If the operation cannot be read,
         the instance may exist all the same, so the error is ``AMBIGUOUS``.
@@ -261,64 +284,7 @@ class GceCloud(RetryingPort):
                 if error.kind is not FailureKind.THROTTLED:
                     raise _ambiguous("the insert was accepted, but its operation cannot be read", error) from error
                 pause_s = min(POLL_MAX_S, max(2 * pause_s, error.retry_after_s))
-
-    def _instance_body(
-        self, zone: str, name: str, request: NodeRequest, launch: LaunchId, policy: str
-    ) -> dict[str, Any]:
-        """``policy``: the path of the placement policy, "" for none."""
-        node_type = request.node_type
-        network = self._placements[node_type.name].network
-        items = {
-            "startup-script": request.user_data,
-            **{_metadata_key(tag): value for tag, value in request.tags.items()},
-        }
-        instance: dict[str, Any] = {
-            "name": name,
-            "machineType": f"zones/{zone}/machineTypes/{node_type.size}",
-            "labels": {LABEL_CLUSTER: self._cluster, LABEL_LAUNCH: launch_digest(launch)},
-            "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
-            "disks": [{"boot": True, "autoDelete": True, "initializeParams": {"sourceImage": node_type.image}}],
-            "networkInterfaces": [{"subnetwork" if "/subnetworks/" in network else "network": network}],
-        }
-        if policy:
-            instance["resourcePolicies"] = [policy]
-        if node_type.gpus or policy:
-            # An instance with GPUs or near others cannot migrate to another host. The request must say so.
-            instance["scheduling"] = {"onHostMaintenance": "TERMINATE"}
-        if node_type.market is Market.SPOT:
-            instance["scheduling"] = {
-                "provisioningModel": "SPOT",
-                "instanceTerminationAction": "DELETE",
-                "automaticRestart": False,
-                "onHostMaintenance": "TERMINATE",
-            }
-        return instance
-
-    def _libcloud_node(self, found: Mapping[str, Any]) -> Node:
-        """Convert an instance to libcloud's node without the extra calls that libcloud would make."""
-        try:
-            zone = str(found["zone"]).rpartition("/")[2]
-            interfaces = found.get("networkInterfaces") or []
-            accesses = [access for interface in interfaces for access in interface.get("accessConfigs") or []]
-            items = (found.get("metadata") or {}).get("items") or []
-            return Node(
-                f"{zone}/{found['name']}",
-                found["name"],
-                _STATES.get(found["status"], NodeState.RUNNING),
-                [access["natIP"] for access in accesses if access.get("natIP")],
-                [interface["networkIP"] for interface in interfaces if interface.get("networkIP")],
-                self.driver,
-                extra={
-                    "metadata": {_tag_of_key(item["key"]): str(item.get("value", "")) for item in items},
-                    "status": found["status"],
-                    "instance_type": str(found.get("machineType") or "").rpartition("/")[2],
-                    "policies": [str(it) for it in found.get("resourcePolicies") or []],
-                },
-                # libcloud would leave this empty and put the time into ``extra`` only.
-                created_at=datetime.fromisoformat(found["creationTimestamp"]),
-            )
-        except _PARSE_ERRORS as error:
-            raise malformed_reply(f"an instance lacks a required field ({error!r})", sorted(found)) from error
+        return bool(operation["status"] == "DONE")
 
     def _tags(self, node: Node) -> Mapping[str, str]:
         metadata: Mapping[str, str] = node.extra["metadata"]
@@ -329,6 +295,8 @@ class GceCloud(RetryingPort):
 
     def _cloud_node(self, node: Node) -> CloudNode:
         seen = replace(super()._cloud_node(node), group=self._group_in(node.extra.get("policies", ())))
+        if seen.identity is None:
+            seen = replace(seen, identity=identity_by_name(node.name, self._tags(node)))
         return replace(seen, state=CloudState.RUNNING) if seen.state is CloudState.TERMINATED else seen
 
     def _group_in(self, policies: Sequence[str]) -> str:
@@ -351,13 +319,3 @@ def _names_missing_group(error: CloudError) -> bool:
 def _ambiguous(what: str, error: CloudError) -> CloudError:
     """Build the error of a create whose node may exist but cannot be read."""
     return CloudError(FailureKind.AMBIGUOUS, f"{what}: {error.detail}", error.retry_after_s)
-
-
-def _metadata_key(tag: str) -> str:
-    """Convert a tag to a metadata key, which allows no colon: ``fnm:slot`` becomes ``fnm-slot``."""
-    return tag.replace(":", "-", 1)
-
-
-def _tag_of_key(key: str) -> str:
-    """Reverse :func:`_metadata_key`."""
-    return key.replace("-", ":", 1) if key.startswith("fnm-") else key

@@ -14,7 +14,7 @@ from typing import Any
 from nodemanager.cloud.common.findings import Finding, compare_quotas, look_up_all, unreadable
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.from_site import gce_driver, placements_of
-from nodemanager.cloud.gce.port import GcePlacement
+from nodemanager.cloud.gce.instances import GcePlacement
 from nodemanager.cloud.gce.survey import reading_project
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import FailureKind

@@ -1,28 +1,35 @@
 """``provider = static``: own hosts, which commands of the site wake and put to sleep.
 
 A create takes a free host of the node type and wakes it; a destroy puts it to sleep. Which host serves which launch
-is in a file (``store``). Of the free hosts, one whose last wake failed is taken last.
+is in a file (``store``). Of the free hosts, one whose last wake failed is taken last. A host that is awake although
+it serves nothing is used by somebody else, and is not taken.
+
+A use of a host is forgotten only if the host is proven asleep: no wake command may be running, the sleep command
+ended well and, with a probe, the probe finds it asleep several times in a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from nodemanager.cloud.common.libcloud_port import UserDataSource, checked_user_data, refuse_late_create
-from nodemanager.cloud.static.commands import HostCommands
+from nodemanager.cloud.static.commands import HostCommands, Ran
 from nodemanager.cloud.static.store import HostStore, HostUse, Phase, Uses
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Identity, Launch, Leftover, ProviderId
+from nodemanager.core.notation import compress_hostlist
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
 
-ASLEEP_LOOKS = 2  # in a row, before a host that should be awake counts as dead: one ping may be lost
+# A host is asleep once so many probes in a row say so, over at least this time: pings may be lost for a while.
+ASLEEP_LOOKS = 3
+ASLEEP_OVER_S = 20.0
 _STATES = {
     Phase.WAKING: CloudState.PENDING,
     Phase.WOKEN: CloudState.PENDING,
     Phase.AWAKE: CloudState.RUNNING,
+    Phase.FAILED: CloudState.FAILED,
     Phase.SLEEPING: CloudState.STOPPING,
     Phase.ENDED: CloudState.TERMINATED,
 }
@@ -42,6 +49,7 @@ class StaticHosts:
         clock: Clock,
         *,
         call_timeout_s: float,
+        asleep_over_s: float | None = None,
     ) -> None:
         self.hosts_of = hosts_of
         self.commands = commands
@@ -51,6 +59,7 @@ class StaticHosts:
         self._user_data = user_data
         self._clock = clock
         self._call_timeout_s = call_timeout_s
+        self._asleep_over_s = ASLEEP_OVER_S if asleep_over_s is None else asleep_over_s
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         script = checked_user_data(self._user_data(launch, node_type), launch.slot)
@@ -60,15 +69,15 @@ class StaticHosts:
     def list_nodes(self) -> tuple[CloudNode, ...]:
         with self._store.locked():
             known = self._store.read()
-        probed = (Phase.WOKEN, Phase.AWAKE, Phase.SLEEPING)
-        awake = self.commands.probe_all([use.host for use in known.uses if use.phase in probed])
+        standing = [use for use in known.uses if use.phase in (Phase.WOKEN, Phase.AWAKE, Phase.SLEEPING)]
+        awake = self.commands.probe_all([use.host for use in standing])
         with self._store.locked():
             before = self._store.read()
             now_at = self._clock.wall_at()
             # A use that changed while its host was probed is looked at again by the next list.
             seen = [
-                _with_look(use, awake[use.host], now_at) if use in known.uses and use.host in awake else use
-                for use in before.uses
+                self._with_look(use, awake[use.host], now_at) if use in standing and use.host in awake else use
+                for use in map(self._without_lost_host, before.uses)
             ]
             after = replace(before, uses=tuple(seen)).without_old(now_at)
             if after != before:
@@ -80,12 +89,11 @@ class StaticHosts:
             use = self._store.read().find(lambda it: it.id == provider_id)
         if use is None or use.phase is Phase.ENDED:
             return
-        if use.phase is Phase.SLEEPING and not self.commands.probe_all([use.host]).get(use.host):
+        if use.phase is Phase.SLEEPING and self.commands.probe and not self.commands.is_awake(use.host):
             return  # it went to sleep, or whether it did is not known
-        ran = self.commands.run_sleep(use.host)
-        if ran.status != 0:
-            raise CloudError(FailureKind.TRANSIENT, ran.describe("sleep", use.host))
-        self._note_sleep(use)
+        if problem := self._put_to_sleep(use.host):
+            raise CloudError(FailureKind.TRANSIENT, problem)
+        self._change(use, self._asleep)
 
     def sweep(self) -> tuple[Leftover, ...]:
         return ()  # a host leaves nothing behind
@@ -93,24 +101,49 @@ class StaticHosts:
     # --- creating ---
 
     def _take_host(self, launch: Launch, node_type: NodeType) -> HostUse:
-        """Return the use of the launch. If it has none, write one for a free host."""
+        """Return the use of the launch. If it has none, write one for a free host that is not awake."""
         started_s = self._clock.monotonic_s()
-        with self._store.locked():
-            refuse_late_create(self._clock, started_s, self._call_timeout_s)
-            uses = self._store.read()
-            identity = Identity(
-                self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name, launch.made_from
-            )
-            if (known := uses.find(lambda it: it.serves(identity))) is not None:
-                return known
-            free = self._free_hosts(node_type.name, uses)
-            if not free:
-                count = len(self.hosts_of(node_type.name))
-                raise CloudError(FailureKind.CAPACITY, f"all {count} hosts of {node_type.name} are in use")
+        identity = Identity(
+            self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name, launch.made_from
+        )
+        asleep: set[str] = set()
+        strangers: list[str] = []
+        while True:
+            with self._store.locked():
+                refuse_late_create(self._clock, started_s, self._call_timeout_s)
+                uses = self._store.read()
+                known = uses.find(lambda it: it.serves(identity))
+                free = [host for host in self._free_hosts(node_type.name, uses) if host not in strangers]
+                if known is None and not free:
+                    raise CloudError(FailureKind.CAPACITY, self._why_none(node_type.name, strangers))
+                if known is not None or free[0] in asleep:
+                    return self._begin_wake(uses, known, free, identity, node_type.size)
+            # Outside of the lock, as every command.
+            (strangers.append if self.commands.is_awake(free[0]) else asleep.add)(free[0])
+
+    def _begin_wake(
+        self, uses: Uses, known: HostUse | None, free: Sequence[str], identity: Identity, size: str
+    ) -> HostUse:
+        """Write that a host is about to be woken. The lock is held."""
+        now_at = self._clock.wall_at()
+        if known is None:
             number = uses.count + 1
-            use = HostUse(f"{free[0]}.{number}", free[0], identity, node_type.size, self._clock.wall_at())
-            self._store.write(replace(uses, count=number, uses=(*uses.uses, use)))
+            known = HostUse(f"{free[0]}.{number}", free[0], identity, size, now_at)
+            uses = replace(uses, count=number, uses=(*uses.uses, known))
+        if known.phase is Phase.WAKING:
+            use = replace(known, waking_until_at=now_at + self._call_timeout_s)
+            self._store.write(uses.with_use(use))
             return use
+        return known
+
+    def _why_none(self, type_name: TypeName, strangers: Sequence[str]) -> str:
+        hosts = self.hosts_of(type_name)
+        if not strangers:
+            return f"all {len(hosts)} hosts of {type_name} are in use"
+        return (
+            f"no host of {type_name} is free: {len(hosts) - len(strangers)} are in use, and "
+            f"{compress_hostlist(strangers)} awake although this manager did not wake them"
+        )
 
     def _free_hosts(self, type_name: TypeName, uses: Uses) -> list[str]:
         """Return the type's hosts that serve no launch: those that never failed first, in the site's order."""
@@ -124,19 +157,50 @@ class StaticHosts:
         except CloudError:  # nothing was started
             self._give_back(use)
             raise
-        if ran.status is None:
-            raise CloudError(FailureKind.AMBIGUOUS, ran.describe("wake", use.host))
-        if ran.status != 0:
-            # It may have woken the host all the same, and the launch is tried again on another one.
-            with suppress(CloudError):
-                self.commands.run_sleep(use.host)
-            others = self._give_back(use)
-            kind = FailureKind.TRANSIENT if others else FailureKind.CAPACITY
-            raise CloudError(kind, ran.describe("wake", use.host))
         try:
-            return self._change(use, Phase.WOKEN if self.commands.probe else Phase.AWAKE)
-        except CloudError as error:
+            outcome = self._note_wake(use, ran)
+        except CloudError as error:  # of the file
             raise CloudError(FailureKind.AMBIGUOUS, error.detail) from error
+        if isinstance(outcome, CloudError):
+            raise outcome
+        return outcome
+
+    def _note_wake(self, use: HostUse, ran: Ran) -> HostUse | CloudError:
+        """Write how a wake ended. If the host must not be awake, put it to sleep."""
+        why = ran.describe("wake", use.host)
+        if ran.status is None:
+            self._change(use, lambda it: replace(it, waking_until_at=0.0))
+            return CloudError(FailureKind.AMBIGUOUS, why)
+        if ran.status == 0:
+            woken = self._change(use, self._woken)
+            if woken.phase is not Phase.SLEEPING:
+                return woken
+            why = "it was put to sleep while its wake still ran"
+            if not (problem := self._put_to_sleep(use.host)):
+                return self._change(use, self._asleep)
+        elif not (problem := self._put_to_sleep(use.host) or self._why_not_asleep(use.host)):
+            # The launch is tried again on another host.
+            kind = FailureKind.TRANSIENT if self._give_back(use) else FailureKind.CAPACITY
+            return CloudError(kind, why)
+        why = f"{why}; {problem}"
+        self._change(use, lambda it: replace(it, phase=Phase.FAILED, waking_until_at=0.0, why_ended=why))
+        return CloudError(FailureKind.AMBIGUOUS, why)
+
+    def _put_to_sleep(self, host: str) -> str:
+        """Run the sleep command. Return why it failed, "" if it did not."""
+        try:
+            ran = self.commands.run_sleep(host)
+        except CloudError as error:
+            return error.detail
+        return "" if ran.status == 0 else ran.describe("sleep", host)
+
+    def _why_not_asleep(self, host: str) -> str:
+        """Say why a host that was put to sleep may be awake, "" if it is not."""
+        try:
+            is_asleep = not self.commands.probe or self.commands.is_awake(host) is False
+        except CloudError as error:
+            return error.detail
+        return "" if is_asleep else f"after its sleep the probe does not find {host} asleep"
 
     def _give_back(self, use: HostUse) -> bool:
         """Forget a use whose host was not woken. Return whether another host of the type has not failed."""
@@ -149,46 +213,53 @@ class StaticHosts:
 
     # --- what becomes of a use ---
 
-    def _change(self, use: HostUse, phase: Phase) -> HostUse:
-        """Write that a host was woken, unless its use has changed meanwhile. Return the use as it is then."""
+    def _change(self, use: HostUse, change: Callable[[HostUse], HostUse]) -> HostUse:
+        """Write what has become of a use, as it is now. Return it."""
         with self._store.locked():
             uses = self._store.read()
-            now = uses.find(lambda it: it.id == use.id) or use
-            if now.phase is not use.phase:
-                return now
+            if (now := uses.find(lambda it: it.id == use.id)) is None:
+                return use
+            changed = change(now)
             failed_at = {host: at for host, at in uses.failed_at.items() if host != use.host}
-            changed = replace(now, phase=phase)
+            if changed.phase is Phase.FAILED:
+                failed_at[use.host] = self._clock.wall_at()
+            elif changed.phase not in (Phase.WOKEN, Phase.AWAKE):
+                failed_at = dict(uses.failed_at)
             self._store.write(replace(uses.with_use(changed), failed_at=failed_at))
             return changed
 
-    def _note_sleep(self, use: HostUse) -> None:
-        """Write that a host was put to sleep. Without a probe it sleeps from now on."""
-        with self._store.locked():
-            uses = self._store.read()
-            now = uses.find(lambda it: it.id == use.id)
-            if now is None or now.phase is Phase.ENDED:
-                return
-            changed = replace(now, phase=Phase.SLEEPING)
-            self._store.write(
-                uses.with_use(changed if self.commands.probe else _ended(changed, self._clock.wall_at()))
-            )
-
-
-def _with_look(use: HostUse, is_awake: bool, now_at: float) -> HostUse:
-    """Return the use as a probe of its host shows it."""
-    match use.phase:
-        case Phase.WOKEN if is_awake:
-            return replace(use, phase=Phase.AWAKE)
-        case Phase.AWAKE if is_awake:
-            return replace(use, asleep_looks=0)
-        case Phase.AWAKE:
-            looks = use.asleep_looks + 1
-            dead = looks >= ASLEEP_LOOKS
-            return _ended(use, now_at, "the probe finds it asleep") if dead else replace(use, asleep_looks=looks)
-        case Phase.SLEEPING if not is_awake:
-            return _ended(use, now_at)
-        case _:
+    def _without_lost_host(self, use: HostUse) -> HostUse:
+        """End a use that failed for good, once an operator has taken its host out of the site."""
+        if use.phase is not Phase.FAILED or use.host in self.hosts_of(use.identity.type_name):
             return use
+        return _ended(use, self._clock.wall_at(), f"{use.why_ended}; it is no host of the site any more")
+
+    def _woken(self, use: HostUse) -> HostUse:
+        """Its wake ended well. It may have been put to sleep meanwhile."""
+        woken = Phase.WOKEN if self.commands.probe else Phase.AWAKE
+        return replace(use, waking_until_at=0.0, phase=woken if use.phase is Phase.WAKING else use.phase)
+
+    def _asleep(self, use: HostUse) -> HostUse:
+        """Its sleep ended well. Without a probe it sleeps from now on, unless a wake may still be running."""
+        now_at = self._clock.wall_at()
+        if use.phase is Phase.ENDED:
+            return use
+        if self.commands.probe or now_at < use.waking_until_at:
+            return replace(use, phase=Phase.SLEEPING)
+        return _ended(use, now_at)
+
+    def _with_look(self, use: HostUse, is_awake: bool, now_at: float) -> HostUse:
+        """Return the use as a probe of its host shows it."""
+        if is_awake:
+            phase = Phase.AWAKE if use.phase is Phase.WOKEN else use.phase
+            return replace(use, phase=phase, asleep_looks=0, asleep_since_at=0.0)
+        if use.phase is Phase.WOKEN or now_at < use.waking_until_at:
+            return use  # it boots, or may be about to
+        since_at = use.asleep_since_at if 0 < use.asleep_since_at <= now_at else now_at
+        seen = replace(use, asleep_looks=use.asleep_looks + 1, asleep_since_at=since_at)
+        if seen.asleep_looks < ASLEEP_LOOKS or now_at - since_at < self._asleep_over_s:
+            return seen
+        return _ended(seen, now_at, "" if use.phase is Phase.SLEEPING else "the probe finds it asleep")
 
 
 def _ended(use: HostUse, now_at: float, why: str = "") -> HostUse:

@@ -29,6 +29,7 @@ class Phase(StrEnum):
     WAKING = "waking"  # its command runs, or was cut off
     WOKEN = "woken"  # its command ended well; the probe has not found the host awake yet
     AWAKE = "awake"
+    FAILED = "failed"  # its wake failed, and nothing proves that the host is asleep
     SLEEPING = "sleeping"  # its sleep command ended well; the probe has not found the host asleep yet
     ENDED = "ended"
 
@@ -43,7 +44,9 @@ class HostUse:
     size: str
     created_at: float
     phase: Phase = Phase.WAKING
-    asleep_looks: int = 0  # how many probes in a row found it asleep, although nobody put it to sleep
+    waking_until_at: float = 0.0  # until then a wake command may still wake it, also after a crash
+    asleep_looks: int = 0  # how many probes in a row found it asleep
+    asleep_since_at: float = 0.0  # when the first of them did
     ended_at: float = 0.0
     why_ended: str = ""
 
@@ -80,7 +83,7 @@ class HostStore:
     """The uses of one folder's hosts."""
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._directory = directory
         self._lock = directory / "lock"
         self._file = directory / "hosts.json"
 
@@ -88,6 +91,7 @@ class HostStore:
     def locked(self) -> Iterator[None]:
         """Hold the lock. Raises :class:`CloudError` if the files cannot be read or written."""
         try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with held_lock(self._lock):
                 yield
         except OSError as error:

@@ -11,7 +11,15 @@ from nodemanager.config.text.ini import Document, Fault
 from nodemanager.config.text.settings import CloudSettings
 
 _NAME = "Azure"
-_UNSUPPORTED = ("security_groups", "key_name", "auth_url", "microversion", "config_drive", "project")
+_UNSUPPORTED = (
+    "security_groups",
+    "key_name",
+    "auth_url",
+    "microversion",
+    "config_drive",
+    "project",
+    "node_service_account",
+)
 _IMAGE = re.compile(r"[^:/]+:[^:/]+:[^:/]+:[^:/]+|/subscriptions/\S+/images/\S+")
 _NETWORK = re.compile(r"[^/\s,]+/[^/\s,]+|/subscriptions/\S+/subnets/\S+")
 

@@ -13,8 +13,9 @@ from nodemanager.config.text.settings import CloudSettings
 _NAME = "Google Compute Engine"
 _UNSUPPORTED = (
     "region", "security_groups", "key_name", "auth_url", "microversion", "config_drive", "resource_group",
-    "ssh_public_key", "nodes_per_call", "identity_certificate",
+    "ssh_public_key", "identity_certificate",
 )  # fmt: skip
+_ACCOUNT = re.compile(r"[a-z0-9.-]+@[a-z0-9.-]+", re.ASCII)
 _IMAGE = re.compile(r"(projects/[a-z0-9.:-]+/)?global/images/(family/)?[a-z0-9-]+", re.ASCII)
 _NETWORK = re.compile(
     r"(projects/[a-z0-9.:-]+/)?(global/networks|regions/[a-z0-9-]+/subnetworks)/[a-z0-9-]+", re.ASCII
@@ -37,6 +38,9 @@ def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[F
             yield document.fault(section, "image", f"{needed['image']} is needed")
         if settings.network and not _NETWORK.fullmatch(settings.network):
             yield document.fault(section, "network", f"{needed['network']} is needed")
+    if cloud.node_service_account and not _ACCOUNT.fullmatch(cloud.node_service_account):
+        needed_here = 'a mail address such as "nodes@PROJECT.iam.gserviceaccount.com" is needed'
+        yield document.fault("Cloud", "node_service_account", needed_here)
     # Without credentials, the manager uses those of the instance on which it runs.
     yield from common.credential_faults(document, ((), ("service_account", "key")))
     entries = {key.removesuffix("_file") for key in document.section("Cloud Credentials").entries}

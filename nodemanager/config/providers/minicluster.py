@@ -13,7 +13,7 @@ _NAME = "a MiniCluster"
 _UNSUPPORTED = (
     "image", "network", "zones", "subnets", "region", "endpoint", "security_groups", "key_name", "instance_profile",
     "auth_url", "microversion", "config_drive", "project", "resource_group", "ssh_public_key",
-    "creates_per_s", "creates_burst", "nodes_per_call", "identity_certificate",
+    "node_service_account", "creates_per_s", "creates_burst", "nodes_per_call", "identity_certificate",
 )  # fmt: skip
 
 

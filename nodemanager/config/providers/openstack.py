@@ -11,7 +11,14 @@ from nodemanager.config.text.settings import CloudSettings
 
 MICROVERSION_LEAST = (2, 52)  # needed for tags in a create; since 2.37 networks must be named
 
-_UNSUPPORTED = ("project", "resource_group", "ssh_public_key", "nodes_per_call", "identity_certificate")
+_UNSUPPORTED = (
+    "project",
+    "node_service_account",
+    "resource_group",
+    "ssh_public_key",
+    "nodes_per_call",
+    "identity_certificate",
+)
 _NAME = "OpenStack"
 _USER = ("username", "password", "project")
 _APPLICATION_CREDENTIAL = ("application_credential_id", "application_credential_secret")

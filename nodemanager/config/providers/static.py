@@ -15,7 +15,7 @@ _NAME = "provider = static"
 _UNSUPPORTED = (
     "network", "zones", "subnets", "region", "endpoint", "security_groups", "key_name", "instance_profile",
     "auth_url", "microversion", "config_drive", "project", "resource_group", "ssh_public_key",
-    "nodes_per_call", "identity_certificate", "price_list", "sizes",
+    "node_service_account", "nodes_per_call", "identity_certificate", "price_list", "sizes",
 )  # fmt: skip
 NODE = "{node}"  # in a command: the name of the host
 
@@ -40,12 +40,14 @@ def faults(document: Document, cloud: CloudSettings, nodes: Nodes) -> Iterator[F
             yield document.fault(section, "slots", problem)
 
 
-def hosts_named_twice(document: Document, nodes: Mapping[TypeName, NodeSettings]) -> Iterator[Fault]:
-    """Find hosts of two node types: each would wake the other's."""
-    taken: dict[str, TypeName] = {}
+def hosts_named_twice(
+    document: Document, head_host: str, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """Find hosts of two node types, each of which would wake the other's, and rank 0's, which must stay on."""
+    taken = {head_host: "the host of rank 0 (head_host)"}
     for name, node in nodes.items():
         for host in node.hosts:
             if host in taken:
-                problem = f'host "{host}" is already one of [Node {taken[host]}]: a host has one type'
+                problem = f'host "{host}" is already {taken[host]}: a host has one type'
                 yield document.fault(common.NODE + name, "hosts", problem)
-            taken.setdefault(host, name)
+            taken.setdefault(host, f"one of [Node {name}]")

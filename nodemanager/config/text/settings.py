@@ -594,6 +594,7 @@ class CloudSettings(SectionSettings):
     microversion: Annotated[str, ValueFormat('a version such as "2.52"', _matching(_MICROVERSION))] = "2.52"
     config_drive: _YesOrNo = False
     project: _OptionalWord = ""
+    node_service_account: _OptionalWord = ""
     resource_group: _OptionalWord = ""
     ssh_public_key: Annotated[str, ValueFormat('a line such as "ssh-ed25519 AAAA..."', _matching(_PUBLIC_KEY))] = ""
     name: _KubernetesName = ""
@@ -617,6 +618,8 @@ class CloudSettings(SectionSettings):
     nodes_max: Annotated[int | None, _whole(1)] = None
     price_per_hour_max: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
     priority: Annotated[int, _whole(0, 9)] = 0
+    # None means that it is unknown.
+    egress_price_per_gib: Annotated[Decimal | None, ValueFormat("a price of 0 or more", _price)] = None
     per_day: Annotated[Decimal | None, _PRICE] = None
     per_month: Annotated[Decimal | None, _PRICE] = None
 

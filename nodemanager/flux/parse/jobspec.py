@@ -7,8 +7,8 @@ because no scheduler respects them.
 
 A job can make requests to the manager alone in ``attributes.system.node-manager``, for example with ``flux submit
 --setattr=node-manager.memory=16GiB --setattr=node-manager.one-zone``: the memory of each slot, all nodes in one
-zone, and ``requeue``, to be submitted again if the provider takes back its node. Memory is also read from a
-resource entry with a unit inside the slot.
+zone, nodes near its data (``near``, ``data``), and ``requeue``, to be submitted again if the provider takes back
+its node. Memory is also read from a resource entry with a unit inside the slot.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, RankAllocation, Shape, UnreadableJob
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Near, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
 from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE, read_patience_s
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
+from nodemanager.flux.parse.near import DATA, NEAR, read_near
 
 COUNT_MAX = 2**31 - 1  # as in flux-core, where a count is a C int
 DEPTH_MAX = 100  # of nested resources, the limit of flux-core
@@ -102,6 +103,7 @@ def read_request(jobspec: object) -> JobRequest:
         requeue=wish.requeue,
         requeued_from=wish.requeued_from,
         patience_s=read_patience_s(system),
+        near_fault=wish.near_fault,
         delegated_to=str(system.get(DELEGATE, "")),
     )
 
@@ -264,6 +266,7 @@ def _shape(found: _Resources, system: Mapping[str, Any], wish: _OurAttributes) -
         constraint=read_constraint(system.get("constraints"), "attributes.system.constraints"),
         memory_bytes_per_slot=max(found.memory_bytes, wish.memory_bytes),
         one_zone=wish.one_zone,
+        near=wish.near,
     )
 
 
@@ -313,7 +316,7 @@ def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> floa
     return seconds_at(system.get("duration"), "attributes.system.duration")
 
 
-_OUR_KEYS = ("memory", "one-zone", "requeue", REQUEUED_FROM, PATIENCE, MARKER)
+_OUR_KEYS = ("memory", "one-zone", NEAR, DATA, "requeue", REQUEUED_FROM, PATIENCE, MARKER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +327,13 @@ class _OurAttributes:
     one_zone: bool = False
     requeue: bool = False
     requeued_from: JobId | None = None
+    near: Near | None = None
+    near_fault: str = ""
 
     @property
     def unheeded(self) -> set[str]:
-        return {name for name, asked in (("memory", self.memory_bytes), ("one-zone", self.one_zone)) if asked}
+        asked = ("memory", self.memory_bytes), ("one-zone", self.one_zone), (NEAR, self.near)
+        return {name for name, wish in asked if wish}
 
 
 def _read_our_attributes(system: Mapping[str, Any]) -> _OurAttributes:
@@ -347,6 +353,6 @@ def _read_our_attributes(system: Mapping[str, Any]) -> _OurAttributes:
     former = text_at(wish.get(REQUEUED_FROM, ""), f"{where}.{REQUEUED_FROM}")
     try:
         former_id = JobId(parse_job_id(former)) if former else None
-        return _OurAttributes(parse_bytes(memory), bool(one_zone), bool(requeue), former_id)
+        return _OurAttributes(parse_bytes(memory), bool(one_zone), bool(requeue), former_id, *read_near(wish))
     except NotationError as error:
         raise ValueError(f"{where}.memory: {error}") from error

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
+from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Near, Not, OnHosts, OnRanks, Shape
 from nodemanager.core.notation import parse_hostlist, parse_idset_ranges
+from nodemanager.core.slots import CloudName
 
 
 def shape_to_json(shape: Shape) -> dict[str, Any]:
@@ -22,6 +23,8 @@ def shape_to_json(shape: Shape) -> dict[str, Any]:
         written["memory_bytes_per_slot"] = shape.memory_bytes_per_slot
     if shape.one_zone:
         written["one_zone"] = True
+    if shape.near is not None:
+        written["near"] = [shape.near.cloud, shape.near.data_bytes]
     if shape.constraint != ANYWHERE:
         written["constraint"] = _constraint_to_json(shape.constraint)
     return written
@@ -31,6 +34,9 @@ def shape_from_json(written: Mapping[str, Any]) -> Shape:
     """Read what ``shape_to_json`` wrote. Raises ``ValueError`` or ``TypeError`` if it is something else."""
     fields = dict(written)
     constraint = _constraint_from_json(fields.pop("constraint")) if "constraint" in fields else ANYWHERE
+    if "near" in fields:
+        cloud, data_bytes = fields.pop("near")
+        fields["near"] = Near(CloudName(str(cloud)), int(data_bytes))
     return Shape(constraint=constraint, **fields)
 
 

@@ -14,6 +14,7 @@ from math import inf
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.allocation.near import DAY_S, Home, Kept, is_home_likely, kinds_of, outlay, pack_cheapest
 from nodemanager.planner.allocation.node_group import NodeGroup, Source, offer_number
 from nodemanager.planner.allocation.packable import Packable
 from nodemanager.planner.allocation.planned import planned_contents, works_by_kind
@@ -36,8 +37,9 @@ class Allocation:
     ``effort``: for a packing that is better than a greedy one; shared by all allocations of a plan. ``dominated``:
     types on sale that were left out, and for each a better one. ``cost``: what a node of an offer costs for some
     seconds. ``memory_bytes``: the memory of a job's piece.
-    ``zones``: the chosen zone of jobs that want all their nodes in one. ``fleet``: all nodes, and the spot nodes
-    among them, with those bought here; ``spot_share_max``: the largest part of them that may be spot nodes after a
+    ``zones``: the chosen zone of jobs that want all their nodes in one. ``homes``: the clouds of jobs that want
+    their nodes near their data. ``fleet``: all nodes, and the spot nodes among them, with those bought here;
+    ``spot_share_max``: the largest part of them that may be spot nodes after a
     purchase. Money is in the smallest unit of the prices.
     """
 
@@ -51,6 +53,7 @@ class Allocation:
     effort: Effort = field(default_factory=lambda: Effort(0))
     fleet: tuple[int, int] = (0, 0)
     spot_share_max: float = 1.0
+    homes: Mapping[Shape, Home] = field(default_factory=dict)
     works: list[Work] = field(default_factory=list)
     groups: list[NodeGroup] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
@@ -69,6 +72,28 @@ class Allocation:
 
         ``share``: whether free resources on nodes with other work may be used. ``greedily``: without the effort.
         """
+
+        def pack(kept: Kept) -> Allocation | None:
+            return self._with_work(works, kept, share=share, greedily=greedily)
+
+        weighed = {kind: self._is_home_likely(work) for kind, work in kinds_of(works, self.homes).items()}
+        likely = {kind: is_likely for kind, is_likely in weighed.items() if is_likely is not None}
+        return pack_cheapest(likely, self.homes, pack, Allocation._outlay) if likely else pack(frozenset())
+
+    def _outlay(self) -> tuple[int, int]:
+        return outlay(self.groups, self.works, self.offers, self.cost, self.homes)
+
+    def _is_home_likely(self, work: Work) -> bool | None:
+        item, costs = work.item(self.memory_bytes(work.shape)), []
+        for number in self._offers(ordered=False, on_sale=True):
+            offer = self.offers[number]
+            each = pieces_on_empty(item, self._lot(number, 0.0, self.left, sunk=False))
+            if each and offer.suits(work.shape.constraint):
+                costs.append((offer.node_type.cloud, self.cost(offer, min(work.span_s, DAY_S)), each))
+        return is_home_likely(work, self.homes[work.shape], costs)
+
+    def _with_work(self, works: Sequence[Work], kept: Kept, *, share: bool, greedily: bool) -> Allocation | None:
+        """The same. ``kept``: the kinds of work that get nodes bought away from home only if others run out."""
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
         if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
             return None  # a shortcut: no packing could place it
@@ -84,8 +109,13 @@ class Allocation:
         span_s = max((work.span_s for work in works), default=0.0)
         made.works += works
         left = [item.pieces for item in items]
-        work = Packable(works, len(self.works), items, left, span_s, self.offers, self.zones, made.works)
-        placed = made._pack_work(work, share=share)  # noqa: SLF001 - its own class
+        first = len(self.works)
+        work = Packable(works, first, items, left, span_s, self.offers, self.zones, made.works, self.homes, kept)
+        old = len(made.groups)
+        placed = made._pack_work(work, old, share=share)  # noqa: SLF001 - its own class
+        if not placed and kept:
+            work.kept = frozenset()
+            placed = made._pack_work(work, old, share=share)  # noqa: SLF001
         made.effort = self.effort
         return made if placed else None
 
@@ -152,13 +182,12 @@ class Allocation:
             pool_left[pool] -= counts[number]
         return counts
 
-    def _pack_work(self, work: Packable, *, share: bool) -> bool:
-        """Pack work in place, and return whether all of it fits.
+    def _pack_work(self, work: Packable, old: int, *, share: bool) -> bool:
+        """Pack work in place, and return whether all of it fits. ``old``: how many groups have other work.
 
         Few pieces are packed onto all nodes at once. Many go first onto nodes with other work, then onto booting
         nodes, then onto nodes on sale. Booting nodes get first what they were bought for, if it still waits.
         """
-        old = len(self.groups)
         self._give_planned(work)
         if sum(work.left) <= PIECES_EXACT:
             # Those that got what they were bought for may take more.

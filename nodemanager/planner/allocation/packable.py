@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from nodemanager.core.jobs import ANYWHERE, Shape
+from nodemanager.planner.allocation.near import Home, Kept
 from nodemanager.planner.allocation.node_group import NodeGroup, Source, offer_number
 from nodemanager.planner.allocation.work import Work
 from nodemanager.planner.packing.types import Item, Lot, pieces_on_empty
@@ -19,8 +20,8 @@ class Packable:
     """Works that are packed together, and their pieces that are left.
 
     ``first``: the number of the first of them in the allocation. ``items``: one a work. ``left``: of each, the
-    pieces without a node. ``span_s``: for how long the longest of them needs its nodes. ``offers``, ``zones`` and
-    ``all_works``: those of the allocation.
+    pieces without a node. ``span_s``: for how long the longest of them needs its nodes. ``offers``, ``zones``,
+    ``all_works`` and ``homes``: those of the allocation. ``kept``: the kinds that use no node bought elsewhere.
     """
 
     works: Sequence[Work]
@@ -31,6 +32,8 @@ class Packable:
     offers: Sequence[Offer]
     zones: Mapping[Shape, str]
     all_works: Sequence[Work]
+    homes: Mapping[Shape, Home] = field(default_factory=dict)
+    kept: Kept = frozenset()
 
     def items_left(self) -> list[Item]:
         """The items with the pieces that are left of them."""
@@ -54,15 +57,16 @@ class Packable:
         for source in sources:
             offer = self.offers[offer_number(source)]
             met = tuple(offer.suits(constraint) for constraint in constraints)
-            found.append((offer.availability, met, offer.zones if zoned else ()))
+            cloud = offer.node_type.cloud if self.kept else ""
+            found.append((offer.availability, met, offer.zones if zoned else (), cloud))
         return found
 
     def fits(self, items: Sequence[Item], sources: Sequence[Source], lots: Sequence[Lot]) -> list[list[int]]:
         """For each item, how many of its pieces an empty node of each lot takes."""
         fits: list[list[int]] = []
-        all_empty = not any(isinstance(source, NodeGroup) for source in sources)
+        all_alike = not self.kept and not any(isinstance(source, NodeGroup) for source in sources)
         for work, item in zip(self.works, items, strict=True):
-            anywhere = all_empty and work.shape.constraint is ANYWHERE and not work.shape.one_zone
+            anywhere = all_alike and work.shape.constraint is ANYWHERE and not work.shape.one_zone
             row = [
                 pieces_on_empty(item, lot) if anywhere or self.may_use(source, work) else 0
                 for source, lot in zip(sources, lots, strict=True)
@@ -84,6 +88,9 @@ class Packable:
             if on_different_nodes(work.shape) and any(self.all_works[it] is work for it, _ in source.pieces):
                 return False
         offer = self.offers[offer_number(source)]
+        is_kept = (work.shape, work.span_s) in self.kept and not offer.is_ordered
+        if is_kept and self.homes[work.shape].cloud != offer.node_type.cloud:
+            return False
         if work.shape.one_zone:
             zones = (source.zone,) if isinstance(source, NodeGroup) else offer.zones
             if self.zones[work.shape] not in zones:

@@ -14,6 +14,7 @@ from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.planner.explain.near import figures_of_existing, figures_of_new, where_figures
 from nodemanager.planner.placement.fleet_needs import NAMES_MAX
 from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.scheduler.seating import Availability
@@ -174,7 +175,26 @@ class JobReasons(Mapping[JobId, Reason]):
             figures["zone"] = placement.zones[key.shape]
         if id_ in placement.demand.unheeded:
             figures["unheeded"] = placement.demand.unheeded[id_]
+        if key.shape.near is not None:
+            figures |= self._near_figures(key, latest, nodes, placement)
         return because(REASON_BY_AVAILABILITY[latest], **figures)
+
+    @staticmethod
+    def _near_figures(
+        key: BatchKey, latest: Availability, nodes: Sequence[SlotName], placement: Placement
+    ) -> Figures:
+        """Whether its nodes are near its data. If some are not, the first of these counts."""
+        policy = placement.supply.policy
+        types = [policy.type_of_slot[slot] for slot in nodes if slot in policy.type_of_slot]
+        if not types:
+            return {}
+        home = policy.home_of(key.shape)
+        node_type = next((it for it in types if it.cloud != home), types[0])
+        if latest is Availability.NEW:
+            return figures_of_new(key.shape, key.span_s, node_type, placement)
+        if latest is Availability.COMING:
+            return where_figures(key.shape, node_type, placement)
+        return figures_of_existing(key.shape, node_type, placement)
 
 
 def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:

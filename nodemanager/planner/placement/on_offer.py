@@ -10,6 +10,7 @@ from math import inf
 from nodemanager.core.jobs import Constraint, PackingPolicy, Shape
 from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.allocation.allocation import Allocation
+from nodemanager.planner.allocation.near import Home
 from nodemanager.planner.allocation.work import Work
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
@@ -34,6 +35,7 @@ class OnOffer:
     constraints: Sequence[Constraint]  # of all batches
     with_booting: bool
     zones: Mapping[Shape, str] = field(default_factory=dict)  # for jobs that want all their nodes in one zone
+    homes: Mapping[Shape, Home] = field(default_factory=dict)  # for jobs that want them in the cloud of their data
     effort: Effort = field(default_factory=lambda: Effort(PACKING_STEPS_MAX))
     price_decimals: int = field(init=False)  # with which prices are whole numbers
     known_offers: list[Offer] | None = None
@@ -75,6 +77,7 @@ class OnOffer:
             self.effort,
             fleet=self.supply.fleet,
             spot_share_max=self.policy.rules.spot_share_max,
+            homes=self.homes,
         )
 
     def _memory_bytes(self, shape: Shape) -> int:

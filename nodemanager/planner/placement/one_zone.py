@@ -2,8 +2,9 @@
 
 Every plan chooses one zone for all jobs of a shape. It must have room for a whole job. Among such zones, the one
 wins where nodes boot that were bought for these jobs, so that the next plan does not buy them elsewhere. Then
-counts existing and booting room, then existing room alone, then what the rest costs, then the site's order. A zone
-that has run out of a type is passed over; nodes that were created there serve other jobs.
+counts existing and booting room, then existing room alone, then what the rest costs, with the egress of the job's
+data, then the site's order. A zone that has run out of a type is passed over; nodes that were created there serve
+other jobs.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from decimal import Decimal
 from nodemanager.core.jobs import Shape
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
+from nodemanager.planner.allocation.near import cost_of_node
 from nodemanager.planner.backoff.zones import zones_of
 from nodemanager.planner.placement.infeasibility import by_preference, memory_per_piece, pieces_per_node
 from nodemanager.planner.scheduler.sched_simple import pieces_of
@@ -42,39 +44,45 @@ class ZoneChoice:
 
 
 def choose_zones(
-    shapes: Iterable[Shape], bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply
+    spans: Mapping[Shape, float], bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply
 ) -> Mapping[Shape, ZoneChoice]:
-    """Choose a zone for each shape that wants a single one."""
-    wanted = [shape for shape in shapes if shape.one_zone]
-    return {shape: _choose_zone(shape, bins, offers, supply) for shape in wanted}
+    """Choose a zone for each shape that wants a single one. ``spans``: each with its longest time limit."""
+    return {shape: _choose_zone(shape, span_s, bins, offers, supply) for shape, span_s in spans.items()}
 
 
-def _choose_zone(shape: Shape, bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply) -> ZoneChoice:
+def _choose_zone(
+    shape: Shape, span_s: float, bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply
+) -> ZoneChoice:
     site = [zone for node_type in supply.policy.node_types for zone in zones_of(node_type)]
     zones = dict.fromkeys([*site, *(bin_.zone for bin_ in bins), *(zone for it in offers for zone in it.zones)])
-    tried = [_try_zone(shape, zone, bins, offers, supply) for zone in zones]
+    tried = [_try_zone(shape, span_s, zone, bins, offers, supply) for zone in zones]
     return min(tried, key=lambda found: found[1])[0]
 
 
 def _try_zone(
-    shape: Shape, zone: str, bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply
-) -> tuple[ZoneChoice, tuple[int, int, int, int, Decimal]]:
+    shape: Shape, span_s: float, zone: str, bins: Sequence[Bin], offers: Sequence[Offer], supply: Supply
+) -> tuple[ZoneChoice, tuple[int, int, int, int, int, Decimal]]:
     """What a zone can provide, and its sort key: the least is the best."""
     want = pieces_of(shape)
     coming = [it for it in offers if it.is_ordered and zone in it.zones]
     bought = sum(it.count * pieces for it in coming for planned, _, _, pieces in it.load if planned == shape)
     up = min(want, _pieces_up(shape, zone, bins, supply))
     there = min(want, up + _pieces_coming(shape, coming, supply))
-    missing, price = want - there, Decimal(0)
+    missing, away, price = want - there, 0, Decimal(0)
+    home, egress = supply.policy.home_of(shape), supply.policy.egress_of(shape)
     memory = memory_per_piece(shape, supply)
     for node_type in by_preference(supply.policy, shape):
         each = pieces_per_node(node_type, shape, memory)
         on_sale = zone in supply.open_zones[node_type.name] and node_type.name not in supply.blocked
         if each and on_sale and missing > 0:
             nodes = min(supply.count_free_for(node_type, shape.constraint), -(-missing // each))
+            away += min(missing, nodes * each) if home not in (None, node_type.cloud) else 0
             missing -= min(missing, nodes * each)
-            price += nodes * supply.cheapest(node_type).price_per_hour
-    return ZoneChoice(zone, want - missing, missing), (missing, -min(want, bought), -there, -up, price)
+            cheapest = supply.cheapest(node_type)
+            price += nodes * (cheapest.price_per_hour if egress is None else cost_of_node(cheapest, span_s))
+    if egress is not None:
+        price, away = price + egress * away / want, 0
+    return ZoneChoice(zone, want - missing, missing), (missing, -min(want, bought), -there, -up, away, price)
 
 
 def _pieces_up(shape: Shape, zone: str, bins: Sequence[Bin], supply: Supply) -> int:

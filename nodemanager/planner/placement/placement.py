@@ -18,6 +18,7 @@ from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName
 from nodemanager.planner.allocation.allocation import Allocation
 from nodemanager.planner.allocation.assignment import Assignment
+from nodemanager.planner.allocation.near import homes_of
 from nodemanager.planner.cost.budget import BudgetLimits, Cuts
 from nodemanager.planner.placement import infeasibility, never
 from nodemanager.planner.placement.demand import Demand, read_demand
@@ -186,7 +187,12 @@ class _PlacementBuilder:
         constraints = list(dict.fromkeys(wanted))
         with_booting = not self.limits.drain_all
         self.on_offer = OnOffer(self.snapshot, self.policy, self.supply, constraints, with_booting)
-        one_zone = [key.shape for key in self.batches if key.shape.one_zone]
+        near = dict.fromkeys(key.shape for key in self.batches if key.shape.near is not None)
+        self.on_offer.homes = homes_of(near, self.policy, self.on_offer.price_decimals)
+        one_zone = dict[Shape, float]()
+        for key in self.batches:
+            if key.shape.one_zone:
+                one_zone[key.shape] = max(key.span_s, one_zone.get(key.shape, 0.0))
         choices = choose_zones(one_zone, self._bins(), self.on_offer.offers, self.supply) if one_zone else {}
         self.on_offer.zones = {shape: found.zone for shape, found in choices.items()}
         self.serving = Serving(self.batches, self.on_offer, choices, self._bins)

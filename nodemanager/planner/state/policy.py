@@ -8,7 +8,7 @@ from decimal import Decimal
 from functools import cached_property
 from types import MappingProxyType
 
-from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
+from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Shape, Unserved
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.slots import (
     DEFAULT_CLOUD,
@@ -23,6 +23,8 @@ from nodemanager.core.slots import (
     TypeName,
 )
 from nodemanager.core.upkeep.rules import Disruption, Drift, Schedule
+
+GIB = 2**30
 
 # How long a failed create blocks its type, or all types.
 BLOCK_S: Mapping[FailureKind, float] = MappingProxyType(
@@ -123,6 +125,7 @@ class CloudRules:
     calls: Calls = Calls()
     nodes_max: int | None = None  # its own limits, within those of the whole fleet
     price_per_hour_max: Decimal | None = None
+    egress_price_per_gib: Decimal | None = None  # for data that leaves it; None: unknown
 
 
 @dataclass(frozen=True)
@@ -187,6 +190,19 @@ class Policy:
     def budget_owners(self) -> frozenset[str]:
         """Who has a budget: the site (""), all users, all queues, or a cloud."""
         return frozenset(owner for owner, _ in self.budgets)
+
+    def home_of(self, shape: Shape) -> CloudName | None:
+        """The cloud near which a job wants its nodes; None if it has no wish, or the site has no such cloud."""
+        near = shape.near
+        return near.cloud if near is not None and near.cloud in self.cloud_names else None
+
+    def egress_of(self, shape: Shape) -> Decimal | None:
+        """What a job's data costs if it leaves its cloud; None if its size or the price is unknown."""
+        near = shape.near
+        rules = self.clouds.get(near.cloud) if near is not None and near.data_bytes else None
+        if near is None or rules is None or rules.egress_price_per_gib is None:
+            return None
+        return rules.egress_price_per_gib * near.data_bytes / GIB
 
     def has_limits(self, cloud: CloudName) -> bool:
         """Whether a cloud has limits of its own."""

@@ -134,6 +134,7 @@ class _Search:
                 pieces_in_theory(shape, node_type.cores, node_type.gpus) > 0
                 and shape.memory_bytes_per_slot * slots_per_piece(shape) <= node_type.memory_bytes
                 and self._supply.count_slots_for(node_type, shape.constraint) > 0
+                and self._policy.home_of(shape) in (None, node_type.cloud)
             )
             self._suits[node_type.name, shape] = known
         return known

@@ -20,6 +20,7 @@ from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.planner.backoff.zones import block_on, block_reason, zones_of
 from nodemanager.planner.cost import timings
+from nodemanager.planner.explain.near import describe_near
 from nodemanager.planner.explain.type_reasons import size_reasons
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
@@ -84,6 +85,7 @@ def job(
         "reason": document["reason"],
         "nodes": _nodes_for(published, document),
         "not_taken": [str(way) for way in published.plan.bursts.not_taken.get(job_id, ())],
+        "near": describe_near(found, published.policy),
     }
 
 

@@ -31,6 +31,7 @@ function subject(kind, answer, history, states) {
   parts.push(because);
   const figures = Object.entries(answer.reason?.figures ?? {}).map(([key, value]) => [key, figure(key, value)]);
   if (figures.length) parts.push(list(figures));
+  if (answer.near) parts.push(list([["its data", answer.near]]));
   if (answer.not_taken?.length) parts.push(list(answer.not_taken.map((way) => ["not taken", way])));
   for (const it of answer.ended?.exceptions ?? []) parts.push(made("p", "because", `${it.type} (severity ${it.severity}): ${it.note}`));
   parts.push(...pictures(history, answer.at, states));

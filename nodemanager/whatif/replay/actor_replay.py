@@ -20,7 +20,9 @@ from nodemanager.core.facts import FluxUnreachable
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import CloudNode, LaunchId
 from nodemanager.core.slots import Rank, Slot, types_by_cloud
-from nodemanager.service.service import SitePorts, policy_of, wire
+from nodemanager.service.assembly.policy import policy_of
+from nodemanager.service.assembly.ports import SitePorts
+from nodemanager.service.assembly.wiring import wire
 from nodemanager.simulation.cloud.faults import CloudFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import JournalFollower, SimulatedFlux
@@ -84,7 +86,6 @@ class ActorReplay:
         outside = SitePorts(
             clock=clock,
             flux=lambda: SimulatedFluxPort(self.flux, "simulate"),
-            cloud=lambda: self.provider.port(self.site.cluster, self.site.cluster_uuid),
             watch=watch,
             close=lambda: None,
             clouds={

@@ -2,13 +2,15 @@
 
 It plans only when the live service would find something new to decide: when the queue and the ranks have settled,
 when a call is answered, and when the brain's ``next_at_s`` comes. It leaves out ticks at
-which the live service would plan and find nothing to do, for example when jobs have only started on nodes that were
-up. Calls take a fixed time, and fail only for lack of capacity or quota.
+which the live service would plan and find nothing to do: when jobs have only started, or booting nodes have joined
+as planned. Calls take a fixed time, and fail only for lack of capacity or quota.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum, auto
+from math import inf
 from typing import assert_never
 
 from nodemanager.core.drains import drain_text
@@ -74,12 +76,20 @@ CLOUD_CALL_S = 1.0
 GRACE_S = 0.01  # after the time for which the next decision is due
 
 
+class Effect(Enum):
+    """What news means for the next plan."""
+
+    DECIDES = auto()  # there may be something to decide
+    AS_PLANNED = auto()  # jobs wait; others started, or nodes joined, as the last plan expected
+    NONE = auto()
+
+
 class PlannerDriver:
     """A :class:`~nodemanager.whatif.replay.engine.Decider` that decides as the service does."""
 
     def __init__(self, policy: Policy, event_log: EventLog) -> None:
         # The engine always answers, so data never becomes stale, even if it is not read again.
-        self._policy = replace(policy, timing=replace(policy.timing, stale_after_s=float("inf")))
+        self._policy = replace(policy, timing=replace(policy.timing, stale_after_s=inf))
         self._brain = Brain(self._policy, hears_all=True)
         self._event_log = event_log
         self._ranks: dict[int, FluxRank] = {}  # at the latest look
@@ -90,8 +100,9 @@ class PlannerDriver:
         self._answers_s = 0.0
         self._hear_due = False
         self._list_due = False
-        self._plan_due_s: float | None = None
-        self._urgent = False  # the next plan must not wait until the queue has settled
+        self._plan_due_s = inf  # plan then, whether or not the queue has settled
+        self._plans_settled = False  # plan as soon as the queue has settled
+        self._wakes_s = inf  # the next event that may plan
         self._calls_held = False  # a create or destroy waits until another call has been answered
         self._last_list_s = 0.0
         self._last_look_s = 0.0
@@ -109,7 +120,7 @@ class PlannerDriver:
         self._read_ranks()
         for name in self._policy.cloud_names:
             self._take(CloudListed(0.0, (), name))
-        self._plan_by(self._policy.timing.settle_s, urgent=True)
+        self._plan_by(self._policy.timing.settle_s)
 
     def on_change(self) -> None:
         news, now_s = self._engine.news, self._engine.now_s
@@ -139,29 +150,40 @@ class PlannerDriver:
         self._brain.take(*facts)
 
     def _read_journals(self, _: None) -> None:
-        """Observe the changed jobs, then the changed ranks, and schedule a plan if there is something to decide."""
+        """Observe what has changed, and schedule a plan if there is something to decide."""
         self._hear_due = False
         engine, news = self._engine, self._engine.news
         self._apply_answers()
-        passed = settles_at_s(self._brain.snapshot, self._policy) <= engine.now_s
-        if passed and self._plan_due_s is None:
+        if not self._plans_settled and settles_at_s(self._brain.snapshot, self._policy) <= engine.now_s:
             self._brain.skip()  # the queue settled and there was nothing to decide
         self._advance_snapshot()
-        ended = tuple(news.ended)
-        queue = engine.scheduler.queue
-        only_joined = queue and not news.jobs and not ended and all(map(self._has_joined, news.ranks))
-        at_work = all(self._is_used(rank) or self._stays_offline(rank) for rank in news.ranks)
-        if news.jobs or ended:
-            jobs = tuple(map(self._job, news.jobs.values()))
+        effect = self._effect_of_news()
+        if news.jobs or news.ended:
+            jobs, ended = tuple(map(self._job, news.jobs.values())), tuple(news.ended)
             news.jobs.clear()
             news.ended.clear()
             self._take(QueueSeen(engine.now_s, jobs=jobs, ended=ended))
         if news.ranks:
             self._read_ranks()
-        if only_joined:
-            self._plan_by(engine.now_s + min(self._policy.timing.probe_s, self._policy.rules.idle_timeout_s))
-        elif ended or queue or not at_work:
-            self._plan_by(settles_at_s(self._brain.snapshot, self._policy))
+        match effect:
+            case Effect.DECIDES:
+                self._plan_once_settled()
+            case Effect.AS_PLANNED:  # a joined node that no job uses may be retired after its idle timeout
+                self._plan_by(engine.now_s + self._policy.rules.idle_timeout_s)
+            case Effect.NONE:
+                pass
+
+    def _effect_of_news(self) -> Effect:
+        """What the news that is about to be observed means for the next plan."""
+        news, waiting = self._engine.news, bool(self._engine.scheduler.queue)
+        if self._brain.policy.has_spares:
+            return Effect.DECIDES  # a job may have taken a spare
+        if waiting:
+            only_started = not news.ended and all(job.started_s is not None for job in news.jobs.values())
+            as_planned = only_started and all(self._is_used(it) or self._has_joined(it) for it in news.ranks)
+            return Effect.AS_PLANNED if as_planned else Effect.DECIDES
+        at_work = all(self._is_used(rank) or self._stays_offline(rank) for rank in news.ranks)
+        return Effect.NONE if at_work and not news.ended else Effect.DECIDES
 
     def _is_used(self, rank: int) -> bool:
         return self._engine.scheduler.ranks[rank].jobs > 0 and rank not in self._engine.given_back
@@ -200,7 +222,7 @@ class PlannerDriver:
         shown = {machine.provider_id for machine in machines}
         for forgotten in self._listed.keys() - shown:
             del self._listed[forgotten], self._machines[forgotten]
-        self._plan_by(engine.now_s + TICK_S, urgent=True)
+        self._plan_by(engine.now_s + TICK_S)
 
     def _on_answer(self, answer: tuple[Callable[[], Fact], bool]) -> None:
         """Take a call's answer: a fact, and whether it may change the plan."""
@@ -211,7 +233,7 @@ class PlannerDriver:
         self._answers.append(fact())
         self._answers_s = now_s
         if plans or self._calls_held:
-            self._plan_by(self._engine.now_s + TICK_S, urgent=True)
+            self._plan_by(self._engine.now_s + TICK_S)
 
     def _apply_answers(self) -> None:
         if self._answers:
@@ -286,37 +308,51 @@ class PlannerDriver:
 
     # --- deciding ---
 
-    def _plan_by(self, at_s: float, *, urgent: bool = False) -> None:
-        self._urgent = self._urgent or urgent
-        at_s = max(at_s, self._engine.now_s)
-        if self._plan_due_s is None or at_s < self._plan_due_s:
-            self._plan_due_s = at_s
-            self._engine.at(at_s, self._decide, at_s)
+    def _plan_by(self, at_s: float) -> None:
+        """Plan at this time, whether or not the queue has settled by then."""
+        self._plan_due_s = min(self._plan_due_s, at_s)
+        self._wake_at(at_s)
 
-    def _decide(self, due_s: float) -> None:
-        if due_s != self._plan_due_s:
-            return  # superseded by an earlier plan
-        now_s, policy = self._engine.now_s, self._policy
-        self._plan_due_s = None
+    def _plan_once_settled(self) -> None:
+        """Plan as soon as the queue has settled."""
+        self._plans_settled = True
+        self._wake_at(settles_at_s(self._brain.snapshot, self._policy))
+
+    def _wake_at(self, at_s: float) -> None:
+        at_s = max(at_s, self._engine.now_s)
+        if at_s < self._wakes_s:
+            self._wakes_s = at_s
+            self._engine.at(at_s, self._wake, at_s)
+
+    def _wake(self, at_s: float) -> None:
+        """Plan if it is time, else wake again when it may be."""
+        if at_s != self._wakes_s:
+            return  # superseded by an earlier event
+        self._wakes_s = inf
         self._apply_answers()
-        settles_s = settles_at_s(self._brain.snapshot, policy)
-        if not self._urgent and settles_s > now_s:
-            self._plan_by(settles_s)
-            return
-        self._urgent = False
+        settles_s = settles_at_s(self._brain.snapshot, self._policy) if self._plans_settled else inf
+        if min(self._plan_due_s, settles_s) <= self._engine.now_s:
+            self._decide()
+        else:
+            self._wake_at(min(self._plan_due_s, settles_s))
+
+    def _decide(self) -> None:
+        now_s = self._engine.now_s
+        self._plan_due_s, self._plans_settled = inf, False
         self._advance_snapshot()
-        if self._engine.news.ranks or now_s - self._last_look_s >= policy.timing.probe_s:
+        # News that is still on its way comes with the jobs: a look now might show a job's ranks before its start.
+        if not self._hear_due and now_s - self._last_look_s >= self._policy.timing.probe_s:
             self._read_ranks()
         decision = self._brain.decide()
         self.plans += 1
         for ask in decision.asks:
             if isinstance(ask, KeepSpend):
                 self._take(SpendKept(ask.spend))
-                self._plan_by(now_s + TICK_S, urgent=True)  # leases wait until the spending is kept
+                self._plan_by(now_s + TICK_S)  # leases wait until the spending is kept
         self._carry_out(decision.orders)
         self._calls_held = decision.plan.calls_held
-        if decision.next_at_s < float("inf"):
-            self._plan_by(decision.next_at_s + GRACE_S, urgent=True)
+        if decision.next_at_s < inf:
+            self._plan_by(decision.next_at_s + GRACE_S)
 
     def _carry_out(self, actions: tuple[Action, ...]) -> None:  # noqa: C901, PLR0912 - one arm an order
         leases: list[Launch] = []

@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.jobs import QueuePolicy
 from nodemanager.core.slots import Market
 from nodemanager.whatif.replay.baselines import BASELINES

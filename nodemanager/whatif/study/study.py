@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 from typing import TextIO
 
 from nodemanager.config.site import Site
-from nodemanager.service.service import policy_of
+from nodemanager.service.assembly.policy import policy_of
 from nodemanager.whatif.cloud.learned import LearnedCloud
 from nodemanager.whatif.cloud.parameters import Figure, cloud_conditions
 from nodemanager.whatif.replay.baselines import BASELINES

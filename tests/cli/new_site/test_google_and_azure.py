@@ -12,7 +12,8 @@ import pytest
 
 from nodemanager.cli import main
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
-from nodemanager.config.site import Provider, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Provider
 from tests.cloud.azure.test_port import LOGIN, a_token
 from tests.cloud.recorded import Service, a_service, of_libcloud, said
 

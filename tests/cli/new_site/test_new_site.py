@@ -20,8 +20,9 @@ from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cli.new_site.site_text import SiteChoices, site_text, type_names
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
-from nodemanager.config.site import ConfigError, Provider, Site, load_site
-from nodemanager.service.service import SystemClock
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError, Provider, Site
+from nodemanager.service.assembly.ports import SystemClock
 from tests.paths import DOC
 
 GIB = 2**30

@@ -14,7 +14,7 @@ from nodemanager.cli.online.clock import compare_clocks
 from nodemanager.cli.prices import PriceComparison, PriceMatch
 from nodemanager.cloud import providers
 from nodemanager.cloud.common.findings import Verdict
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, TypeName

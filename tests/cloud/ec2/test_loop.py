@@ -23,11 +23,13 @@ from nodemanager.actors.manager import Publication
 from nodemanager.cli.cloud_test import USER_DATA, CloudTest, make_test_site
 from nodemanager.cloud.common.libcloud_port import identity_from_tags
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.core.jobs import HasProperty, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, NodeState, ProviderId
-from nodemanager.core.slots import Rank, Slot
-from nodemanager.service.service import Service, SitePorts
+from nodemanager.core.slots import DEFAULT_CLOUD, Rank, Slot
+from nodemanager.service.assembly.ports import SitePorts
+from nodemanager.service.service import Service
 from nodemanager.simulation.embedded import ScaledClock
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
@@ -117,7 +119,7 @@ class Loop:
         outside = SitePorts(
             clock=clock,
             flux=lambda: SimulatedFluxPort(self.flux, "loop"),
-            cloud=cloud_factory(self.site, a_script, clock),
+            clouds={DEFAULT_CLOUD: cloud_factory(self.site, a_script, clock)},
             watch=SimulatedFluxWatch(self.flux),
             close=self.stopped.set,
         )

@@ -12,7 +12,8 @@ import pytest
 from nodemanager.cloud.common.names import launch_digest
 from nodemanager.cloud.common.retrying_port import READ_TRIES
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.port import LABEL_CLUSTER, LABEL_LAUNCH, POLL_MAX_S, POLL_S, GceCloud, GcePlacement
+from nodemanager.cloud.gce.instances import LABEL_CLUSTER, LABEL_LAUNCH, GcePlacement
+from nodemanager.cloud.gce.port import POLL_MAX_S, POLL_S, GceCloud
 from nodemanager.core.nodes import CloudState, FailureKind, Identity, LaunchId, ProviderId
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, NodeType, SlotName, TypeName

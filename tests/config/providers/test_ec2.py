@@ -13,10 +13,11 @@ from nodemanager.cloud.ec2.from_site import placements_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
 from nodemanager.cloud.ec2.run_instances import Ec2Placement
 from nodemanager.cloud.providers import cloud_factory, provider_warnings
+from nodemanager.config.load import load_site
 from nodemanager.config.providers.ec2 import identity_certificate
-from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site, load_site
+from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site
 from nodemanager.core.slots import TypeName
-from nodemanager.service.service import policy_of
+from nodemanager.service.assembly.policy import policy_of
 from tests.contract.cloud_subjects import SystemClock, a_script
 from tests.join.identities import signer
 from tests.paths import CONFIG

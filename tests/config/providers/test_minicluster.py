@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import ConfigError, JoinMethod, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError, JoinMethod
 from nodemanager.config.text.settings import SizeOwner
 from nodemanager.core.slots import Misfit
-from nodemanager.service.service import policy_of
+from nodemanager.service.assembly.policy import policy_of
 from tests.paths import ROOT
 
 EXAMPLE = (ROOT / "config" / "kubernetes" / "site.ini").read_text(encoding="utf-8")

@@ -10,14 +10,17 @@ import pytest
 from nodemanager.cloud.azure import from_site as azure_site
 from nodemanager.cloud.azure.port import AzureCloud
 from nodemanager.cloud.gce import from_site as gce_site
-from nodemanager.cloud.gce.port import GceCloud
+from nodemanager.cloud.gce.batch_port import GceBatchCloud
 from nodemanager.cloud.openstack import from_site as openstack_site
 from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.cloud.providers import cloud_factory
-from nodemanager.config.site import Mode, Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Mode, Site
+from nodemanager.core.ports import BatchCloudPort
 from nodemanager.core.slots import TypeName
 from nodemanager.core.upkeep.rules import changed_parts
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.policy import policy_of
+from nodemanager.service.assembly.ports import SystemClock
 from tests.config.test_site import ENVIRONMENT, faults_of
 from tests.paths import CONFIG
 
@@ -260,7 +263,7 @@ def test_gce_and_azure_get_the_values_of_the_site(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "adapter"), [("openstack", OpenStackCloud), ("gce", GceCloud), ("azure", AzureCloud)]
+    ("provider", "adapter"), [("openstack", OpenStackCloud), ("gce", GceBatchCloud), ("azure", AzureCloud)]
 )
 def test_every_port_has_a_driver_of_its_own_and_calls_nobody_yet(
     tmp_path: Path, provider: str, adapter: type
@@ -283,3 +286,52 @@ def test_no_secret_is_in_what_is_printed(tmp_path: Path, provider: str) -> None:
 def test_the_example_only_observes(provider: str) -> None:
     site = load_site(CONFIG / f"{provider}.ini", ENVIRONMENT)
     assert (site.cloud.provider, site.mode) == (provider, Mode.OBSERVE)
+
+
+# --- batches on Compute Engine ----------------------------------------------------------------------------
+
+BY_TICKET = "[Join]\naddresses = 10.0.0.1:8443\n"
+ACCOUNT = "nodes@lab.iam.gserviceaccount.com"
+
+
+def a_google_site(folder: Path, account: str = ACCOUNT, *more: str) -> Site:
+    text = HEAD.replace("[Flux]\n", "[Flux]\njoin = service\n") + BY_TICKET
+    keys = [f"node_service_account = {account}"] if account else []
+    text += GOOD["gce"] + "\n".join([*keys, *more]) + "\n" + NODE
+    (folder / "site.ini").write_text(text, encoding="utf-8")
+    return load_site(folder / "site.ini", WORDS)
+
+
+@pytest.mark.parametrize(
+    ("account", "more", "batches"),
+    [(ACCOUNT, (), True), ("", (), False), (ACCOUNT, ("nodes_per_call = 1",), False)],
+    ids=["with an account", "without", "one a call"],
+)
+def test_nodes_of_google_come_in_batches_if_they_have_an_account(
+    tmp_path: Path, account: str, more: tuple[str, ...], batches: bool
+) -> None:
+    site = a_google_site(tmp_path, account, *more)
+    calls = policy_of(site).calls
+    assert site.batches is batches
+    assert (calls.nodes_per_create, calls.nodes_per_destroy) == (500 if batches else 1, 1)
+    assert (calls.creates_per_s, calls.creates_burst) == ((20.0, 1000) if batches else (5.0, 20))
+
+
+def test_the_account_of_the_nodes_is_a_mail_address(tmp_path: Path) -> None:
+    assert problems(tmp_path, GOOD["gce"] + "node_service_account = nodes\n") == [("Cloud", "node_service_account")]
+    for other in ("openstack", "azure"):
+        cloud = GOOD[other].replace("[Cloud]\n", f"[Cloud]\nnode_service_account = {ACCOUNT}\n")
+        assert problems(tmp_path, cloud) == [("Cloud", "node_service_account")]
+
+
+def test_nodes_with_another_account_are_made_from_something_else(tmp_path: Path) -> None:
+    (without,), (with_one,), (other,) = (
+        a_google_site(tmp_path, account).node_types for account in ("", ACCOUNT, "jobs@lab.iam.gserviceaccount.com")
+    )
+    assert len({without.made_from, with_one.made_from, other.made_from}) == 3
+    assert changed_parts(with_one.made_from, other.made_from) == ("network",)
+
+
+def test_the_port_of_a_google_site_creates_batches(tmp_path: Path) -> None:
+    port = cloud_factory(a_google_site(tmp_path), lambda launch, _: launch.id, SystemClock())()
+    assert isinstance(port, BatchCloudPort)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import ConfigError, Mode, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError, Mode
 from tests.paths import CONFIG
 
 EXAMPLE = (CONFIG / "static.ini").read_text(encoding="utf-8")
@@ -37,6 +38,10 @@ def test_the_example_names_hosts_by_flux_s_notation(tmp_path: Path) -> None:
         ("hosts = node[01-16]", "hosts = node[01-15]", "16 slots need as many hosts, and hosts has 15"),
         ("hosts = gpu[1-2]", "hosts = gpu1,node01", 'host "node01" is already one of \\[Node rack\\]'),
         ("hosts = gpu[1-2]", "hosts = gpu[1-2],-rf", '"-rf" is no host name'),
+        ("hosts = gpu[1-2]", "hosts = gpu1,gpu2;reboot", '"gpu2;reboot" is no host name'),
+        ("hosts = gpu[1-2]", "hosts = gpu1,$(reboot)", r'"\$\(reboot\)" is no host name'),
+        ("hosts = gpu[1-2]", "hosts = gpu1,../gpu2", "is no host name"),
+        ("hosts = gpu[1-2]", "hosts = gpu1,head", 'host "head" is already the host of rank 0'),
         ("hosts = gpu[1-2]", "hosts = gpu[1-2],gpu2", 'host "gpu2" is listed twice'),
         ("provider = static\n", "provider = static\nregion = here\n", "does not use this key"),
         ("provider = static\n", "provider = local\n", "provider = local does not use this key"),

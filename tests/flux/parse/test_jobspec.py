@@ -16,12 +16,14 @@ from nodemanager.core.jobs import (
     Job,
     JobId,
     JobState,
+    Near,
     Not,
     OnHosts,
     OnRanks,
     Shape,
     UnreadableJob,
 )
+from nodemanager.core.slots import CloudName
 from nodemanager.flux.parse.constraint import CHARACTERS_MAX, DEPTH_MAX, TERMS_MAX
 from nodemanager.flux.parse.jobspec import (
     COUNT_MAX,
@@ -179,6 +181,52 @@ def test_the_memory_of_a_slot_and_one_zone_for_all_nodes_are_read_from_the_attri
     assert job.shape == Shape(1, 1, memory_bytes_per_slot=3 * 2**29, one_zone=True)
     assert job.request.unheeded == ("memory", "one-zone")
     assert read_well(a_jobspec(**{"node-manager": {"one-zone": False}})).shape == SIMPLEST
+
+
+def with_wishes(**wishes: object) -> Job:
+    return read_well(a_jobspec(**{"node-manager": wishes}))
+
+
+def test_where_a_job_s_data_is_and_how_much_it_reads_are_read_from_the_attributes() -> None:
+    """As ``flux submit --setattr=node-manager.near=east --setattr=node-manager.data=200GiB`` writes them."""
+    job = with_wishes(near="east", data="200GiB")
+    assert job.shape == Shape(1, 1, near=Near(CloudName("east"), 200 * 2**30))
+    assert (job.request.unheeded, job.request.near_fault) == (("near",), "")
+    assert with_wishes(near="east").shape.near == Near(CloudName("east"))
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 63, 64, 65, 2**30, 3 * 2**29, 200 * 2**30, 2**40 - 1, 2**49])
+def test_sizes_of_data_are_rounded_up_so_that_there_are_few(size_bytes: int) -> None:
+    near = with_wishes(near="east", data=f"{size_bytes}B").shape.near
+    assert near is not None
+    assert size_bytes <= near.data_bytes <= size_bytes * 33 / 32
+    assert near.data_bytes.bit_count() <= 6
+
+
+@pytest.mark.parametrize(
+    ("wishes", "near", "fault"),
+    [
+        ({"near": "east", "data": "12 parsecs"}, Near(CloudName("east")), 'data: "12 parsecs", column 4'),
+        ({"near": "east", "data": 200}, Near(CloudName("east")), "data: how much the job reads, such as"),
+        ({"near": "east", "data": "9" * 999}, Near(CloudName("east")), "data: how much the job reads, such as"),
+        ({"near": "east", "data": "2000000TiB"}, Near(CloudName("east")), "data: at most 2^60 bytes is needed"),
+        ({"near": "east", "data": "\x1b[2J"}, Near(CloudName("east")), 'data: "\\x1b[2J", column 1'),
+        ({"near": 1}, None, "near: the name of a cloud"),
+        ({"near": ""}, None, "near: the name of a cloud"),
+        ({"near": ["east"]}, None, "near: the name of a cloud"),
+        ({"near": "e" * 65}, None, "near: the name of a cloud"),
+        ({"near": "\x1b[2J"}, None, "near: the name of a cloud"),
+        ({"data": "1GiB"}, None, "data: there is no near"),
+    ],
+)
+def test_data_that_cannot_be_read_does_not_refuse_the_job(
+    wishes: dict[str, object], near: Near | None, fault: str
+) -> None:
+    job = with_wishes(**wishes)
+    assert job.shape == Shape(1, 1, near=near)
+    assert job.request.near_fault.startswith(fault)
+    assert len(job.request.near_fault) <= 200
+    assert job.request.near_fault.isprintable()
 
 
 def a_slot_with(*within: object) -> dict[str, Any]:

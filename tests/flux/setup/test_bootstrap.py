@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import Site, load_site, uuid_file
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site, uuid_file
 from nodemanager.core.slots import SlotName
 from nodemanager.flux.setup.bootstrap import (
     BootstrapError,

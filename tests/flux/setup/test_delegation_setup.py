@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import ConfigError, Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import ConfigError, Site
 from nodemanager.flux.delegate.setup import FROBNICATOR_FILE, setup_faults
 from nodemanager.flux.setup.bootstrap import flux_toml
 from nodemanager.flux.setup.existing import delegation_faults, frobnicator_file, propose, write_frobnicator

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.config.text.flux_toml import bootstrap_hosts, read_slot_types
 from nodemanager.flux.setup.bootstrap import BootstrapError
 from nodemanager.flux.setup.existing import propose, resource_tables_of_r

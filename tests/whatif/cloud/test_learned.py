@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.cli.main import main
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import TypeName
 from nodemanager.history.node_lives import NodeLife

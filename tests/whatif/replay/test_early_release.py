@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.core.jobs import Shape
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.study.study import Runner

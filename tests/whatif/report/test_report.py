@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from nodemanager.config.site import load_site
+from nodemanager.config.load import load_site
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.report.axes import LETTER, LINE, Labels, format_money, steps, wait_marks
 from nodemanager.whatif.report.charts import BOTTOM, Group, cost_against_wait

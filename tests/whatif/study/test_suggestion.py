@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from nodemanager.cli.main import main
-from nodemanager.config.site import Site, load_site
+from nodemanager.config.load import load_site
+from nodemanager.config.site import Site
 from nodemanager.history.store.schema import migrate
 from nodemanager.history.store.shapes import shape_to_json
 from nodemanager.whatif.replay.result import Outcome, build_outcome

@@ -21,7 +21,7 @@ from nodemanager.cloud.common.libcloud_port import UserDataSource
 from nodemanager.cloud.openstack.driver import OpenStackAccount
 from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement
 from nodemanager.core.nodes import ProviderId
-from nodemanager.service.service import SystemClock
+from nodemanager.service.assembly.ports import SystemClock
 from tests.paths import ROOT
 
 SERVER = Path(__file__).with_name("server.py")
@@ -49,6 +49,7 @@ class Nova:
         self._process = subprocess.Popen(
             [python, SERVER, "0", str(page)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
+        self.pid = self._process.pid
         atexit.register(self.stop)
         assert self._process.stdout is not None
         assert self._process.stderr is not None

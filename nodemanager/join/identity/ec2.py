@@ -10,7 +10,6 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
@@ -19,6 +18,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import CloudName
+from nodemanager.join.identity.proof import IdentityUnproven, ProvenInstance
 
 _DEPTH_MAX = 16
 _CONSTRUCTED = 0x20
@@ -33,17 +33,6 @@ _HASHES: dict[bytes, Callable[[], hashes.HashAlgorithm]] = {
 }
 
 
-class IdentityUnproven(Exception):
-    """The document does not prove which instance shows it. The text says why."""
-
-
-class ProvenInstance(NamedTuple):
-    """An instance, and the clouds whose provider vouches for it: it may only be a node of these."""
-
-    id: ProviderId
-    clouds: Sequence[CloudName]
-
-
 class InstanceIdentities:
     """Reads identity documents that the certificate of one of the clouds proves.
 
@@ -56,8 +45,12 @@ class InstanceIdentities:
             clouds.setdefault(certificate, []).append(cloud)
         self._keys = [(_key_of(certificate), names) for certificate, names in clouds.items()]
 
-    def instance_in(self, document: str) -> ProvenInstance:
-        """Return the instance that a document names. Raises :class:`IdentityUnproven`."""
+    def instance_in(self, document: str, purpose: str = "") -> ProvenInstance:
+        """Return the instance that a document names. Raises :class:`IdentityUnproven`.
+
+        EC2 signs the same document for every ``purpose``.
+        """
+        del purpose
         fault = IdentityUnproven("no certificate is known")
         for key, clouds in self._keys:
             try:

@@ -1,6 +1,7 @@
 """The tags of instances that one call creates: all of them carry the same ones, which name the whole batch.
 
-EC2 numbers the instances of a call from 0 (``amiLaunchIndex``). The number picks an instance's slot from the tags.
+An instance's index in its batch picks its slot from the tags. EC2 numbers the instances of a call from 0
+(``amiLaunchIndex``). On Compute Engine an instance's name tells its index.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nodemanager.core.nodes import Batch, Identity
 from nodemanager.core.notation import NotationError, compress_hostlist, expand_hostlist
 from nodemanager.core.slots import SlotName, TypeName
 
-VALUE_MAX_CHARS = 256  # EC2's limit for one tag
+VALUE_MAX_CHARS = 256  # EC2's limit for one tag, the lowest
 SLOTS_TAGS_MAX = 40  # of the 50 tags that a resource may have
 
 

@@ -1,1 +1,0 @@
-"""Proof of which EC2 instance a node is."""

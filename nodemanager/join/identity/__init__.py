@@ -1,0 +1,1 @@
+"""Proof of which instance a node is, by what its provider signs."""

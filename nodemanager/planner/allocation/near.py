@@ -1,0 +1,147 @@
+"""Work whose data is in one cloud: its nodes are bought there, or elsewhere, and then the data costs egress.
+
+The packing knows what nodes cost, and nothing of what a piece costs on them. So such work is packed several times.
+Each time another part of it is kept at home: it gets nodes that are bought elsewhere only if those of the cloud of
+its data run out. The cheapest result counts, egress included. One of them keeps only work of unknown egress at
+home, so for the rest the result never costs more than a packing that ignores egress.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeVar
+
+from nodemanager.core.jobs import Shape
+from nodemanager.core.slots import CloudName, NodeType
+from nodemanager.planner.allocation.node_group import NodeGroup
+from nodemanager.planner.allocation.work import Work
+from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, cost_of_time, paid_s
+from nodemanager.planner.scheduler.sched_simple import pieces_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.supply.offers import Offer
+
+DAY_S = 86_400.0  # for so long a job without a time limit counts, and one with a longer limit
+SINGLY_MAX = 8  # so many kinds of work are moved one by one, to see whether that is cheaper
+
+Kind = tuple[Shape, float]  # a shape, and the step of the time limits
+Kept = frozenset[Kind]
+Cost = Callable[[Offer, float], int]
+Packing = TypeVar("Packing")
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """The cloud of a job's data. ``egress``: of all the data if the job runs elsewhere; None if it is unknown.
+
+    It is in the unit of the offers' costs. If it is unknown, no saving is worth running elsewhere.
+    """
+
+    cloud: CloudName
+    egress: int | None
+
+
+def homes_of(shapes: Iterable[Shape], policy: Policy, price_decimals: int) -> Mapping[Shape, Home]:
+    """The homes of the shapes that have one. Empty if all nodes are in one cloud."""
+    if len(policy.cloud_names) < 2:
+        return {}
+    return {shape: home for shape in shapes if (home := _home_of(shape, policy, price_decimals)) is not None}
+
+
+def _home_of(shape: Shape, policy: Policy, price_decimals: int) -> Home | None:
+    cloud, egress = policy.home_of(shape), policy.egress_of(shape)
+    if cloud is None:
+        return None
+    return Home(cloud, None if egress is None else int(egress.scaleb(price_decimals) * SECONDS_PER_HOUR))
+
+
+def kinds_of(works: Iterable[Work], homes: Mapping[Shape, Home]) -> Mapping[Kind, Work]:
+    """The kinds of work that have a home, each with one work of it."""
+    return {(work.shape, work.span_s): work for work in works if work.shape in homes} if homes else {}
+
+
+def pack_cheapest(
+    likely: Mapping[Kind, bool],
+    homes: Mapping[Shape, Home],
+    pack: Callable[[Kept], Packing | None],
+    outlay: Callable[[Packing], tuple[int, int]],
+) -> Packing | None:
+    """Pack the work with each of several parts of it kept at home, and return the packing with the least outlay.
+
+    ``likely``: the kinds that can be kept at home, and whether that is probably cheaper.
+    """
+    unpriced = frozenset(kind for kind in likely if homes[kind[0]].egress is None)
+    priced = [kind for kind in likely if kind not in unpriced]
+    found: dict[Kept, tuple[tuple[int, int], int, Packing]] = {}
+
+    def attempt(kept: Kept) -> None:
+        packing = pack(kept) if kept not in found else None
+        if packing is not None:
+            found[kept] = outlay(packing), -len(kept), packing  # of equal ones the one with more at home
+
+    def best() -> Kept:
+        return min(found, key=lambda kept: found[kept][:2])
+
+    for kept in (unpriced, unpriced.union(kind for kind in priced if likely[kind]), unpriced.union(priced)):
+        attempt(kept)
+    if not found:
+        return pack(frozenset()) if unpriced else None
+    for kind in priced[:SINGLY_MAX] if len(priced) > 1 else ():
+        attempt(best() ^ {kind})
+    return found[best()][2]
+
+
+def outlay(
+    groups: Iterable[NodeGroup],
+    works: Sequence[Work],
+    offers: Sequence[Offer],
+    cost: Cost,
+    homes: Mapping[Shape, Home],
+) -> tuple[int, int]:
+    """How many pieces of unknown egress are away from home; and what bought nodes and egress cost.
+
+    A node counts for as long as the longest job on it. Each piece of a job reads an equal part of its data.
+    """
+    astray = total = 0
+    for group in groups:
+        offer = offers[group.offer]
+        if not offer.is_ordered:
+            span_s = max((works[number].span_s for number, _ in group.pieces), default=0.0)
+            total += group.nodes * cost(offer, min(span_s, DAY_S))
+        for home, shape, count in _away(group, works, offer, homes):
+            if home.egress is None:
+                astray += group.nodes * count
+            else:
+                total += home.egress * group.nodes * count // pieces_of(shape)
+    return astray, total
+
+
+def _away(
+    group: NodeGroup, works: Sequence[Work], offer: Offer, homes: Mapping[Shape, Home]
+) -> Iterator[tuple[Home, Shape, int]]:
+    """The work on a node that is away from home, and how many pieces of it."""
+    for number, count in group.pieces:
+        shape = works[number].shape
+        home = homes.get(shape)
+        if home is not None and home.cloud != offer.node_type.cloud:
+            yield home, shape, count
+
+
+def is_home_likely(work: Work, home: Home, costs: Iterable[tuple[CloudName, int, int]]) -> bool | None:
+    """Whether it is probably cheaper to buy the nodes for this work at home; None if that cannot be done.
+
+    ``costs``: of each offer on sale that suits it, the cloud, a node's cost, and how many pieces fit on one.
+    """
+    pieces, least = work.jobs * work.pieces_each, dict[bool, int]()
+    for cloud, cost, each in costs:
+        at_home, total = cloud == home.cloud, -(-pieces // each) * cost
+        least[at_home] = min(total, least.get(at_home, total))
+    if True not in least:
+        return None
+    return False not in least or least[True] <= least[False] + (home.egress or 0) * work.jobs
+
+
+def cost_of_node(node_type: NodeType, span_s: float) -> Decimal:
+    """What a node costs for a job, in the site's currency, when it is weighed against egress."""
+    return cost_of_time(node_type.price_per_hour, paid_s(node_type.billing, min(span_s, DAY_S)))
