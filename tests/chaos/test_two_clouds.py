@@ -13,7 +13,7 @@ import pytest
 
 from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
 from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.script import FAILING, SOUND, Script, draw_script
+from nodemanager.chaos.run.script import FAILING, SIZES_EVERY, SOUND, Script, draw_script
 from nodemanager.chaos.run.site import nodes_per_call, one_provider
 from nodemanager.core.nodes import CloudNode, Identity, Launch, LaunchId, RosterEntry, stamp_of
 from nodemanager.core.ports import CloudError
@@ -103,6 +103,8 @@ def test_budgets_of_clouds_are_drawn_and_nothing_else_changes_with_them() -> Non
     drawn = [draw_script(seed, twin=True) for seed in range(40)]
     assert {tuple(it.cloud_budgets) for it in drawn} == {(), ("failing",), ("sound",), ("failing", "sound")}
     for script in drawn:
+        if script.seed % SIZES_EVERY == 0:  # with one cloud it has several sizes, and other faults
+            continue
         plain = draw_script(script.seed)
         assert script.acts[: len(plain.acts)] == plain.acts
         assert {act.kind for act in script.acts[len(plain.acts) :]} <= {"operator.cuts_a_budget"}
