@@ -19,7 +19,6 @@ from nodemanager.planner.state.frozen import lazy_property
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.supply.refill import dear_nodes
 from nodemanager.planner.upkeep.consolidation import Emptying, plan_emptying
 from nodemanager.planner.upkeep.turns import UpkeepPlan, plan_giving_back, plan_upkeep
 
@@ -55,9 +54,18 @@ class Basis:
         """Buys what no job needs, from what the jobs leave of the limits."""
         return Purchaser(self.placement.supply, self.placement, self.needs)
 
+    @property
+    def upkeep(self) -> UpkeepPlan:
+        """What upkeep does now."""
+        return self._upkeep_and_purchases[0]
+
+    @property
+    def upkeep_purchases(self) -> tuple[tuple[Purchase, Reason], ...]:
+        """The nodes that upkeep buys to replace others."""
+        return self._upkeep_and_purchases[1]
+
     @lazy_property
-    def upkeep(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
-        """What upkeep does now, and what it buys."""
+    def _upkeep_and_purchases(self) -> tuple[UpkeepPlan, tuple[tuple[Purchase, Reason], ...]]:
         if self.policy.stacked:  # no single node of a stack can be replaced
             return plan_giving_back(self.snapshot, self.policy), ()
         if self.overspent is not None:
@@ -77,8 +85,8 @@ class Basis:
         """Which nodes take no new job so that they empty."""
         if self.overspent is not None or self.policy.stacked or not self.policy.upkeep.consolidate:
             return Emptying()
-        dear = dear_nodes(self.placement.supply)
-        return plan_emptying(self.snapshot, self.policy, self.needs.needed, self.upkeep[0].leaving, dear)
+        leaving = self.upkeep.leaving
+        return plan_emptying(self.snapshot, self.policy, self.needs.needed, leaving, self.placement.dear)
 
     @property
     def overspent(self) -> Reason | None:

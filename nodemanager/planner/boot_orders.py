@@ -14,7 +14,7 @@ from nodemanager.planner.backoff.allowance import retry_at_s
 from nodemanager.planner.backoff.zones import group_of, zones_passed_over
 from nodemanager.planner.basis import Basis
 from nodemanager.planner.cost.budget import budget_changes_s
-from nodemanager.planner.cost.prepaid import prepaid_left
+from nodemanager.planner.cost.fleet import prepaid_left
 from nodemanager.planner.explain.near import figures_of_new
 from nodemanager.planner.peers.burst import Bursts
 from nodemanager.planner.placement.fleet_needs import Purchase
@@ -34,7 +34,7 @@ def boot_orders(basis: Basis, weighed: Bursts) -> tuple[BootNode, ...]:
     spares = spare_purchases(snapshot, policy, basis.purchaser, needs) if extra else []
     wanted = [
         *((purchase, _demand(purchase, weighed, basis)) for purchase in needs.purchases),
-        *basis.upkeep[1],
+        *basis.upkeep_purchases,
         *spares,
     ]
     if not wanted:

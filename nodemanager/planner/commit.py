@@ -10,7 +10,7 @@ from typing import assert_never
 
 from nodemanager.core.drains import drain_text
 from nodemanager.core.jobs import NodeLoad
-from nodemanager.core.nodes import LEAVING, Call, CallKind, Launch, LaunchId, NodeState
+from nodemanager.core.nodes import LEAVING, Call, CallKind, Launch, LaunchId, NodeState, ProviderId
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -38,12 +38,13 @@ from nodemanager.core.orders import (
     SweepCloud,
     UndrainNode,
 )
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.backoff.boot_failures import count_failed_boot
-from nodemanager.planner.cost.create_calls import create_calls
-from nodemanager.planner.cost.fleet import create_credit
+from nodemanager.planner.cost.create_calls import create_calls, create_credit
 from nodemanager.planner.observe.calls import delay_stop
 from nodemanager.planner.observe.held_jobs import commit_copy_order
-from nodemanager.planner.plan import Plan
+from nodemanager.planner.plan import Action, Plan
+from nodemanager.planner.requeue import CopyOrder
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.lifecycle import Event, move
 from nodemanager.planner.state.node import Create, Listing, Node, Stop
@@ -51,6 +52,7 @@ from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot, Source
 
+JobOrder = RequeueJob | CopyOrder | HoldJobs | ReleaseJobs | DelegateJob | ChangeSlots | RefuseSlots
 NodeOrder = DrainNode | CordonNode | UndrainNode | StopBroker | KillHousekeeping | DestroyNode
 
 # For each order to a node: the kind of its call, and the move in the lifecycle that giving it makes.
@@ -112,94 +114,122 @@ def _mark_stops_delayed(snapshot: Snapshot) -> Snapshot:
     return with_nodes(snapshot, {node.id: delay_stop(node) for node in leaving if not node.stop.delayed})
 
 
-def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:  # noqa: C901, PLR0912 - one arm an order
+def commit_actions(snapshot: Snapshot, plan: Plan, policy: Policy) -> Snapshot:
     """The snapshot after the plan's actions were ordered. Not for observe mode."""
-    changed: dict[LaunchId, Node] = {}
-    strays = {name: dict(account.strays) for name, account in snapshot.accounts.items()}
-    credit = {name: create_credit(snapshot, policy, name) for name in policy.cloud_names}
-    calls = {name: create_calls(snapshot, policy, name) for name in policy.cloud_names}
+    orders = _Orders(snapshot, policy)
     for action in plan.actions:
+        orders.commit(action)
+    return orders.result()
+
+
+class _Orders:
+    """The orders of one plan, as they are committed one by one. Each sees what those before it changed."""
+
+    def __init__(self, snapshot: Snapshot, policy: Policy) -> None:
+        self._snapshot, self._policy = snapshot, policy
+        self._nodes: dict[LaunchId, Node] = {}  # the changed ones
+        self._strays = {name: dict(account.strays) for name, account in snapshot.accounts.items()}
+        self._credit = {name: create_credit(snapshot, policy, name) for name in policy.cloud_names}
+        self._calls = {name: create_calls(snapshot, policy, name) for name in policy.cloud_names}
+
+    def commit(self, action: Action) -> None:
+        """Commit the next order."""
         match action:
             case BootNode(launch=launch, load=load):
-                changed[launch.id] = _with_call(
-                    _requested_node(launch, snapshot, load), CallKind.RECORD, snapshot, policy
-                )
+                self._record(_requested_node(launch, self._snapshot, load))
             case RecordLaunches(launches=launches):
                 for launch in launches:
-                    known = changed.get(launch.id) or snapshot.nodes.get(launch.id)
-                    changed[launch.id] = _with_call(
-                        known or _readopted_stray(launch, snapshot), CallKind.RECORD, snapshot, policy
-                    )
-            case CreateNode(launch=launch, node_type=node_type):
-                credit[policy.only_cloud(node_type.cloud)] -= 1
-                calls[policy.only_cloud(node_type.cloud)].take(action)
-                node = _node_after(launch.id, changed, snapshot)
-                create = replace(node.create, sent_s=snapshot.now_s, image=node_type.image)
-                changed[launch.id] = _with_call(replace(node, create=create), CallKind.CREATE, snapshot, policy)
+                    known = self._nodes.get(launch.id) or self._snapshot.nodes.get(launch.id)
+                    self._record(known or _readopted_stray(launch, self._snapshot))
+            case CreateNode():
+                self._create(action)
             case DestroyNode(launch=None, provider_id=provider_id, cloud=name):
-                again_s = snapshot.now_s + policy.timing.relist_s
-                strays[name][provider_id] = replace(strays[name][provider_id], destroy_after_s=again_s)
-            case CordonNode(launch=id_) if id_ not in snapshot.nodes:
-                looked_s = snapshot.now_s + policy.timing.probe_s
-                for name, account in snapshot.accounts.items():
-                    for provider_id, stray in account.strays.items():
-                        if stray.node.identity is not None and stray.node.identity.launch == id_:
-                            strays[name][provider_id] = replace(stray, destroy_after_s=looked_s)
+                self._leave_stray_alone(name, provider_id, self._policy.timing.relist_s)
+            case CordonNode(launch=id_) if id_ not in self._snapshot.nodes:
+                self._cordon_stray(id_)
             case EndLease(launch=launch):
-                node = _node_after(launch.id, changed, snapshot)
-                changed[launch.id] = _with_call(node, CallKind.END_LEASE, snapshot, policy)
+                self._nodes[launch.id] = self._with_call(self._node(launch.id), CallKind.END_LEASE)
             case DrainNode() | CordonNode() | UndrainNode() | StopBroker() | KillHousekeeping() | DestroyNode():
-                if action.launch is None:
-                    continue
-                node = _node_after(action.launch, changed, snapshot)
-                if isinstance(action, DrainNode) and action.boot_failed:
-                    snapshot = count_failed_boot(snapshot, node, action.reason.code, policy)
-                changed[action.launch] = _after_order(node, action, snapshot, policy)
-            case RequeueJob(job=job):
-                snapshot = replace(
-                    snapshot, queues=replace(snapshot.queues, requeued=snapshot.queues.requeued | {job})
-                )
-            case ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
-                snapshot = commit_copy_order(snapshot, job, policy.calls.call_timeout_s)
-            case HoldJobs() | ReleaseJobs():
-                due_s = snapshot.now_s + policy.calls.call_timeout_s
-                snapshot = replace(
-                    snapshot,
-                    queues=replace(snapshot.queues, hold_write=_await_answer(snapshot.queues.hold_write, due_s)),
-                )
-            case DelegateJob(job=job):
-                ordered = {**snapshot.peers.ordered, job: snapshot.now_s + policy.fixed.order_good_s}
-                snapshot = replace(snapshot, peers=replace(snapshot.peers, ordered=ordered))
-            case ChangeSlots() | RefuseSlots():
-                snapshot = replace(
-                    snapshot, slots=replace(snapshot.slots, wish_due_s=snapshot.now_s + policy.calls.call_timeout_s)
-                )
+                self._order_node(action)
             case _:
-                assert_never(action)
-    accounts = {
-        name: replace(
-            snapshot.account_of(name),
-            strays=strays.get(name, {}),
-            create_credit=credit.get(name, 0.0),
-            create_calls_credit=calls[name].credit if name in calls else 0.0,
-            create_credit_s=snapshot.now_s,
-        )
-        for name in {**strays, **credit}
-    }
-    return replace(with_nodes(snapshot, changed), accounts=accounts)
+                self._snapshot = _after_order_for_jobs(self._snapshot, action, self._policy)
+
+    def result(self) -> Snapshot:
+        """The snapshot after all orders."""
+        snapshot = self._snapshot
+        accounts = {
+            name: replace(
+                snapshot.account_of(name),
+                strays=self._strays.get(name, {}),
+                create_credit=self._credit.get(name, 0.0),
+                create_calls_credit=self._calls[name].credit if name in self._calls else 0.0,
+                create_credit_s=snapshot.now_s,
+            )
+            for name in {**self._strays, **self._credit}
+        }
+        return replace(with_nodes(snapshot, self._nodes), accounts=accounts)
+
+    def _node(self, id_: LaunchId) -> Node:
+        """The node after the earlier orders."""
+        return self._nodes.get(id_) or self._snapshot.nodes[id_]
+
+    def _with_call(self, node: Node, kind: CallKind) -> Node:
+        return replace(node, call=_new_call(kind, self._snapshot, self._policy))
+
+    def _record(self, node: Node) -> None:
+        self._nodes[node.id] = self._with_call(node, CallKind.RECORD)
+
+    def _create(self, order: CreateNode) -> None:
+        cloud = self._policy.only_cloud(order.node_type.cloud)
+        self._credit[cloud] -= 1
+        self._calls[cloud].take(order)
+        node = self._node(order.launch.id)
+        create = replace(node.create, sent_s=self._snapshot.now_s, image=order.node_type.image)
+        self._nodes[node.id] = self._with_call(replace(node, create=create), CallKind.CREATE)
+
+    def _cordon_stray(self, id_: LaunchId) -> None:
+        """A stray is drained first, and looked at once more before it is destroyed."""
+        for name, account in self._snapshot.accounts.items():
+            for provider_id, stray in account.strays.items():
+                if stray.node.identity is not None and stray.node.identity.launch == id_:
+                    self._leave_stray_alone(name, provider_id, self._policy.timing.probe_s)
+
+    def _leave_stray_alone(self, cloud: CloudName, provider_id: ProviderId, for_s: float) -> None:
+        stray = self._strays[cloud][provider_id]
+        self._strays[cloud][provider_id] = replace(stray, destroy_after_s=self._snapshot.now_s + for_s)
+
+    def _order_node(self, order: NodeOrder) -> None:
+        if order.launch is None:
+            return
+        node = self._node(order.launch)
+        if isinstance(order, DrainNode) and order.boot_failed:
+            self._snapshot = count_failed_boot(self._snapshot, node, order.reason.code, self._policy)
+        self._nodes[order.launch] = _after_order(node, order, self._snapshot, self._policy)
 
 
-def _node_after(id_: LaunchId, changed: Mapping[LaunchId, Node], snapshot: Snapshot) -> Node:
-    """The node after the earlier orders of this plan."""
-    return changed.get(id_) or snapshot.nodes[id_]
+def _after_order_for_jobs(snapshot: Snapshot, order: JobOrder, policy: Policy) -> Snapshot:
+    """The snapshot after an order that concerns no node: for jobs, or for the slots."""
+    due_s = snapshot.now_s + policy.calls.call_timeout_s
+    match order:
+        case RequeueJob(job=job):
+            requeued = snapshot.queues.requeued | {job}
+            return replace(snapshot, queues=replace(snapshot.queues, requeued=requeued))
+        case ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
+            return commit_copy_order(snapshot, job, policy.calls.call_timeout_s)
+        case HoldJobs() | ReleaseJobs():
+            hold_write = _await_answer(snapshot.queues.hold_write, due_s)
+            return replace(snapshot, queues=replace(snapshot.queues, hold_write=hold_write))
+        case DelegateJob(job=job):
+            ordered = {**snapshot.peers.ordered, job: snapshot.now_s + policy.fixed.order_good_s}
+            return replace(snapshot, peers=replace(snapshot.peers, ordered=ordered))
+        case ChangeSlots() | RefuseSlots():
+            return replace(snapshot, slots=replace(snapshot.slots, wish_due_s=due_s))
+        case _:
+            assert_never(order)
 
 
 def _await_answer(source: Source, due_s: float) -> Source:
     return replace(source, answer_due_s=due_s)
-
-
-def _with_call(node: Node, kind: CallKind, snapshot: Snapshot, policy: Policy) -> Node:
-    return replace(node, call=_new_call(kind, snapshot, policy))
 
 
 def _new_call(kind: CallKind, snapshot: Snapshot, policy: Policy) -> Call:

@@ -45,7 +45,7 @@ from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.basis import Basis, Claims
 from nodemanager.planner.boot_orders import boot_orders, purchases_change_s
 from nodemanager.planner.cost import fleet
-from nodemanager.planner.cost.create_calls import create_calls
+from nodemanager.planner.cost.create_calls import create_calls, create_credit
 from nodemanager.planner.explain.job_reasons import JobReasons, boot_delays
 from nodemanager.planner.explain.node_reasons import NodeReasons
 from nodemanager.planner.explain.type_reasons import type_reasons, warnings
@@ -61,7 +61,7 @@ from nodemanager.planner.state.node_index import calls_in_flight, node_index_of,
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.busy import BUSY
-from nodemanager.planner.steps.context import LeaseReview, NodeAction, StepContext
+from nodemanager.planner.steps.context import NodeAction, StepContext
 from nodemanager.planner.steps.fleet import FleetSteps, step_nodes
 from nodemanager.planner.steps.leaving import order_nodes
 from nodemanager.planner.steps.taking_jobs import count_ready, count_usable, counts_of_types
@@ -162,34 +162,34 @@ def type_of_action(action: Action, snapshot: Snapshot) -> TypeName | None:
 
 def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
     """The plan for the types that act under this policy."""
-    asks = asks_now(snapshot, policy)
-    price = fleet.price_per_hour(snapshot, policy)
+    asks_only = Plan(asks_now(snapshot, policy), price_per_hour=fleet.price_per_hour(snapshot, policy))
     stale, unsafe = stale_clouds(snapshot, policy), unsafe_clouds(snapshot, policy)
     stands_still = why_standstill(snapshot, policy, stale, unsafe)
     if stands_still is not None:
-        ends_s = safe_mode_ends_s(snapshot, policy)
-        return Plan(asks, stands_still=stands_still, price_per_hour=price, again_at_s=ends_s)
+        return replace(asks_only, stands_still=stands_still, again_at_s=safe_mode_ends_s(snapshot, policy))
     if (paused := snapshot.operator.steering.paused) is not None:
         reason = with_words(because(Code.PAUSED, by=paused.by, since_at=paused.at), paused)
-        return Plan(asks, stands_still=reason, is_paused=True, price_per_hour=price)
+        return replace(asks_only, stands_still=reason, is_paused=True)
     if closed := closed_clouds(snapshot, policy, stale, unsafe):
         snapshot = replace(snapshot, sources=replace(snapshot.sources, closed_clouds=closed))
-    if not calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
-        if snapshot.slots.wish is not None:
-            answer = slot_types.answer_wish(snapshot.slots.wish, snapshot, policy)
-            return Plan(asks, actions=(answer,), price_per_hour=price)
-        if (redeclared := slot_types.redeclare_type(snapshot, policy)) is not None:
-            return Plan(asks, actions=(redeclared,), price_per_hour=price)
+    if (change := slot_types.order_for_slots(snapshot, policy)) is not None:
+        return replace(asks_only, actions=(change,))
+    return _plan_fleet(snapshot, policy, asks_only)
+
+
+def _plan_fleet(snapshot: Snapshot, policy: Policy, asks_only: Plan) -> Plan:
+    """The plan with the step of each node, the purchases, and the orders for jobs."""
     quiet = is_settled(snapshot, policy)
-    basis, bursting = _basis(snapshot, policy, price, quiet=quiet)
+    basis, bursting = _basis(snapshot, policy, asks_only.price_per_hour, quiet=quiet)
     settling = None if quiet else because(Code.SETTLING, settles_at_s=settles_at_s(snapshot, policy))
     steps = _step_nodes(basis, settling)
     boots = boot_orders(basis, bursting) if quiet else ()
     reasons = {id_: step.reason for id_, step in steps.steps.items()}
     reasons |= {boot.launch.id: boot.reason for boot in boots}
     orders = [step.action for step in steps.steps.values() if step.action is not None]
-    return Plan(
-        asks=(*asks, *sweeps_now(snapshot, policy)),
+    return replace(
+        asks_only,
+        asks=(*asks_only.asks, *sweeps_now(snapshot, policy)),
         actions=(
             *orders,
             *stray_orders(snapshot, policy),
@@ -202,18 +202,17 @@ def _decide(snapshot: Snapshot, policy: Policy) -> Plan:
         jobs=_job_reasons(basis, settling),
         nodes=NodeReasons(snapshot.nodes, reasons, rest=BUSY, resting=steps.resting),
         settled=quiet,
-        price_per_hour=price,
         again_at_s=min(
             steps.again_at_s,
             strays_change_s(snapshot, policy),
             copies_change_s(snapshot),
             purchases_change_s(basis),
-            basis.upkeep[0].again_at_s,
+            basis.upkeep.again_at_s,
             basis.emptying.again_at_s,
             safe_mode_ends_s(snapshot, policy),
         ),
         calls_held=any(step.held for step in steps.steps.values()),
-        due=basis.upkeep[0].due,
+        due=basis.upkeep.due,
         basis=basis,
         bursts=bursting,
     )
@@ -234,8 +233,8 @@ def _basis(snapshot: Snapshot, policy: Policy, price: Decimal, *, quiet: bool) -
 
 def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
     """Give each node that needs a decision its next step."""
-    snapshot, policy, upkeep = basis.snapshot, basis.policy, basis.upkeep[0]
-    unsent = _review_unsent(basis, settling)
+    snapshot, policy, upkeep = basis.snapshot, basis.policy, basis.upkeep
+    unsent = unsent_leases.review(basis, settling)
     node_index = node_index_of(snapshot)
     leaving = sum(node_index.count_by_state.get(state, 0) for state in LEAVING)
     leaving -= count_held(snapshot, NodeState.DRAINING)
@@ -252,7 +251,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         overspent=basis.overspent,
         overspent_clouds=basis.placement.overspent_clouds if policy.budgets else {},
         allowance=Allowance(snapshot, policy, sent_only=True),
-        create_credit={it: fleet.create_credit(snapshot, policy, it) for it in policy.cloud_names},
+        create_credit={it: create_credit(snapshot, policy, it) for it in policy.cloud_names},
         create_calls={it: create_calls(snapshot, policy, it) for it in policy.cloud_names},
         cloud_calls_left=_cloud_calls_left(snapshot, policy),
         upkeep=upkeep,
@@ -274,23 +273,6 @@ def _cloud_calls_left(snapshot: Snapshot, policy: Policy) -> dict[CloudName, int
         if cloud in left and (creates or calls[cloud].nodes_per_destroy == 1):
             left[cloud] -= 1
     return left
-
-
-def _review_unsent(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
-    """The leases for which no create is sent now."""
-    leases = unsent_leases.leases_without_create(basis.snapshot)
-    if not leases:
-        return {}
-    return unsent_leases.review(
-        leases,
-        basis.snapshot,
-        basis.policy,
-        basis.price_per_hour,
-        basis.placement,
-        basis.needs,
-        settling,
-        basis.upkeep[0].awaited,
-    )
 
 
 def _job_reasons(basis: Basis, settling: Reason | None) -> Mapping[JobId, Reason]:

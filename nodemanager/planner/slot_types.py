@@ -11,13 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from nodemanager.core.drains import drained_by_others
-from nodemanager.core.nodes import FluxRank
+from nodemanager.core.nodes import CallKind, FluxRank
 from nodemanager.core.orders import ChangeSlots, RefuseSlots
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
 from nodemanager.planner.cost.fleet import ownerless_strays
 from nodemanager.planner.observe.hardware import WISH_PREFIX
+from nodemanager.planner.state.node_index import calls_in_flight
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 
@@ -49,6 +50,18 @@ def may_move(rank: FluxRank) -> bool:
     """Whether the rank has no node, and nobody else has drained it."""
     held = rank.allocated or rank.given_back is not None
     return not (rank.online or held or rank.excluded or drained_by_others(rank))
+
+
+def order_for_slots(snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots | None:
+    """The order that answers a wish for other slots, or declares what a type really has; None if none is due.
+
+    It waits until no lease is being written: a slot might be taken meanwhile.
+    """
+    if calls_in_flight(snapshot, CallKind.RECORD, CallKind.END_LEASE):
+        return None
+    if snapshot.slots.wish is not None:
+        return answer_wish(snapshot.slots.wish, snapshot, policy)
+    return redeclare_type(snapshot, policy)
 
 
 def answer_wish(wish: SlotsWish, snapshot: Snapshot, policy: Policy) -> ChangeSlots | RefuseSlots:

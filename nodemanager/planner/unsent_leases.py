@@ -15,13 +15,11 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
 from nodemanager.planner.backoff.allowance import unavailable_types
+from nodemanager.planner.basis import Basis
 from nodemanager.planner.cost import billing, fleet
 from nodemanager.planner.limits.type_limits import type_counts
-from nodemanager.planner.placement.fleet_needs import FleetNeeds
-from nodemanager.planner.placement.placement import Placement
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.steps.context import LeaseReview
 from nodemanager.planner.steps.taking_jobs import count_beyond_nodes_min, count_of_types, count_ready
@@ -35,44 +33,26 @@ def leases_without_create(snapshot: Snapshot) -> list[Node]:
     return [node for node in index.to_check.values() if may_end(node)]
 
 
-def review(
-    unsent: Sequence[Node],
-    snapshot: Snapshot,
-    policy: Policy,
-    price_per_hour: Decimal,
-    placement: Placement,
-    needs: FleetNeeds,
-    settling: Reason | None,
-    awaited: Mapping[TypeName, int],
-) -> Mapping[LaunchId, LeaseReview]:
-    """Which of these leases get no create now, and why.
+def review(basis: Basis, settling: Reason | None) -> Mapping[LaunchId, LeaseReview]:
+    """Which leases get no create now, and why.
 
     ``settling``: why no node is bought yet; None if nodes may be bought. Unwanted leases end only then: if they
-    ended earlier, the next plan could lease slots again for the same jobs. ``awaited``: how many nodes of a type
-    upkeep waits for, without any job that needs them.
+    ended earlier, the next plan could lease slots again for the same jobs.
     """
+    unsent, snapshot, policy = leases_without_create(basis.snapshot), basis.snapshot, basis.policy
+    if not unsent:
+        return {}
     reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
     closed = snapshot.closed_clouds
     if closed:
         clouds = {node.id: policy.cloud_of(node.launch) for node in unsent}
         reviewed |= {id_: LeaseReview(closed[cloud]) for id_, cloud in clouds.items() if cloud in closed}
     rest = [node for node in unsent if node.id not in reviewed]
-    reviewed |= _above_limits(rest, snapshot, policy, price_per_hour, needs, reviewed)
-    kept = _unavailable_types(snapshot, policy, placement)
-    # If nodes come in the order of their slots, a wanted one needs all below it.
-    wanted = [node.launch.rank for node in rest if policy.stacked and node.launch.slot in needs.needed]
-    idle = [
-        node
-        for node in rest
-        if node.id not in reviewed
-        and node.launch.slot not in needs.needed
-        and not (wanted and node.launch.rank < max(wanted))
-        and node.launch.type_name not in kept
-        and not snapshot.steered(node)
-    ]
+    reviewed |= _above_limits(rest, basis, reviewed)
+    idle = [node for node in _unneeded(rest, basis) if node.id not in reviewed]
     if settling is not None:
         return reviewed | {node.id: LeaseReview(settling, ends=False) for node in idle}
-    return reviewed | _unwanted(_not_awaited(idle, snapshot, needs, awaited), snapshot, policy, needs, reviewed)
+    return reviewed | _unwanted(_not_awaited(idle, basis), basis, reviewed)
 
 
 def may_end(node: Node) -> bool:
@@ -98,33 +78,46 @@ def _only_observed(node: Node) -> LeaseReview:
     return LeaseReview(because(Code.ONLY_OBSERVED, node_type=node.launch.type_name))
 
 
-def _unavailable_types(snapshot: Snapshot, policy: Policy, placement: Placement) -> Container[TypeName]:
+def _unneeded(leases: Sequence[Node], basis: Basis) -> list[Node]:
+    """The leases that no waiting job needs and nothing else keeps."""
+    snapshot, policy, needed = basis.snapshot, basis.policy, basis.needs.needed
+    kept = _unavailable_types(basis)
+    # If nodes come in the order of their slots, a wanted one needs all below it.
+    wanted = [node.launch.rank for node in leases if policy.stacked and node.launch.slot in needed]
+    return [
+        node
+        for node in leases
+        if node.launch.slot not in needed
+        and not (wanted and node.launch.rank < max(wanted))
+        and node.launch.type_name not in kept
+        and not snapshot.steered(node)
+    ]
+
+
+def _unavailable_types(basis: Basis) -> Container[TypeName]:
     """The types that cannot be bought now although jobs want more nodes: their leases are kept.
 
     A single node that probes a quota (``backoff``) may serve no job if a job needs several. If its lease ended, the
     next plan would buy it again. Leases also outlast a block of all types.
     """
+    placement = basis.placement
     if all(placement.count_served(key) == len(ids) for key, ids in placement.batches.items()):
         return ()
-    return unavailable_types(snapshot, policy)
+    return unavailable_types(basis.snapshot, basis.policy)
 
 
 # --- limits -----------------------------------------------------------------------------------------------
 
 
 def _above_limits(
-    leases: list[Node],
-    snapshot: Snapshot,
-    policy: Policy,
-    price_per_hour: Decimal,
-    needs: FleetNeeds,
-    ended: Mapping[LaunchId, LeaseReview],
+    leases: Sequence[Node], basis: Basis, ended: Mapping[LaunchId, LeaseReview]
 ) -> dict[LaunchId, LeaseReview]:
     """End as many leases as the fleet is above a limit, because it was lowered or because strays count too."""
+    snapshot, policy = basis.snapshot, basis.policy
     node_index = node_index_of(snapshot)
     ending = [*ending_leases(snapshot), *(snapshot.nodes[id_] for id_ in ended)]
     nodes = sum(node_index.count_by_type.values()) + len(fleet.ownerless_strays(snapshot)) - len(ending)
-    price = price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in ending), Decimal(0))
+    price = basis.price_per_hour - sum((billing.price_per_hour(node.launch, policy) for node in ending), Decimal(0))
     reviewed: dict[LaunchId, LeaseReview] = {}
     if nodes <= policy.limits.nodes_max and price <= policy.limits.price_per_hour_max:
         return reviewed
@@ -135,7 +128,7 @@ def _above_limits(
         price_per_hour=price,
         price_per_hour_max=policy.limits.price_per_hour_max,
     )
-    for node in sorted(leases, key=lambda node: _order_of_worth(node, snapshot, needs)):
+    for node in sorted(leases, key=lambda node: _order_of_worth(node, basis)):
         its_price = billing.price_per_hour(node.launch, policy)
         if nodes > policy.limits.nodes_max or (price > policy.limits.price_per_hour_max and its_price > 0):
             reviewed[node.id] = LeaseReview(reason)
@@ -143,10 +136,10 @@ def _above_limits(
     return reviewed
 
 
-def _order_of_worth(node: Node, snapshot: Snapshot, needs: FleetNeeds) -> tuple[bool, int, int, float, LaunchId]:
+def _order_of_worth(node: Node, basis: Basis) -> tuple[bool, int, int, float, LaunchId]:
     """The sort key of leases, the least useful first: unwanted ones, then those for the last jobs in the queue."""
-    jobs = needs.needed.get(node.launch.slot, ())
-    first = min((_queue_position(job, snapshot) for job in jobs), default=(0, 0))
+    jobs = basis.needs.needed.get(node.launch.slot, ())
+    first = min((_queue_position(job, basis.snapshot) for job in jobs), default=(0, 0))
     return bool(jobs), -first[0], -first[1], -node.create.requested_s, node.id
 
 
@@ -157,15 +150,14 @@ def _queue_position(job: JobId, snapshot: Snapshot) -> tuple[int, int]:
 # --- unwanted leases --------------------------------------------------------------------------------------
 
 
-def _not_awaited(
-    leases: list[Node], snapshot: Snapshot, needs: FleetNeeds, awaited: Mapping[TypeName, int]
-) -> list[Node]:
+def _not_awaited(leases: list[Node], basis: Basis) -> list[Node]:
     """The leases without those that upkeep waits for. Nodes that boot for no job count towards these first."""
+    awaited = basis.upkeep.awaited
     if not awaited:
         return leases
     left, ids = dict(awaited), {node.id for node in leases}
-    for node in node_index_of(snapshot).to_check.values():
-        if node.state in COMING and node.launch.slot not in needs.needed and node.id not in ids:
+    for node in node_index_of(basis.snapshot).to_check.values():
+        if node.state in COMING and node.launch.slot not in basis.needs.needed and node.id not in ids:
             left[node.launch.type_name] = left.get(node.launch.type_name, 0) - 1
     kept: set[LaunchId] = set()
     for node in leases:
@@ -176,18 +168,15 @@ def _not_awaited(
 
 
 def _unwanted(
-    leases: list[Node],
-    snapshot: Snapshot,
-    policy: Policy,
-    needs: FleetNeeds,
-    ended: Mapping[LaunchId, LeaseReview],
+    leases: list[Node], basis: Basis, ended: Mapping[LaunchId, LeaseReview]
 ) -> dict[LaunchId, LeaseReview]:
     """End the leases that no job wants and that neither ``nodes_min`` nor spares need, the dearest first."""
+    snapshot, policy = basis.snapshot, basis.policy
     reviewed: dict[LaunchId, LeaseReview] = {}
     if not leases:
         return reviewed
     beyond = count_beyond_nodes_min(snapshot, policy, ended) if policy.limits.nodes_min > 0 else len(leases)
-    ready = count_ready(snapshot, policy, needs.needed, ended)
+    ready = count_ready(snapshot, policy, basis.needs.needed, ended)
     taking = count_of_types(snapshot, policy, (*USABLE, *COMING), ended) if policy.limited_types else {}
     of_types = type_counts(policy.limited_types, taking, {})
     for node in sorted(

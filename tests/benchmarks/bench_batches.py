@@ -1,12 +1,12 @@
-"""How fast a burst of jobs gets its nodes from a provider that limits creates as EC2 does.
+"""How fast a burst of jobs gets its nodes from a provider that limits creates as EC2 or Google does.
 
     python -m tests.benchmarks.bench_batches [NODES...]
 
 Production actors in virtual time (``burst_world``). Boots take no time; a create call takes 0.5 to 1.5 s.
 
 ``ordered``: from the submission until the provider has accepted the creates of all nodes. ``joined``: until the
-manager knows all of them to be up. ``CPU``: this machine's until then, for the manager and
-the simulated world together; virtual time does not pass meanwhile.
+manager knows all of them to be up. ``ended``: from the first destroy call to the last. ``CPU``: this machine's,
+until all have joined, for the manager and the simulated world together; virtual time does not pass meanwhile.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -24,20 +25,22 @@ from nodemanager.config.site import (
     EC2_CREATE_CALLS_PER_S,
     EC2_INSTANCES_AT_ONCE,
     EC2_INSTANCES_PER_S,
+    GCE_INSTANCES_PER_S,
 )
 from nodemanager.planner.state.policy import Calls
+from nodemanager.simulation.time.world import World
 from tests.benchmarks.burst_world import Burst
 from tests.cloud.ec2.moto_faults import InstanceBucket
 
 AT_ONCE = 500
 HOUR_S = 3600.0
-ROW = "{:<34} {:>6} {:>10} {:>10} {:>7} {:>10} {:>10} {:>8}"
+ROW = "{:<34} {:>6} {:>10} {:>10} {:>7} {:>10} {:>10} {:>10} {:>8}"
 
 
 def main(counts: list[int]) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print(ROW.format("", "nodes", "ordered", "joined", "creates", "throttled", "destroys", "CPU"))
+    print(ROW.format("", "nodes", "ordered", "joined", "creates", "throttled", "destroys", "ended", "CPU"))
     for nodes in counts:
         ours = Calls(
             creates_per_s=EC2_INSTANCES_PER_S,
@@ -52,10 +55,22 @@ def main(counts: list[int]) -> None:
             _measure("EC2's default buckets", nodes, ours, EC2_INSTANCES_AT_ONCE)
             _measure("the same, a call for each node", nodes, Calls(), EC2_INSTANCES_AT_ONCE)
         _measure("buckets of 10,000", nodes, raised, 10_000)
+        google = replace(ours, creates_per_s=GCE_INSTANCES_PER_S, nodes_per_destroy=1)
+        _measure_with("Google's 20 requests a second", nodes, google, _google_bucket)
+
+
+def _google_bucket(world: World) -> InstanceBucket:
+    """Google counts requests that create, and not their instances."""
+    most = GCE_INSTANCES_PER_S
+    return InstanceBucket(lambda: world.now_s, float("inf"), requests_size=most, requests_refill_per_s=most)
 
 
 def _measure(name: str, nodes: int, calls: Calls, bucket_size: int) -> None:
-    burst = Burst(nodes, calls, lambda world: InstanceBucket(lambda: world.now_s, float(bucket_size)))
+    _measure_with(name, nodes, calls, lambda world: InstanceBucket(lambda: world.now_s, float(bucket_size)))
+
+
+def _measure_with(name: str, nodes: int, calls: Calls, bucket: Callable[[World], InstanceBucket]) -> None:
+    burst = Burst(nodes, calls, bucket)
     submitted_s = burst.submit()
     began_s = time.process_time()
     ordered_s = burst.until(lambda: burst.count_ordered() >= nodes, HOUR_S) - submitted_s
@@ -64,8 +79,10 @@ def _measure(name: str, nodes: int, calls: Calls, bucket_size: int) -> None:
     creates, throttled = len(burst.provider.ordered), burst.provider.bucket.throttled
     burst.until(lambda: burst.count_standing() == 0, HOUR_S, step_s=5.0)
     times = f"{ordered_s:.1f} s", f"{joined_s:.1f} s"
+    destroys = burst.provider.destroys_at_s
+    ended = len(destroys), f"{destroys[-1] - destroys[0]:.1f} s"
     print(
-        ROW.format(name, nodes, *times, creates, throttled, burst.provider.destroy_calls, f"{cpu_s:.1f} s"),
+        ROW.format(name, nodes, *times, creates, throttled, *ended, f"{cpu_s:.1f} s"),
         flush=True,
     )
 

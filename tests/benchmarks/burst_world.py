@@ -39,13 +39,16 @@ TRAVEL_S: dict[type[CrashOnlyActor], tuple[float, float]] = {
 
 
 class LimitedProvider(SimulatedProvider):
-    """A simulated provider with EC2's two buckets. ``ordered``: the time and size of each create call."""
+    """A simulated provider with EC2's two buckets.
+
+    ``ordered``: the time and size of each create call. ``destroys_at_s``: the time of each destroy call.
+    """
 
     def __init__(self, world: World, faults: CloudFaults, bucket: InstanceBucket) -> None:
         super().__init__(world, faults)
         self.bucket = bucket
         self.ordered: list[tuple[float, int]] = []
-        self.destroy_calls = 0
+        self.destroys_at_s: list[float] = []
 
     def create(self, launch: Launch, node_type: NodeType, identity: Identity) -> CloudNode:
         self._take(1)
@@ -58,11 +61,11 @@ class LimitedProvider(SimulatedProvider):
         return super().create_many(launches, node_type, identities)
 
     def destroy(self, provider_id: ProviderId) -> None:
-        self.destroy_calls += 1
+        self.destroys_at_s.append(self._world.now_s)
         super().destroy(provider_id)
 
     def destroy_many(self, provider_ids: Sequence[ProviderId]) -> None:
-        self.destroy_calls += 1
+        self.destroys_at_s.append(self._world.now_s)
         super().destroy_many(provider_ids)
 
     def _take(self, count: int) -> None:

@@ -24,7 +24,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import DEFAULT_CLOUD
 from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.cost.fleet import create_credit
+from nodemanager.planner.cost.create_calls import create_credit
 from nodemanager.planner.plan import Action, Plan
 from tests.builders import (
     CLOUD,

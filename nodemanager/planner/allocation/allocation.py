@@ -15,12 +15,11 @@ from math import inf
 from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.allocation.near import DAY_S, Home, Kept, is_home_likely, kinds_of, outlay, pack_cheapest
-from nodemanager.planner.allocation.node_group import NodeGroup, Source, offer_number
 from nodemanager.planner.allocation.packable import Packable
 from nodemanager.planner.allocation.planned import planned_contents, works_by_kind
 from nodemanager.planner.allocation.price_list import pack_best
 from nodemanager.planner.allocation.spot_share import spot_nodes_allowed
-from nodemanager.planner.allocation.work import Work
+from nodemanager.planner.allocation.work import NodeGroup, Source, Work, offer_number
 from nodemanager.planner.packing.packing import fill
 from nodemanager.planner.packing.repack import PIECES_EXACT
 from nodemanager.planner.packing.types import Effort, Load, Lot, Packed, PackingLimits, pieces_on_empty

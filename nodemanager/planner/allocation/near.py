@@ -15,8 +15,7 @@ from typing import TypeVar
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import CloudName, NodeType
-from nodemanager.planner.allocation.node_group import NodeGroup
-from nodemanager.planner.allocation.work import Work
+from nodemanager.planner.allocation.work import NodeGroup, Work
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, cost_of_time, paid_s
 from nodemanager.planner.scheduler.sched_simple import pieces_of
 from nodemanager.planner.state.policy import Policy

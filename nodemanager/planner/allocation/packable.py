@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from nodemanager.core.jobs import ANYWHERE, Shape
 from nodemanager.planner.allocation.near import Home, Kept
-from nodemanager.planner.allocation.node_group import NodeGroup, Source, offer_number
-from nodemanager.planner.allocation.work import Work
+from nodemanager.planner.allocation.work import NodeGroup, Source, Work, offer_number
 from nodemanager.planner.packing.types import Item, Lot, pieces_on_empty
 from nodemanager.planner.scheduler.sched_simple import on_different_nodes, slots_per_piece
 from nodemanager.planner.state.frozen import replace

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from nodemanager.planner.allocation.node_group import Source
 from nodemanager.planner.allocation.packable import Packable
-from nodemanager.planner.allocation.work import UNBOUNDED
+from nodemanager.planner.allocation.work import UNBOUNDED, Source
 from nodemanager.planner.packing.dominated import find_dominated, nodes_used
 from nodemanager.planner.packing.packing import Problem, pack
 from nodemanager.planner.packing.types import Effort, Item, Lot, Packed, PackingLimits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nodemanager.core.slots import Market
-from nodemanager.planner.allocation.node_group import NodeGroup, Source
+from nodemanager.planner.allocation.work import NodeGroup, Source
 from nodemanager.planner.packing.dominated import nodes_used
 from nodemanager.planner.packing.types import Packed
 from nodemanager.planner.supply.offers import Offer

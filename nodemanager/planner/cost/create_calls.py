@@ -1,4 +1,4 @@
-"""Counts the create calls of a plan, where one call creates several nodes and the provider limits calls too."""
+"""How many creates may be sent now: single ones, and calls that create several nodes each."""
 
 from __future__ import annotations
 
@@ -46,3 +46,12 @@ def create_calls(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> Create
         gained = (snapshot.now_s - account.create_credit_s) * calls.create_calls_per_s
         credit = min(credit, account.create_calls_credit + gained)
     return CreateCalls(calls.nodes_per_create, credit)
+
+
+def create_credit(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> float:
+    """The tokens in a cloud's bucket for creates: each create takes one."""
+    account, calls = snapshot.account_of(cloud), policy.calls_of(cloud)
+    if account.create_credit_s is None:
+        return float(calls.creates_burst)
+    gained = (snapshot.now_s - account.create_credit_s) * calls.creates_per_s
+    return min(float(calls.creates_burst), account.create_credit + gained)

@@ -1,12 +1,13 @@
-"""What the fleet costs per hour, and how fast it may grow."""
+"""What the fleet costs per hour: nodes, strays and prepaid nodes. And how many more its types' own limits allow."""
 
 from __future__ import annotations
 
+from collections import Counter
 from decimal import Decimal
 
-from nodemanager.core.slots import CloudName, NodeType
+from nodemanager.core.nodes import Launch
+from nodemanager.core.slots import CloudName, NodeType, TypeName
 from nodemanager.planner.cost.billing import price_per_hour as launch_price
-from nodemanager.planner.cost.prepaid import prepaid_launches
 from nodemanager.planner.state.node_index import bought_as, node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Bought, Snapshot, Stray
@@ -84,10 +85,23 @@ def _type_bought(bought: Bought, policy: Policy) -> NodeType | None:
     return policy.of_size.get(bought) if node_type is not None and node_type.sizes else node_type
 
 
-def create_credit(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> float:
-    """The tokens in a cloud's bucket for creates: each create takes one."""
-    account, calls = snapshot.account_of(cloud), policy.calls_of(cloud)
-    if account.create_credit_s is None:
-        return float(calls.creates_burst)
-    gained = (snapshot.now_s - account.create_credit_s) * calls.creates_per_s
-    return min(float(calls.creates_burst), account.create_credit + gained)
+# --- prepaid nodes: reserved instances, savings plans, own hardware ----------------------------------------------
+
+
+def prepaid_launches(snapshot: Snapshot) -> list[Launch]:
+    """The launches of nodes that were bought as prepaid ones and still exist. Costs nothing if there are none."""
+    if not any(prepaid for _, _, _, prepaid in node_index_of(snapshot).count_by_make):
+        return []
+    return [node.launch for node in snapshot.nodes.values() if node.launch.prepaid and node.may_be_billed]
+
+
+def prepaid_left(snapshot: Snapshot, policy: Policy) -> dict[TypeName, int]:
+    """How many further nodes of each type cost nothing. Types without any are left out.
+
+    A contract names one size, so a type of several sizes has none.
+    """
+    if not policy.has_prepaid:
+        return {}
+    there = Counter(launch.type_name for launch in prepaid_launches(snapshot))
+    left = {it.name: it.prepaid - there[it.name] for it in policy.node_types if len(policy.by_size[it.name]) == 1}
+    return {name: count for name, count in left.items() if count > 0}

@@ -16,13 +16,14 @@ from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes, current_limits
 from nodemanager.planner.limits.account_budgets import KINDS, account_budgets_of, piece_price_per_hour
 from nodemanager.planner.placement.placement import Placement, place_jobs
-from nodemanager.planner.placement.positions import QUEUE_END
+from nodemanager.planner.placement.waiting import QUEUE_END
 from nodemanager.planner.scheduler.seating import Bin
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.supply.refill import dear_nodes
 from nodemanager.planner.supply.supply import current_supply
 
 ROUNDS_MAX = 4  # if so many rounds find no fixed point, nothing is bought
@@ -52,7 +53,8 @@ def place_within_budget(snapshot: Snapshot, policy: Policy, price_per_hour: Deci
         if cuts == limits.cuts and _would_stay_the_same(placement, tighter, policy):
             supply = current_supply(snapshot, policy, price_per_hour, tighter)
             bought = placement.supply.price_left - placement.price_left
-            return replace(placement, supply=supply, price_left=supply.price_left - bought)
+            price_left = supply.price_left - bought
+            return replace(placement, supply=supply, price_left=price_left, dear=dear_nodes(supply))
         limits = tighter
     return place_jobs(snapshot, policy, price_per_hour, _nothing_left(limits))
 

@@ -19,7 +19,7 @@ from nodemanager.planner.state.lifecycle import Event, allows, move
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of, with_nodes
 from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot, Source, Stray
+from nodemanager.planner.state.snapshot import Account, Snapshot, Source, Stray
 
 FEW_VANISHED = 2  # a list that lacks no more nodes than this is believed at once
 
@@ -64,27 +64,23 @@ def apply_cloud_list(snapshot: Snapshot, fact: CloudListed, policy: Policy) -> S
         if cloud.died_of is not None and snapshot.nodes[id_].state in NOT_UP_YET:
             # Accepted, but never made: for the next create this means the same as a refusal.
             snapshot = apply_refusal(snapshot, snapshot.nodes[id_], cloud.died_of, cloud.died_because, policy)
-    snapshot = count_ended_boots(
-        snapshot.nodes,
-        nodes,
-        timings.with_reclaims(timings.with_stops(snapshot, nodes, fact.started_s), nodes),
-        policy,
-    )
+    taught = timings.with_reclaims(timings.with_stops(snapshot, nodes, fact.started_s), nodes)
+    snapshot = count_ended_boots(snapshot.nodes, nodes, taught, policy)
+    strays = [cloud for cloud in pairing.strays if not _is_of_another_cloud(cloud, snapshot, here)]
     seen = replace(
         account,
         source=Source(seen_s=fact.started_s, news_s=newer(account.source.news_s, fact.started_s)),
         doubted_lists=doubted,
-        strays={
-            cloud.provider_id: replace(
-                account.strays.get(cloud.provider_id, Stray(cloud, snapshot.now_s)), node=cloud
-            )
-            for cloud in pairing.strays
-            if not _is_of_another_cloud(cloud, snapshot, here)
-        },
+        strays={it.provider_id: _stray_seen(it, account, snapshot.now_s) for it in strays},
         intruders=pairing.intruders,
         strangers=pairing.strangers,
     )
     return with_nodes(snapshot, nodes).with_account(cloud_name, seen)
+
+
+def _stray_seen(cloud: CloudNode, account: Account, now_s: float) -> Stray:
+    """The stray as the list shows it, with since when it is known."""
+    return replace(account.strays.get(cloud.provider_id, Stray(cloud, now_s)), node=cloud)
 
 
 def _nodes_of_cloud(snapshot: Snapshot, policy: Policy, cloud: CloudName) -> Mapping[LaunchId, Node]:

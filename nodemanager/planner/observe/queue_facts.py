@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from nodemanager.core.facts import QueueProbed, QueueSeen
-from nodemanager.core.jobs import Job, JobId, JobState
+from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
 from nodemanager.planner.backoff import drain_breaker, zones
 from nodemanager.planner.cost import run_times
 from nodemanager.planner.observe import held_jobs
@@ -19,8 +19,32 @@ from nodemanager.planner.state.snapshot import Snapshot
 def apply_queue(snapshot: Snapshot, fact: QueueSeen, policy: Policy) -> Snapshot:
     """Take over the jobs that the queue reports."""
     fact = zones.gather_wide_jobs(fact, snapshot, policy)
-    known = snapshot.jobs
-    jobs: dict[JobId, Job] = {} if fact.complete else dict(known)
+    jobs, unreadable = _jobs_after(snapshot, fact)
+    gone, come = _changed_jobs(snapshot.jobs, jobs, None if fact.complete else fact)
+    stopped = snapshot.queues.stopped if fact.queues_stopped is None else fact.queues_stopped
+    news = snapshot.news
+    if any(_starts_waiting(job, snapshot.jobs) for job in come):
+        news = replace(news, newest_job_s=snapshot.now_s, unsettled_s=unsettled_since_s(snapshot))
+    if gone or come or stopped != snapshot.queues.stopped:
+        news = replace(news, changed_s=snapshot.now_s)
+    if gone or come:
+        snapshot = _with_jobs(snapshot, jobs, gone, come)
+    return replace(
+        snapshot,
+        news=news,
+        queues=replace(
+            snapshot.queues,
+            unreadable=unreadable,
+            stopped=stopped,
+            asked_s=snapshot.queues.asked_s if fact.queues_stopped is None else fact.started_s,
+        ),
+        sources=replace(snapshot.sources, queue=with_answer(snapshot.sources.queue, fact.started_s)),
+    )
+
+
+def _jobs_after(snapshot: Snapshot, fact: QueueSeen) -> tuple[dict[JobId, Job], dict[JobId, UnreadableJob]]:
+    """The jobs after the report, and those that cannot be read."""
+    jobs: dict[JobId, Job] = {} if fact.complete else dict(snapshot.jobs)
     unreadable = {} if fact.complete else dict(snapshot.queues.unreadable)
     for job in fact.jobs:
         jobs[job.id] = held_jobs.as_waiting(job, snapshot) if snapshot.queues.held_jobs else job
@@ -31,34 +55,18 @@ def apply_queue(snapshot: Snapshot, fact: QueueSeen, policy: Policy) -> Snapshot
     for bad in fact.unreadable:
         unreadable[bad.id] = bad
         jobs.pop(bad.id, None)
-    gone, come = _changed_jobs(known, jobs, None if fact.complete else fact)
-    now_s = snapshot.now_s
-    if any(_starts_waiting(job, known) for job in come):
-        snapshot = replace(
-            snapshot,
-            news=replace(snapshot.news, newest_job_s=now_s, unsettled_s=unsettled_since_s(snapshot)),
-        )
-    stopped = snapshot.queues.stopped if fact.queues_stopped is None else fact.queues_stopped
-    if gone or come or stopped != snapshot.queues.stopped:
-        snapshot = replace(snapshot, news=replace(snapshot.news, changed_s=now_s))
+    return jobs, unreadable
+
+
+def _with_jobs(snapshot: Snapshot, jobs: Mapping[JobId, Job], gone: list[Job], come: list[Job]) -> Snapshot:
+    """The snapshot with other jobs. ``gone``: the changed jobs as they were; ``come``: as they are."""
     if gone and snapshot.queues.requeued:
-        snapshot = replace(
-            snapshot, queues=replace(snapshot.queues, requeued=snapshot.queues.requeued & jobs.keys())
-        )
-    if gone or come:
-        queue_index = updated_queue_index(queue_index_of(known, snapshot.indexes.queue), jobs, gone, come)
-        snapshot = replace(snapshot, jobs=jobs, indexes=replace(snapshot.indexes, queue=queue_index))
-        snapshot = run_times.with_runs(drain_breaker.remember_users(snapshot, gone), gone)
-    return replace(
-        snapshot,
-        queues=replace(
-            snapshot.queues,
-            unreadable=unreadable,
-            stopped=stopped,
-            asked_s=snapshot.queues.asked_s if fact.queues_stopped is None else fact.started_s,
-        ),
-        sources=replace(snapshot.sources, queue=with_answer(snapshot.sources.queue, fact.started_s)),
-    )
+        requeued = snapshot.queues.requeued & jobs.keys()
+        snapshot = replace(snapshot, queues=replace(snapshot.queues, requeued=requeued))
+    known = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
+    queue_index = updated_queue_index(known, jobs, gone, come)
+    snapshot = replace(snapshot, jobs=jobs, indexes=replace(snapshot.indexes, queue=queue_index))
+    return run_times.with_runs(drain_breaker.remember_users(snapshot, gone), gone)
 
 
 def _changed_jobs(

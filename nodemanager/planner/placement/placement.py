@@ -24,15 +24,15 @@ from nodemanager.planner.placement import infeasibility, never
 from nodemanager.planner.placement.demand import Demand, read_demand
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import choose_zones
-from nodemanager.planner.placement.positions import (
+from nodemanager.planner.placement.serving import RESEATS_MAX, Serving
+from nodemanager.planner.placement.waiting import (
     QUEUE_END,
     JobKind,
     QueuePosition,
+    WaitingJobs,
     count_served_before,
     kind_of,
 )
-from nodemanager.planner.placement.serving import RESEATS_MAX, Serving
-from nodemanager.planner.placement.waiting import WaitingJobs
 from nodemanager.planner.placement.work_budget import batches_beyond
 from nodemanager.planner.scheduler.seating import Bin, Seater, Seating
 from nodemanager.planner.state.frozen import lazy_property, replace
@@ -41,8 +41,9 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.supply.free_room import bins_free_soon, free_bins
-from nodemanager.planner.supply.refill import nodes_withheld
+from nodemanager.planner.supply.refill import dear_nodes, nodes_withheld
 from nodemanager.planner.supply.supply import Supply, current_supply
+from nodemanager.planner.upkeep.consolidation import DearNode
 
 
 class StuckJob(NamedTuple):
@@ -86,6 +87,7 @@ class Placement:
     overspent: Reason | None  # the budget is spent: idle nodes are retired, busy ones drained
     overspent_clouds: Mapping[CloudName, Reason]  # the same in clouds that have spent their own budget
     refusals: Refusals
+    dear: Mapping[LaunchId, DearNode]  # those whose jobs could run on cheaper nodes
 
     def count_served(self, key: BatchKey) -> int:
         """How many jobs of a batch, from the first on, get all their nodes."""
@@ -127,19 +129,22 @@ def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limi
     }
     demand = read_demand(snapshot, passed)
     supply = current_supply(snapshot, policy, price_per_hour, limits)
+    dear = dear_nodes(supply)
     if not demand.batches:
-        return _empty_placement(demand, supply, limits)
+        return _empty_placement(demand, supply, limits, dear)
     open_batches = {key: ids for key, ids in demand.batches.items() if key not in demand.put_off}
     if beyond := batches_beyond(open_batches, supply):
         demand = replace(demand, put_off={**demand.put_off, **beyond})
-    withheld = nodes_withheld(supply)
-    placement = _PlacementBuilder(snapshot, policy, demand, supply, limits, withheld).build()
+    withheld = nodes_withheld(dear, snapshot, policy)
+    placement = _PlacementBuilder(snapshot, policy, demand, supply, limits, dear, withheld).build()
     if withheld and (placement.stuck is not None or placement.unserved):  # then no job waits for a cheaper node
-        return _PlacementBuilder(snapshot, policy, demand, supply, limits).build()
+        return _PlacementBuilder(snapshot, policy, demand, supply, limits, dear).build()
     return placement
 
 
-def _empty_placement(demand: Demand, supply: Supply, limits: BudgetLimits) -> Placement:
+def _empty_placement(
+    demand: Demand, supply: Supply, limits: BudgetLimits, dear: Mapping[LaunchId, DearNode]
+) -> Placement:
     allocation = Allocation((), _fail, _fail, supply.nodes_left, 0, _fail, {})
     step = limits.obstacle if limits.drain_all else None
     nobody: Mapping[Any, Any] = {}
@@ -159,6 +164,7 @@ def _empty_placement(demand: Demand, supply: Supply, limits: BudgetLimits) -> Pl
         overspent=step,
         overspent_clouds=limits.overspent_clouds,
         refusals=Refusals(nobody, nobody, None, nobody),
+        dear=dear,
     )
 
 
@@ -175,6 +181,7 @@ class _PlacementBuilder:
     demand: Demand
     supply: Supply
     limits: BudgetLimits
+    dear: Mapping[LaunchId, DearNode]
     withheld: Collection[LaunchId] = ()
     batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could ever be served
     infeasible: dict[JobKind, Obstacle] = field(default_factory=dict)
@@ -324,4 +331,5 @@ class _PlacementBuilder:
                 on_offer.left_to_buy(on_offer.empty_allocation(on_offer.offers)) if beyond else None,
                 self.limits.cuts,
             ),
+            dear=self.dear,
         )

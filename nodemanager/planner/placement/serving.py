@@ -16,15 +16,15 @@ from nodemanager.planner.allocation.work import Work
 from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import ZoneChoice
-from nodemanager.planner.placement.positions import (
+from nodemanager.planner.placement.waiting import (
     JobKind,
     QueuePosition,
+    WaitingJobs,
     batch_at,
     kind_of,
     positions_of,
     works_before,
 )
-from nodemanager.planner.placement.waiting import WaitingJobs
 from nodemanager.planner.scheduler.sched_simple import cores_of_piece, pieces_of
 from nodemanager.planner.scheduler.seating import Bin, Seater, Seating
 from nodemanager.planner.state.obstacle import Obstacle

@@ -11,7 +11,6 @@ from nodemanager.planner.observe import hardware
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.steps.context import Step, StepContext
-from nodemanager.planner.steps.due_times import retirement_times
 from nodemanager.planner.steps.orders import cordon, is_drained, wait_for_jobs
 from nodemanager.planner.upkeep.consolidation import is_emptying
 
@@ -54,7 +53,7 @@ def _step_busy_top(node: Node, context: StepContext) -> Step | None:
     if top is None or top.id != node.id or context.why_kept(node) is not None:
         return None
     at_rest = node_index_of(context.snapshot).at_rest
-    for times in retirement_times(context):
+    for times in context.retirement_times():
         for at_s, id_ in times:
             idle = at_rest[id_]
             if idle.launch.slot in context.jobs.needed or (idle.cloud is not None and idle.cloud.tenure.fixed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
@@ -21,14 +21,16 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.reasons import Reason
-from nodemanager.core.slots import CloudName, Rank, SlotName, TypeName
+from nodemanager.core.slots import CloudName, NodeType, Rank, SlotName, TypeName
 from nodemanager.planner.backoff.allowance import Allowance
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.create_calls import CreateCalls
 from nodemanager.planner.limits.type_limits import TypeCounts
 from nodemanager.planner.stacked.stack import Stack
 from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.node_index import node_index_of
 from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.resting import TimedNode
 from nodemanager.planner.state.snapshot import ALL_TYPES, Scope, Snapshot
 from nodemanager.planner.steps.retirement import StopTimes
 from nodemanager.planner.upkeep.consolidation import Emptying
@@ -136,6 +138,27 @@ class StepContext:
             lead_s = timings.stop_lead_s(self.snapshot, name, self.policy)
             self.known_stop_times[name] = StopTimes(lead_s, timings.quickest_stop_s(self.snapshot, name))
         return self.known_stop_times[name]
+
+    def retirement_times(self) -> Iterator[Iterator[TimedNode]]:
+        """For each type, its nodes at rest by the time at which they may be retired, the first one first.
+
+        Types whose idle nodes stay are left out.
+        """
+        for name, resting in node_index_of(self.snapshot).resting.items():
+            node_type = self.policy.types.get(name)
+            if node_type is None:
+                yield ((-inf, id_) for _, id_ in resting.idle_since)
+            elif node_type.cloud in self.snapshot.closed_clouds:
+                continue
+            elif name not in self.policy.observed and not self._are_all_needed(node_type):
+                lead_s, timeout_s = self.stop_times(name).lead_s, self.policy.idle_timeout_s(node_type)
+                yield resting.by_time(node_type.billing, timeout_s, lead_s, self.now_s)
+
+    def _are_all_needed(self, node_type: NodeType) -> bool:
+        """Whether all idle nodes of a type are needed as spares, or for its ``nodes_min``."""
+        if self.of_types.is_at_min(node_type.name):
+            return True
+        return 0 < node_type.spares >= self.count_ready.get(node_type.name, 0)
 
 
 class Step(NamedTuple):

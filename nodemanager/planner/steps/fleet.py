@@ -1,19 +1,56 @@
-"""Give each node that needs a decision its next step, in the order of the states."""
+"""Give each node that needs a decision its next step, in the order of the states; say why nodes at rest stay."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from itertools import takewhile
 from math import inf
 
 from nodemanager.core.nodes import LaunchId, NodeState
+from nodemanager.core.reasons import Reason
+from nodemanager.core.slots import TypeName
+from nodemanager.planner.cost import billing
+from nodemanager.planner.limits.type_limits import TypeCounts
 from nodemanager.planner.observe import operator
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.resting import EARLY_S
 from nodemanager.planner.steps.context import Step, StepContext
 from nodemanager.planner.steps.next_step import next_step
-from nodemanager.planner.steps.resting import STATE_RANKING, RestingReasons, step_order
+
+# Undrain before anything is bought, and end costs before new ones begin.
+STATE_ORDER = (
+    NodeState.DRAINING,
+    NodeState.BUSY,
+    NodeState.GONE,
+    NodeState.STOPPING,
+    NodeState.LOST,
+    NodeState.IDLE,
+    NodeState.BOOTING,
+    NodeState.REQUESTED,
+)
+
+
+STATE_RANKING: Mapping[NodeState, int] = {state: turn for turn, state in enumerate(STATE_ORDER)}
+
+
+def step_order(node: Node, policy: Policy) -> tuple[int, Decimal, LaunchId]:
+    """The order in which nodes take their steps. The dearest idle node comes first, so the cheap ones are kept.
+
+    If only the highest node can leave, the highest comes first.
+    """
+    if policy.stacked:
+        return STATE_RANKING[node.state], Decimal(-node.launch.rank), node.launch.id
+    tariff = billing.tariff_of(node.launch, policy) if node.state is NodeState.IDLE else None
+    return STATE_RANKING[node.state], -tariff.price_per_hour if tariff is not None else FREE, node.launch.id
+
+
+FREE = Decimal(0)
+FIRST_OF_ALL = (-1, FREE, LaunchId(""))
 
 
 @dataclass(slots=True)
@@ -67,3 +104,114 @@ def step_nodes(context: StepContext) -> FleetSteps:
     steps |= {node.launch.id: next_step(node, context) for _, node in by_turn[after_idle:]}
     decided_s = min((step.again_at_s for step in steps.values()), default=inf)
     return FleetSteps(steps, resting, resting.again_at_s(steps, decided_s))
+
+
+# --- nodes at rest ----------------------------------------------------------------------------------------------
+
+
+class RestingReasons:
+    """Why each node at rest stays. A reason is computed on access, because there may be very many nodes.
+
+    Make it when the turn of the idle nodes comes. ``note`` each step that changes the counts in the context: a
+    node's reason depends on the steps before its own turn.
+    """
+
+    def __init__(self, context: StepContext) -> None:
+        self._context = context
+        self._at_rest = node_index_of(context.snapshot).at_rest
+        self._resting = node_index_of(context.snapshot).resting
+        self._turns = [FIRST_OF_ALL]
+        self._counts = [self._counts_now()]
+        self._reasons: dict[LaunchId, Reason] = {}
+
+    def note(self, turn: tuple[int, Decimal, LaunchId]) -> None:
+        """Note that the step of this turn may have changed the counts."""
+        self._turns.append(turn)
+        self._counts.append(self._counts_now())
+
+    def get(self, id_: LaunchId) -> Reason | None:
+        """Why the node stays; None if it is not at rest."""
+        if id_ not in self._reasons:
+            node = self._at_rest.get(id_)
+            if node is None:
+                return None
+            self._reasons[id_] = self._step(node).reason
+        return self._reasons[id_]
+
+    def changed_since(self, before: RestingReasons) -> Iterable[LaunchId]:
+        """The nodes at rest, now or before, whose reason may have another code than before."""
+        if self._kinds() != before._kinds():
+            return {**self._at_rest, **before._at_rest}
+        changed = self._wanted() ^ before._wanted()
+        if self._at_rest is not before._at_rest:
+            changed |= self._at_rest.keys() ^ before._at_rest.keys()
+        return changed
+
+    def due(self) -> Iterator[Node]:
+        """The nodes that may be retired now. The others certainly take no step."""
+        context, policy = self._context, self._context.policy
+        if context.overspent is not None:
+            return  # each node takes a step in any case
+        if context.stack is not None:
+            yield from (it for it in context.stack.candidates() if it.id in self._at_rest)
+        elif context.count_live > policy.limits.nodes_max:
+            yield from self._at_rest.values()
+        elif context.count_usable > policy.limits.nodes_min:
+            found: dict[LaunchId, None] = {}
+            if self._at_rest and context.jobs.makes_room is not None:
+                found |= dict.fromkeys(id_ for id_ in context.jobs.makes_room[1] if id_ in self._at_rest)
+            above = (name for name in context.of_types.above_max if context.of_types.is_above_max(name))
+            for resting in (self._resting[name] for name in above if name in self._resting):
+                found |= dict.fromkeys(id_ for _, id_ in resting.idle_since)
+            for times in self._context.retirement_times():
+                found |= dict.fromkeys(id_ for _, id_ in takewhile(lambda it: it[0] <= context.now_s, times))
+            yield from map(self._at_rest.__getitem__, found)
+
+    def again_at_s(self, decided: Container[LaunchId], latest_s: float) -> float:
+        """When time alone may change the step of a node that is not in ``decided``; at most ``latest_s``."""
+        context = self._context
+        if context.count_usable <= context.policy.limits.nodes_min:
+            return latest_s
+        if context.stack is not None:
+            top = [it for it in context.stack.candidates() if it.id in self._at_rest and it.id not in decided]
+            return min((self._step(it).again_at_s for it in top[:1]), default=latest_s)
+        for times in self._context.retirement_times():
+            for at_s, id_ in times:
+                if at_s + EARLY_S >= latest_s:
+                    break
+                node = self._at_rest[id_]
+                if id_ not in decided and node.launch.slot not in context.jobs.needed:
+                    latest_s = min(latest_s, self._step(node).again_at_s)
+        return latest_s
+
+    def _step(self, node: Node) -> Step:
+        turn = bisect_left(self._turns, step_order(node, self._context.policy))
+        live, usable, ready, of_types = self._counts[turn - 1]
+        stack = self._context.stack.copy() if self._context.stack is not None else None
+        then = replace(
+            self._context,
+            count_live=live,
+            count_usable=usable,
+            count_ready=dict(ready),
+            of_types=of_types.copy(),
+            stack=stack,
+        )
+        return next_step(node, then)
+
+    def _counts_now(self) -> tuple[int, int, Mapping[TypeName, int], TypeCounts]:
+        context = self._context
+        return context.count_live, context.count_usable, dict(context.count_ready), context.of_types.copy()
+
+    def _kinds(self) -> object:
+        """What the reasons of all nodes depend on, before the first and after the last step."""
+        policy = self._context.policy
+        kinds = []
+        for _, usable, ready, of_types in (self._counts[0], self._counts[-1]):
+            spares = [it.name for it in policy.node_types if 0 < it.spares >= ready.get(it.name, 0)]
+            kinds.append((usable > policy.limits.nodes_min, spares, of_types.signs()))
+        snapshot = self._context.snapshot
+        return kinds, policy.observed, policy.node_types, snapshot.operator.steering, snapshot.closed_clouds
+
+    def _wanted(self) -> set[LaunchId]:
+        of_slot = node_index_of(self._context.snapshot).launch_of_slot
+        return {id_ for slot in self._context.jobs.needed if (id_ := of_slot.get(slot)) in self._at_rest and id_}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from enum import Enum, auto
 from math import inf
 
-from nodemanager.core.nodes import NodeState
+from nodemanager.core.drains import drain_text
+from nodemanager.core.nodes import FluxRank, NodeState
 from nodemanager.core.orders import DestroyNode, EndLease, StopBroker
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reasons import because
+from nodemanager.core.reasons import Reason, because
 from nodemanager.planner.cost.spending import waits_for_record
 from nodemanager.planner.health.node_health import gets_no_work
 from nodemanager.planner.stacked.growth import lowest_gap
@@ -22,7 +24,6 @@ from nodemanager.planner.steps.orders import (
     wait_for_answer,
     wait_for_jobs,
 )
-from nodemanager.planner.steps.retirement import StopObstacle, obstacle_reason, second_look
 from nodemanager.planner.upkeep.unsafe_data import overdue_at_s, why_held_for_data
 
 BROKER_STOP_TRIES = 3  # how often a broker is told to stop before its machine is destroyed anyway
@@ -30,6 +31,39 @@ BROKER_STOP_TRIES = 3  # how often a broker is told to stop before its machine i
 # How long the scheduler gets to notice a drain. A rank 0 that is stopping answers drains, but its scheduler misses
 # them.
 REDRAIN_AFTER_S = 1.0
+
+
+class StopObstacle(Enum):
+    """What may still forbid stopping a node after its drain was answered."""
+
+    HELD_BY_DRAIN = auto()  # somebody else has drained it
+    JOB_SLIPPED_IN = auto()  # a job began just before the drain
+    STILL_SCHEDULABLE = auto()  # the scheduler has not noticed the drain
+    NOT_DRAINED = auto()
+
+
+def second_look(node: Node, rank: FluxRank) -> StopObstacle | None:
+    """What still forbids stopping the node after its drain was answered; None if nothing does."""
+    if rank.online and rank.drain_reason not in (None, drain_text(node.id)):
+        return StopObstacle.HELD_BY_DRAIN
+    if rank.allocated:
+        return StopObstacle.JOB_SLIPPED_IN
+    if rank.schedulable:
+        return StopObstacle.STILL_SCHEDULABLE
+    return StopObstacle.NOT_DRAINED if rank.online and rank.drain_reason is None else None
+
+
+def _obstacle_reason(obstacle: StopObstacle, rank: FluxRank) -> Reason:
+    """The reason that explains an obstacle."""
+    match obstacle:
+        case StopObstacle.HELD_BY_DRAIN:
+            return because(Code.HELD_BY_DRAIN, drain_reason=rank.drain_reason or "")
+        case StopObstacle.JOB_SLIPPED_IN:
+            return because(Code.JOB_SLIPPED_IN)
+        case StopObstacle.STILL_SCHEDULABLE:
+            return because(Code.STILL_SCHEDULABLE)
+        case StopObstacle.NOT_DRAINED:
+            return because(Code.NOT_DRAINED)
 
 
 def step_draining(node: Node, context: StepContext) -> Step:
@@ -43,7 +77,7 @@ def step_draining(node: Node, context: StepContext) -> Step:
     obstacle = second_look(node, node.rank)
     if obstacle is None:
         return _held_for_data(node, context) or _stop(node, context)
-    reason = obstacle_reason(obstacle, node.rank)
+    reason = _obstacle_reason(obstacle, node.rank)
     if obstacle is StopObstacle.JOB_SLIPPED_IN and node.rank.online and fit:
         return reprieve(node, context, reason)
     if obstacle in (StopObstacle.STILL_SCHEDULABLE, StopObstacle.NOT_DRAINED):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from math import inf
 from typing import NamedTuple
 
-from nodemanager.core.drains import drain_text
-from nodemanager.core.nodes import FluxRank
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
@@ -110,36 +107,3 @@ def _goes_at_s(
         at_s = max(at_s, idle_since_s + policy.idle_timeout_s(node_type))
     left_s = billing.window_left_s(rule, billing.age_s(node, at_s))
     return at_s + max(0.0, left_s - times.lead_s)
-
-
-class StopObstacle(Enum):
-    """What may still forbid stopping a node after its drain was answered."""
-
-    HELD_BY_DRAIN = auto()  # somebody else has drained it
-    JOB_SLIPPED_IN = auto()  # a job began just before the drain
-    STILL_SCHEDULABLE = auto()  # the scheduler has not noticed the drain
-    NOT_DRAINED = auto()
-
-
-def second_look(node: Node, rank: FluxRank) -> StopObstacle | None:
-    """What still forbids stopping the node after its drain was answered; None if nothing does."""
-    if rank.online and rank.drain_reason not in (None, drain_text(node.id)):
-        return StopObstacle.HELD_BY_DRAIN
-    if rank.allocated:
-        return StopObstacle.JOB_SLIPPED_IN
-    if rank.schedulable:
-        return StopObstacle.STILL_SCHEDULABLE
-    return StopObstacle.NOT_DRAINED if rank.online and rank.drain_reason is None else None
-
-
-def obstacle_reason(obstacle: StopObstacle, rank: FluxRank) -> Reason:
-    """The reason that explains an obstacle."""
-    match obstacle:
-        case StopObstacle.HELD_BY_DRAIN:
-            return because(Code.HELD_BY_DRAIN, drain_reason=rank.drain_reason or "")
-        case StopObstacle.JOB_SLIPPED_IN:
-            return because(Code.JOB_SLIPPED_IN)
-        case StopObstacle.STILL_SCHEDULABLE:
-            return because(Code.STILL_SCHEDULABLE)
-        case StopObstacle.NOT_DRAINED:
-            return because(Code.NOT_DRAINED)

@@ -22,7 +22,9 @@ from nodemanager.planner.cost.run_times import ends_in_s
 from nodemanager.planner.scheduler.sched_simple import pieces_in_theory, slots_per_piece
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import queue_index_of
+from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.supply.supply import Supply
 from nodemanager.planner.upkeep.consolidation import (
     DearNode,
@@ -41,10 +43,12 @@ def dear_nodes(supply: Supply) -> Mapping[LaunchId, DearNode]:
     return _Search(supply).find()
 
 
-def nodes_withheld(supply: Supply) -> Collection[LaunchId]:
-    """The dear nodes that no waiting job gets: those that empty already, and full ones that begin to empty now."""
-    snapshot, policy = supply.snapshot, supply.policy
-    dear = [snapshot.nodes[id_] for id_, it in dear_nodes(supply).items() if it.why is not None]
+def nodes_withheld(known: Mapping[LaunchId, DearNode], snapshot: Snapshot, policy: Policy) -> Collection[LaunchId]:
+    """The dear nodes that no waiting job gets: those that empty already, and full ones that begin to empty now.
+
+    ``known``: from :func:`dear_nodes`.
+    """
+    dear = [snapshot.nodes[id_] for id_, it in known.items() if it.why is not None]
     if not dear:
         return ()
     under_way = sum(map(takes_no_more, snapshot.nodes.values()))

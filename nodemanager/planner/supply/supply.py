@@ -25,8 +25,7 @@ from nodemanager.planner.backoff.allowance import (
 from nodemanager.planner.backoff.zones import open_zones
 from nodemanager.planner.cost.billing import PREPAID
 from nodemanager.planner.cost.budget import BudgetLimits, closed_sizes
-from nodemanager.planner.cost.fleet import nodes_left_of_type, ownerless_strays
-from nodemanager.planner.cost.prepaid import prepaid_left
+from nodemanager.planner.cost.fleet import nodes_left_of_type, ownerless_strays, prepaid_left
 from nodemanager.planner.scheduler.seating import Availability
 from nodemanager.planner.state.constraints import Matches
 from nodemanager.planner.state.frozen import lazy_property, replace
