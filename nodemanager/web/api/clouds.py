@@ -73,14 +73,15 @@ def _troubles(name: CloudName, published: Publication) -> Iterator[Document]:
     snapshot, policy = published.snapshot, published.policy
     stale, unsafe = stale_clouds(snapshot, policy), unsafe_clouds(snapshot, policy)
     account = snapshot.account_of(name)
-    if (why := stale.get(name)) is not None:
+    closed = closed_clouds(snapshot, policy, stale, unsafe)
+    if name in stale:
         seen_s = account.source.seen_s
         since_s = seen_s + policy.timing.stale_after_s if seen_s is not None else None
-        yield _trouble("stale", why, published, since_s=since_s)
-    elif (why := unsafe.get(name)) is not None:
-        yield _trouble("safe mode", why, published, since_s=account.unready_since_s)
-    elif name not in policy.cloud_names:
-        yield _trouble("not in the site", closed_clouds(snapshot, policy, stale, unsafe)[name], published)
+        yield _trouble("stale", closed[name], published, since_s=since_s)
+    elif name in unsafe:
+        yield _trouble("safe mode", closed[name], published, since_s=account.unready_since_s)
+    elif name in closed:
+        yield _trouble("not in the site", closed[name], published)
     basis = published.plan.basis
     overspent = basis.placement.overspent_clouds if basis is not None and policy.budgets else {}
     if name in overspent:
