@@ -21,7 +21,6 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.upkeep.schedules import scheduled_policy
 from nodemanager.web.api import documents, explain, health, kubernetes_metrics, panels
 from nodemanager.web.api import peers as peer_documents
-from nodemanager.web.api.clouds import clouds
 from nodemanager.web.api.control import Control, Order
 from nodemanager.web.api.documents import Document
 from nodemanager.web.api.metrics import Metrics
@@ -81,7 +80,7 @@ def status(context: WebContext, request: Request, body: bytes) -> Response:
     return json_response(
         {
             **document,
-            "clouds": clouds(published),
+            "clouds": panels.clouds(published),
             "spent": _cost_document(context, document["at"]),
             "journal": {
                 "size_bytes": context.reader.size_bytes(),

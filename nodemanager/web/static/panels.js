@@ -7,14 +7,16 @@ import { ask, legend, link, made, madeSvg, money, span, table, the } from "/stat
 export function showClouds({ at, clouds }) {
   the("clouds").hidden = !clouds.length;
   if (clouds.length) the("costs-by-cloud").hidden = false;
+  const word = (it) => `${it.state}${it.node_type ? ` (${it.node_type})` : ""}${it.since_at === null ? "" : ` for ${span(at - it.since_at)}`}`;
   const rows = clouds.map((cloud) => [
     cloud.name,
+    cloud.troubles.map(word).join(", ") || cloud.state,
     cloud.nodes_max === null ? String(cloud.nodes) : `${cloud.nodes} of ${cloud.nodes_max}`,
     cloud.price_per_hour_max === null ? money(cloud.price_per_hour) : `${money(cloud.price_per_hour)} of ${money(cloud.price_per_hour_max)}`,
     cloud.budgets.map((it) => `${money(it.spent)} of ${money(it.budget)} a ${it.period}`).join(", ") || null,
-    cloud.troubles.map((it) => `${it.state}${it.node_type ? ` (${it.node_type})` : ""}${it.since_at === null ? "" : ` for ${span(at - it.since_at)}`}: ${it.reason.text}`).join("; ") || cloud.state,
   ]);
-  the("clouds-body").replaceChildren(table("Clouds of the site", ["cloud", ">nodes", ">cost per hour", ">of its budget", "state"], rows));
+  const reasons = clouds.flatMap((cloud) => cloud.troubles.map((it) => made("p", "note", it.reason.text)));
+  the("clouds-body").replaceChildren(table("Clouds of the site", ["cloud", "state", ">nodes", ">cost per hour", ">of its budget"], rows), ...reasons);
 }
 
 // --- peers ----------------------------------------------------------------------------------------------

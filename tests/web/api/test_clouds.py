@@ -85,7 +85,7 @@ def test_a_cloud_that_does_not_answer_says_since_when() -> None:
     east = clouds_of(world)["east"]
     (trouble,) = east["troubles"]
     assert (east["state"], trouble["since_at"]) == ("stale", WALL_AT - 300.0)
-    assert trouble["reason"]["code"] == "stale"
+    assert trouble["reason"]["text"] == "nothing is done in the cloud east: it has not answered for too long"
     never = replace(account, source=Source())
     east = clouds_of(world.but(accounts={**world.snapshot.accounts, EAST: never}))["east"]
     assert (east["state"], east["troubles"][0]["since_at"]) == ("stale", None)
