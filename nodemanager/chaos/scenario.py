@@ -20,7 +20,16 @@ from nodemanager.chaos.run.history_file import HistoryFile
 from nodemanager.chaos.run.invariants import Invariants, Violation
 from nodemanager.chaos.run.peers import PeerWorld
 from nodemanager.chaos.run.script import FAULTS_S, JOB, PEER_JOB, Act, Script, pick
-from nodemanager.chaos.run.site import PREPAID, SCRATCH, chaos_policy, healthy_cloud, shapes_of, slots_of, types_of
+from nodemanager.chaos.run.site import (
+    PREPAID,
+    SCRATCH,
+    chaos_policy,
+    healthy_cloud,
+    shape_of_job,
+    shapes_of,
+    slots_of,
+    types_of,
+)
 from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.core.jobs import JobId, JobState
@@ -186,8 +195,7 @@ class Scenario:
             end()
 
     def _submit(self, act: Act) -> None:
-        shapes = shapes_of(self.script)
-        shape = pick(shapes, act.amount) or shapes[0]
+        shape = shape_of_job(self.script, act)
         try:
             job = self.flux.submit(shape, 120.0, run_s=act.lasts_s, requeue=act.number % 2 == 1)
         except FluxError:  # rank 0 is away: the user tries again

@@ -29,6 +29,7 @@ from nodemanager.planner.cost.spending import Period
 from nodemanager.planner.health import standstill
 from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import cloud_facts
+from nodemanager.planner.placement import placement
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
@@ -57,6 +58,10 @@ def test_both_clouds_get_nodes() -> None:
         used |= {clouds[it.type_name].cloud for it in scenario.invariants.providers[1].bill() if it.type_name}
         assert scenario.invariants.creates > 0
     assert used == {SOUND}
+
+
+def test_some_seeds_have_jobs_that_say_where_their_data_is() -> None:
+    assert {scenario_for_seed(seed, twin=True).script.near for seed in SEEDS} == {True, False}
 
 
 def every_list_is_about_all_nodes(patch: Patch) -> None:
@@ -99,6 +104,10 @@ def a_spent_budget_of_a_cloud_stops_nothing(patch: Patch) -> None:
     patch.setattr(within_budget, "current_limits", without_clouds)
 
 
+def nobody_asks_where_the_data_is(patch: Patch) -> None:
+    patch.setattr(placement, "homes_of", lambda *_: {})
+
+
 def test_budgets_of_clouds_are_drawn_and_nothing_else_changes_with_them() -> None:
     drawn = [draw_script(seed, twin=True) for seed in range(40)]
     assert {tuple(it.cloud_budgets) for it in drawn} == {(), ("failing",), ("sound",), ("failing", "sound")}
@@ -117,6 +126,7 @@ MUTATIONS = [
     no_cloud_is_closed,
     the_cost_of_a_cloud_is_not_added_up,
     a_spent_budget_of_a_cloud_stops_nothing,
+    nobody_asks_where_the_data_is,
 ]
 
 

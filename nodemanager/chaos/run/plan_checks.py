@@ -9,8 +9,8 @@ from decimal import Decimal
 
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
-from nodemanager.chaos.run.script import Script
-from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, limits_at
+from nodemanager.chaos.run.script import SOUND, Script
+from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX_NODES_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
 from nodemanager.core.nodes import (
@@ -75,6 +75,7 @@ class PlanChecks:
             self._check_budgets(published, boots)
             self._check_not_bought_twice(published, boots)
             self._check_whole_gangs(published, boots)
+            self._check_near(published, boots)
         if made.stands_still is None:
             self._check_orphans(now_s)
         else:
@@ -339,6 +340,27 @@ class PlanChecks:
             self.invariants.require(
                 there[zone] + soon >= wanted, f"{boot.launch.id} is bought in {zone} for a job of {wanted} nodes"
             )
+
+    def _check_near(self, published: Publication, boots: Sequence[BootNode]) -> None:
+        """No node may be bought for jobs with data in the sound cloud if an equal one can be bought there."""
+        basis, policy = published.plan.basis, published.policy
+        if basis is None or not self.script.near:
+            return
+        supply, allocation = basis.placement.supply, basis.placement.allocation
+        nodes = sum(node.launch.cloud == SOUND for node in published.snapshot.nodes.values())
+        nodes += sum(boot.launch.cloud == SOUND for boot in boots)
+        for boot in boots:
+            bought, serves = policy.types[boot.launch.type_name], boot.serves
+            wishes = [shape.near for job in serves if (shape := self.jobs.shapes.get(job)) is not None]
+            if bought.cloud == SOUND or not wishes or any(it is None or it.cloud != SOUND for it in wishes):
+                continue
+            twin = next((it for it in policy.node_types if it.cloud == SOUND and it.size == bought.size), None)
+            if twin is None or twin.name in supply.blocked or nodes >= SOUND_NODES_MAX or not allocation.nodes_left:
+                continue
+            left = supply.count_free(twin.name) - sum(it.launch.type_name == twin.name for it in boots)
+            can_buy = left > 0 and basis.placement.price_left >= twin.price_per_hour
+            text = f"{boot.launch.id} is bought for {serves}, whose data is where {twin.name} can be bought"
+            self.invariants.require(not can_buy, text)
 
     def _matches(self, shape: Shape, node_type: NodeType) -> list[int]:
         """The slots of a type that satisfy a job's constraint, as indexes in the order of their ranks."""

@@ -24,6 +24,7 @@ JOB_S = (1.0, 40.0)
 FAILING, SOUND = CloudName("failing"), CloudName("sound")
 JOB = "job"
 UPKEEP = "upkeep"  # an area of faults
+NEAR, NEAR_SHARE = "near", 0.5  # of the seeds with two clouds
 
 T = TypeVar("T")
 
@@ -212,6 +213,7 @@ class Script:
     groups: bool = False  # nodes of two types are created in placement groups, in two zones
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
     cloud_budgets: Mapping[str, str] = field(default_factory=dict)  # a day's, of clouds that have one
+    near: bool = False  # some jobs say in which cloud their data is
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
@@ -273,6 +275,7 @@ def draw_script(
         twin=twin,
         cloud_budgets=_draw_cloud_budgets(_stream(seed, "cloud_budgets")) if twin else {},
         upkeep=upkeep,
+        near=twin and _stream(seed, NEAR).random() < NEAR_SHARE,
     )
     kinds = {**KINDS, **(JOIN_KINDS if joins else {}), **(UPKEEP_KINDS if upkeep else {})}
     areas = {

@@ -7,8 +7,8 @@ from dataclasses import replace
 from decimal import Decimal
 from random import Random
 
-from nodemanager.chaos.run.script import FAILING, SOUND, Script
-from nodemanager.core.jobs import HasProperty, OnHosts, Shape
+from nodemanager.chaos.run.script import FAILING, SOUND, Act, Script, pick
+from nodemanager.core.jobs import HasProperty, Near, OnHosts, Shape
 from nodemanager.core.slots import (
     Billing,
     CloudName,
@@ -26,6 +26,7 @@ from nodemanager.core.upkeep.windows import DAY_MINUTES, Window
 from nodemanager.planner.cost import spending
 from nodemanager.planner.state.policy import (
     BLOCK_S,
+    GIB,
     Calls,
     CloudRules,
     Fixed,
@@ -166,6 +167,18 @@ TWIN_TYPES = (
     replace(_SMALL, name=TypeName("tiny"), cloud=SOUND, price_per_hour=Decimal("0.30"), slots=_slots("tiny", 3)),
     replace(_LARGE, name=TypeName("huge"), cloud=SOUND, price_per_hour=Decimal("1.10"), slots=_slots("huge", 2)),
 )
+# Where the data of jobs is. Only egress of the cloud that has the faults has a price.
+EGRESS_PRICE_PER_GIB = Decimal("0.01")
+WISHES = (
+    None,
+    Near(SOUND),
+    Near(SOUND),
+    Near(SOUND, 200 * GIB),
+    Near(FAILING),
+    Near(FAILING, GIB),
+    Near(FAILING, 200 * GIB),
+    Near(CloudName("mars"), GIB),
+)
 TWIN_SLOTS = tuple(
     Slot(slot, Rank(rank), node_type.name)
     for rank, (slot, node_type) in enumerate(
@@ -208,6 +221,13 @@ def shapes_of(script: Script) -> tuple[Shape, ...]:
     return POD_SHAPES if script.stacked else SHAPES
 
 
+def shape_of_job(script: Script, act: Act) -> Shape:
+    """The shape of the job of an act. Some jobs also say in which cloud their data is."""
+    shapes = shapes_of(script)
+    shape = pick(shapes, act.amount) or shapes[0]
+    return replace(shape, near=Random(f"{script.seed}/near/{act.number}").choice(WISHES)) if script.near else shape
+
+
 def healthy_cloud() -> CloudFaults:
     """Return the settings of a provider without faults."""
     return CloudFaults(
@@ -228,7 +248,11 @@ def one_provider(script: Script) -> bool:
 def chaos_policy(script: Script) -> Policy:
     """Return the policy of a script's site, with short timeouts."""
     calls = Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script))
-    clouds = {FAILING: CloudRules(calls), SOUND: CloudRules(calls, nodes_max=SOUND_NODES_MAX)}
+    price = EGRESS_PRICE_PER_GIB if script.near else None
+    clouds = {
+        FAILING: CloudRules(calls, egress_price_per_gib=price),
+        SOUND: CloudRules(calls, nodes_max=SOUND_NODES_MAX),
+    }
     return Policy(
         cluster=CLUSTER,
         cluster_uuid=CLUSTER_UUID,

@@ -70,6 +70,11 @@ class _Connection(GCEConnection):
         # Images and networks may belong to another project.
         return f"/compute/v1{action}" if action.startswith("/projects/") else f"{self.request_path}{action}"
 
+    def pre_connect_hook(self, params: Any, headers: Any) -> Any:
+        if self.action == _KEYS_PATH:
+            return params, headers  # public, so our token does not go there
+        return super().pre_connect_hook(params, headers)  # type: ignore[no-untyped-call]
+
     def request(self, *arguments: Any, **named: Any) -> Any:
         # Do not call GCEConnection.request: if a connection is reset, it repeats every request, even a create.
         try:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nodemanager.cloud.common.findings import Finding, compare_quotas, look_up_all, unreadable
+from nodemanager.cloud.common.findings import Finding, Verdict, compare_quotas, look_up_all, refused, unreadable
+from nodemanager.cloud.common.transport import objects_in
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.from_site import gce_driver, placements_of
 from nodemanager.cloud.gce.instances import GcePlacement
@@ -29,8 +30,12 @@ _COMMON_SERIES = frozenset({"e2", "f1", "g1", "n1"})  # they use CPUS if the reg
 
 
 def check_nodes(site: Site, clock: Clock) -> Iterator[Finding]:
-    """Check the image, the network and the machine types in each zone of each node type, then the quotas."""
-    project = _Project(gce_driver(site, clock), clock)
+    """Check the image, the network and the machine types in each zone of each node type, then the quotas.
+
+    If one call creates several nodes, also check whether Google's keys can be read, without which they cannot join.
+    """
+    driver = gce_driver(site, clock)
+    project = _Project(driver, clock)
     placements = placements_of(site)
     for node_type in site.node_types:
         placement = placements[node_type.name]
@@ -47,6 +52,19 @@ def check_nodes(site: Site, clock: Clock) -> Iterator[Finding]:
         yield from _check_quotas(site, project, placements)
     except CloudError as error:
         yield unreadable("quotas", error, _NEEDED)
+    if site.batches:
+        yield _check_keys(driver, clock)
+
+
+def _check_keys(driver: GceDriver, clock: Clock) -> Finding:
+    subject = "identity keys"
+    try:
+        with reading_project(clock):
+            keys, _ = driver.identity_keys()
+            count = len(objects_in(keys, "keys", "Google's keys"))
+    except CloudError as error:
+        return refused(subject, error)
+    return Finding(subject, Verdict.OK, f"Google publishes {count}, by which nodes of one call prove who they are")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,17 @@ from itertools import groupby
 from math import inf
 
 from nodemanager.core.jobs import Shape
-from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.allocation.near import DAY_S, Home, Kept, is_home_likely, kinds_of, outlay, pack_cheapest
+from nodemanager.core.slots import CloudName, Market, TypeName
+from nodemanager.planner.allocation.near import (
+    DAY_S,
+    Home,
+    Kept,
+    Kind,
+    is_home_likely,
+    kinds_of,
+    outlay,
+    pack_cheapest,
+)
 from nodemanager.planner.allocation.packable import Packable
 from nodemanager.planner.allocation.planned import planned_contents, works_by_kind
 from nodemanager.planner.allocation.price_list import pack_best
@@ -75,21 +84,31 @@ class Allocation:
         def pack(kept: Kept) -> Allocation | None:
             return self._with_work(works, kept, share=share, greedily=greedily)
 
-        weighed = {kind: self._is_home_likely(work) for kind, work in kinds_of(works, self.homes).items()}
-        likely = {kind: is_likely for kind, is_likely in weighed.items() if is_likely is not None}
-        return pack_cheapest(likely, self.homes, pack, Allocation._outlay) if likely else pack(frozenset())
+        likely = self._likely_at_home(works) if self.homes else {}
+        if not likely:
+            return pack(frozenset())
+        return pack_cheapest(likely, self.homes, pack, Allocation._outlay, quickly=greedily)
 
     def _outlay(self) -> tuple[int, int]:
         return outlay(self.groups, self.works, self.offers, self.cost, self.homes)
 
-    def _is_home_likely(self, work: Work) -> bool | None:
-        item, costs = work.item(self.memory_bytes(work.shape)), []
-        for number in self._offers(ordered=False, on_sale=True):
-            offer = self.offers[number]
-            each = pieces_on_empty(item, self._lot(number, 0.0, self.left, sunk=False))
-            if each and offer.suits(work.shape.constraint):
-                costs.append((offer.node_type.cloud, self.cost(offer, min(work.span_s, DAY_S)), each))
-        return is_home_likely(work, self.homes[work.shape], costs)
+    def _likely_at_home(self, works: Sequence[Work]) -> Mapping[Kind, bool]:
+        """The kinds of work for which nodes are on sale at home, and whether these are probably cheaper there."""
+        numbers = self._offers(ordered=False, on_sale=True)
+        lots = {number: self._lot(number, 0.0, self.left, sunk=False) for number in numbers}
+        costs: dict[float, list[int]] = {}
+        found: dict[Kind, bool] = {}
+        for (shape, span_s), work in kinds_of(works, self.homes).items():
+            if span_s not in costs:
+                costs[span_s] = [self.cost(self.offers[it], min(span_s, DAY_S)) for it in numbers]
+            item, nodes = work.item(self.memory_bytes(shape)), list[tuple[CloudName, int, int]]()
+            for number, cost in zip(numbers, costs[span_s], strict=True):
+                each = pieces_on_empty(item, lots[number])
+                if each and self.offers[number].suits(shape.constraint):
+                    nodes.append((self.offers[number].node_type.cloud, cost, each))
+            is_likely = is_home_likely(work, self.homes[shape], nodes)
+            found |= {} if is_likely is None else {(shape, span_s): is_likely}
+        return found
 
     def _with_work(self, works: Sequence[Work], kept: Kept, *, share: bool, greedily: bool) -> Allocation | None:
         """The same. ``kept``: the kinds of work that get nodes bought away from home only if others run out."""

@@ -57,7 +57,7 @@ def _home_of(shape: Shape, policy: Policy, price_decimals: int) -> Home | None:
 
 def kinds_of(works: Iterable[Work], homes: Mapping[Shape, Home]) -> Mapping[Kind, Work]:
     """The kinds of work that have a home, each with one work of it."""
-    return {(work.shape, work.span_s): work for work in works if work.shape in homes} if homes else {}
+    return {(work.shape, work.span_s): work for work in works if work.shape in homes}
 
 
 def pack_cheapest(
@@ -65,10 +65,13 @@ def pack_cheapest(
     homes: Mapping[Shape, Home],
     pack: Callable[[Kept], Packing | None],
     outlay: Callable[[Packing], tuple[int, int]],
+    *,
+    quickly: bool,
 ) -> Packing | None:
     """Pack the work with each of several parts of it kept at home, and return the packing with the least outlay.
 
-    ``likely``: the kinds that can be kept at home, and whether that is probably cheaper.
+    ``likely``: the kinds that can be kept at home, and whether that is probably cheaper. ``quickly``: try
+    only that part, and nothing if not even a packing that keeps none at home serves all work.
     """
     unpriced = frozenset(kind for kind in likely if homes[kind[0]].egress is None)
     priced = [kind for kind in likely if kind not in unpriced]
@@ -82,7 +85,14 @@ def pack_cheapest(
     def best() -> Kept:
         return min(found, key=lambda kept: found[kept][:2])
 
-    for kept in (unpriced, unpriced.union(kind for kind in priced if likely[kind]), unpriced.union(priced)):
+    probable = unpriced.union(kind for kind in priced if likely[kind])
+    if quickly:
+        attempt(frozenset())
+        if not found:
+            return None
+        attempt(probable)
+        return found[best()][2]
+    for kept in (unpriced, probable, unpriced.union(priced)):
         attempt(kept)
     if not found:
         return pack(frozenset()) if unpriced else None

@@ -13,7 +13,7 @@ from nodemanager.core.jobs import Job, JobId, Shape
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.reason_codes import Code, Figures
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.core.slots import NodeType, SlotName, TypeName
 from nodemanager.planner.explain.near import figures_of_existing, figures_of_new, where_figures
 from nodemanager.planner.placement.fleet_needs import NAMES_MAX
 from nodemanager.planner.placement.placement import Placement
@@ -160,8 +160,10 @@ class JobReasons(Mapping[JobId, Reason]):
         for bin_, _ in placement.seating.seats.get(id_, ()):
             availability[bin_.slot] = bin_.availability
             free_in_s = max(free_in_s, bin_.free_in_s)
+        types: dict[SlotName, NodeType] = {}
         for place, offer in placement.assignment.nodes_of(key, index):
             availability[place[0]] = offer.availability
+            types[place[0]] = offer.node_type
         latest = max(availability.values())
         if latest is Availability.NEW and self._settling is not None:
             return self._settling
@@ -176,25 +178,23 @@ class JobReasons(Mapping[JobId, Reason]):
         if id_ in placement.demand.unheeded:
             figures["unheeded"] = placement.demand.unheeded[id_]
         if key.shape.near is not None:
-            figures |= self._near_figures(key, latest, nodes, placement)
+            known = placement.supply.policy.type_of_slot
+            found = [types.get(slot) or known.get(slot) for slot in nodes]
+            figures |= _near_figures(key, latest, [it for it in found if it is not None], placement)
         return because(REASON_BY_AVAILABILITY[latest], **figures)
 
-    @staticmethod
-    def _near_figures(
-        key: BatchKey, latest: Availability, nodes: Sequence[SlotName], placement: Placement
-    ) -> Figures:
-        """Whether its nodes are near its data. If some are not, the first of these counts."""
-        policy = placement.supply.policy
-        types = [policy.type_of_slot[slot] for slot in nodes if slot in policy.type_of_slot]
-        if not types:
-            return {}
-        home = policy.home_of(key.shape)
-        node_type = next((it for it in types if it.cloud != home), types[0])
-        if latest is Availability.NEW:
-            return figures_of_new(key.shape, key.span_s, node_type, placement)
-        if latest is Availability.COMING:
-            return where_figures(key.shape, node_type, placement)
-        return figures_of_existing(key.shape, node_type, placement)
+
+def _near_figures(key: BatchKey, latest: Availability, types: Sequence[NodeType], placement: Placement) -> Figures:
+    """Whether a job's nodes are near its data. If some are not, the first of these counts."""
+    home = placement.supply.policy.home_of(key.shape)
+    node_type = next((it for it in types if it.cloud != home), next(iter(types), None))
+    if node_type is None:
+        return {}
+    if latest is Availability.NEW:
+        return figures_of_new(key.shape, key.span_s, node_type, placement)
+    if latest is Availability.COMING:
+        return where_figures(key.shape, node_type, placement)
+    return figures_of_existing(key.shape, node_type, placement)
 
 
 def boot_delays(nodes: Iterable[Node]) -> Mapping[SlotName, Reason]:

@@ -9,7 +9,7 @@ from nodemanager.core.jobs import Job, Shape
 from nodemanager.core.notation import format_bytes
 from nodemanager.core.reason_codes import Figures
 from nodemanager.core.reason_text import format_money
-from nodemanager.core.slots import CloudName, NodeType
+from nodemanager.core.slots import NodeType
 from nodemanager.planner.allocation.near import cost_of_node
 from nodemanager.planner.placement.infeasibility import pieces_per_node
 from nodemanager.planner.placement.placement import Placement
@@ -17,6 +17,8 @@ from nodemanager.planner.scheduler.sched_simple import pieces_of
 from nodemanager.planner.state.policy import Policy
 
 NONE_THERE = "no node there can be bought now"
+LIMITS_THERE = "with nodes there not all jobs could be served within the limits"
+NO_MORE_THERE = "no further node there can be bought now"
 ANY_FREE_NODE = "Flux starts it on any node that is free"
 
 
@@ -50,33 +52,38 @@ def figures_of_new(shape: Shape, span_s: float, bought: NodeType, placement: Pla
     if home is None:
         return figures
     away = bought.cloud != home
-    other = min(_other_ways(shape, span_s, home, placement, at_home=away), default=None)
-    if other is None:
-        return {**figures, "not_near": NONE_THERE} if away else figures
+    ways = [(it, left) for it, left in _ways(shape, placement) if (it.cloud == home) == away]
     egress = placement.supply.policy.egress_of(shape)
-    if egress is None:
+    if away and not any(left for _, left in ways):
+        figures = {**figures, "not_near": NO_MORE_THERE if ways else NONE_THERE}
+    elif away and egress is None:
+        figures = {**figures, "not_near": LIMITS_THERE}
+    if egress is None or not ways:
         return figures
     cost = share_of_nodes(shape, span_s, bought, placement)
-    known: Figures = {**figures, "cost": cost, "other_cost": other[0], "egress": egress}
-    return {**known, "at_home": other[1]} if away else {**known, "elsewhere": other[1]}
+    other, name = min((share_of_nodes(shape, span_s, it, placement), it.name) for it, _ in ways)
+    known: Figures = {**figures, "cost": cost, "other_cost": other, "egress": _rounded(egress)}
+    return {**known, "at_home": name} if away else {**known, "elsewhere": name}
 
 
-def _other_ways(
-    shape: Shape, span_s: float, home: CloudName, placement: Placement, *, at_home: bool
-) -> Iterator[tuple[Decimal, str]]:
-    """What a job would cost as each type that is on sale at home, or elsewhere."""
-    for offer in placement.allocation.offers:
-        node_type = offer.node_type
-        if offer.is_ordered or (node_type.cloud == home) != at_home or not offer.suits(shape.constraint):
-            continue
-        if pieces_per_node(node_type, shape, placement.allocation.memory_bytes(shape)):
-            yield share_of_nodes(shape, span_s, node_type, placement), node_type.name
+def _ways(shape: Shape, placement: Placement) -> Iterator[tuple[NodeType, int]]:
+    """The types on sale that suit a job, and how many nodes of each are left."""
+    made = placement.allocation
+    for offer, left in zip(made.offers, made.left, strict=True):
+        suits = not offer.is_ordered and offer.suits(shape.constraint)
+        if suits and pieces_per_node(offer.node_type, shape, made.memory_bytes(shape)):
+            yield offer.node_type, left
 
 
 def share_of_nodes(shape: Shape, span_s: float, node_type: NodeType, placement: Placement) -> Decimal:
     """What a job pays of nodes of a type if they are full of such jobs, for as long as its time limit."""
     each = max(1, pieces_per_node(node_type, shape, placement.allocation.memory_bytes(shape)))
-    return cost_of_node(node_type, span_s) * pieces_of(shape) / each
+    return _rounded(cost_of_node(node_type, span_s) * pieces_of(shape) / each)
+
+
+def _rounded(amount: Decimal) -> Decimal:
+    """An amount to six digits: it is an estimate, and may have any number of them."""
+    return Decimal(f"{amount:.6g}")
 
 
 def describe_near(job: Job, policy: Policy) -> str:

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
-from nodemanager.core.notation import expand_hostlist, parse_idset
+from nodemanager.core.notation import expand_hostlist, format_bytes, parse_idset
 from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
 
 Jobspec = Mapping[str, Any]
@@ -190,8 +190,13 @@ def write_jobspec(
         system["queue"] = queue
     if after:
         system["dependencies"] = [{"scheme": DependencyScheme.ANY, "value": job} for job in after]
-    if requeue:
-        system[OUR_ATTRIBUTES] = {"requeue": 1}
+    ours: dict[str, Any] = {"requeue": 1} if requeue else {}
+    if shape.near is not None:
+        ours["near"] = str(shape.near.cloud)
+        if shape.near.data_bytes:
+            ours["data"] = format_bytes(shape.near.data_bytes)
+    if ours:
+        system[OUR_ATTRIBUTES] = ours
     return {
         "resources": [resources],
         "tasks": [{"command": [name], "slot": "task", "count": {"per_slot": 1}}],

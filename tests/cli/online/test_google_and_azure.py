@@ -13,7 +13,8 @@ from nodemanager.cloud.azure.driver import AzureDriver
 from nodemanager.cloud.gce.driver import GceDriver
 from tests.cli.online.test_accounts import SITE, lines
 from tests.cloud.azure.test_port import LOGIN, a_token
-from tests.cloud.recorded import Service, a_service, of_libcloud, said
+from tests.cloud.recorded import Reply, Service, a_service, of_libcloud, said
+from tests.join.google_tokens import jwks
 
 
 @pytest.fixture
@@ -124,6 +125,30 @@ def test_a_network_of_google_with_subnetworks_of_its_own_needs_one_named(
     network = of_libcloud("gce/global_networks_cf") | {"autoCreateSubnetworks": False}
     google.says("GET", f"{GCE}/global/networks/cf", said(network))
     assert "give regions/REGION/subnetworks/NAME" in lines(file, capsys)["nodes of small"]
+
+
+KEYS = ("GET", "/oauth2/v3/certs")
+
+
+@pytest.mark.parametrize(
+    ("reply", "told"),
+    [
+        (said(jwks("google", "next")), "ok Google publishes 2, by which"),
+        (said({}), "warning Google's keys: no list"),
+        (said({"error": {"code": 404, "message": "no"}}, 404), "fault"),
+    ],
+    ids=["published", "something else", "not there"],
+)
+def test_the_keys_by_which_nodes_of_one_call_prove_themselves_are_looked_up(
+    google: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str], reply: Reply, told: str
+) -> None:
+    google.says(*KEYS, reply)
+    file = on_google(tmp_path, more="\n[Join]\naddresses = 10.0.0.1:8443\n", node_service_account="nodes@lab.iam.x")
+    text = file.read_text(encoding="utf-8")
+    assert "identity keys" not in lines(on_google(tmp_path), capsys), "nodes do not join by ticket"
+    file.write_text(text.replace("join = directory", "join = service"), encoding="utf-8")
+    assert lines(file, capsys)["identity keys"].startswith(told)
+    assert only_looked(google)
 
 
 SPOT = """

@@ -370,6 +370,8 @@ def test_a_list_brings_the_keys_if_they_are_due(gce: Service) -> None:
     cloud = a_port(gce, keys=_courier(gce, file, wall))
     assert cloud.list_nodes() == ()
     assert file.posted == [(jwks("google"), "public, max-age=22000")]
+    assert "authorization" not in gce.asked(*KEYS)[0].headers, "the keys are public"
+    assert "authorization" in gce.asked(*LIST)[0].headers
     file.due = False
     wall.advance(FETCH_EVERY_S)
     cloud.list_nodes()

@@ -138,6 +138,7 @@ def test_what_the_home_cloud_has_no_node_for_runs_elsewhere() -> None:
     for gib in (0, 500):
         world = clouds(egress={EAST: "0.09"}).job(*[near(EAST, gib)] * 6)
         assert bought(world) == ["east1", "east2", "east3", "east4", "west1", "west2"]
+        assert sentence(world.why_job(6)).endswith("; no further node there can be bought now")
 
 
 def test_a_full_node_is_shared_by_jobs_of_both_kinds() -> None:
@@ -157,6 +158,7 @@ def test_nodes_are_bought_within_the_limits_even_if_that_means_elsewhere() -> No
     types = a_type_in(EAST, "0.10", cores=2), a_type_in(WEST, "0.90", cores=8)
     world = clouds(*types, nodes_max=1).job(*[near(EAST, 0, tasks(2))] * 4)
     assert bought(world) == ["west1"]
+    assert sentence(world.why_job(1)).endswith("; with nodes there not all jobs could be served within the limits")
 
 
 def test_nothing_is_decided_otherwise_next_time() -> None:
