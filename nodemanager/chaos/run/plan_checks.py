@@ -10,7 +10,7 @@ from decimal import Decimal
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
 from nodemanager.chaos.run.script import SOUND, Script
-from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX_NODES_MAX, limits_at
+from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, SOUND_NODES_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
 from nodemanager.core.nodes import (
