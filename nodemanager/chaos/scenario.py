@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from random import Random
 
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import UsePolicy
@@ -21,10 +22,12 @@ from nodemanager.chaos.run.invariants import Invariants, Violation
 from nodemanager.chaos.run.peers import PeerWorld
 from nodemanager.chaos.run.script import FAULTS_S, JOB, PEER_JOB, Act, Script, pick
 from nodemanager.chaos.run.site import (
+    P_LOSES_POWER,
     PREPAID,
     SCRATCH,
     chaos_policy,
     healthy_cloud,
+    own_hosts,
     shape_of_job,
     shapes_of,
     slots_of,
@@ -33,7 +36,7 @@ from nodemanager.chaos.run.site import (
 from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
 from nodemanager.core.jobs import JobId, JobState
-from nodemanager.core.nodes import CloudState, ProviderId
+from nodemanager.core.nodes import CloudNode, CloudState, ProviderId
 from nodemanager.core.ports import FluxError, JoinPort
 from nodemanager.core.slots import SlotName, TypeName
 from nodemanager.delegation.jobspec import ANY
@@ -109,10 +112,12 @@ class Scenario:
             self.provider = StackedProvider(self.world, healthy_cloud(), types[0].slots)
         self.boots = BootFaults(self.world, self.flux, self.provider)
         self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
-        twin = None
+        self.twin = twin = None
         if self.script.twin:
-            twin = SimulatedProvider(self.world, healthy_cloud(), number=1)
-            twin.on_boot, twin.on_end = self.flux.on_node_booted, self.flux.on_node_ended
+            faults = own_hosts() if self.script.own_hosts else healthy_cloud()
+            self.twin = twin = SimulatedProvider(self.world, faults, number=1)
+            twin.on_boot, twin.on_end = self._boot_in_twin, self.flux.on_node_ended
+            self._power = Random(f"{self.script.seed}/power")
         with_data = frozenset(it.name for it in types if SCRATCH in it.properties)
         self.upkeep = UpkeepTruth(self.world, self.flux, with_data, PREPAID, Invariants.require)
         self.invariants = Invariants(self.flux, self.provider, self.policy, self.upkeep, twin)
@@ -125,6 +130,16 @@ class Scenario:
         self.peace = False
         self._started = 0
         self._end_faults: list[EndFault] = []
+
+    def _boot_in_twin(self, node: CloudNode) -> None:
+        """A node of the second cloud has booted. An own host may lose power some time later."""
+        self.flux.on_node_booted(node)
+        if self.script.own_hosts and not self.peace and self._power.random() < P_LOSES_POWER:
+            self.world.after(self._power.uniform(0.0, 30.0), lambda: self._cut_power(node.provider_id))
+
+    def _cut_power(self, host: ProviderId) -> None:
+        if self.twin is not None and not self.peace:
+            self.twin.kill(host, "lost power")
 
     def run(self) -> RunSummary:
         """Run the phase with faults, then the phase without, and check the end."""
@@ -226,6 +241,8 @@ class Scenario:
             process.calls_left = None
         self.use_policy(_peaceful(self.policy))
         self.provider.faults = healthy_cloud()
+        if self.twin is not None:
+            self.twin.faults = healthy_cloud()
         self.flux.faults = FluxFaults()
         self.boots.p_loop = self.boots.p_wrong_slot = 0.0
         self.world.skew_s = 0.0

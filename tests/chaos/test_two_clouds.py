@@ -15,7 +15,7 @@ from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
 from nodemanager.chaos.join_network import JoinScenario
 from nodemanager.chaos.run.script import FAILING, SIZES_EVERY, SOUND, Script, draw_script
 from nodemanager.chaos.run.site import nodes_per_call, one_provider
-from nodemanager.core.nodes import CloudNode, Identity, Launch, LaunchId, RosterEntry, stamp_of
+from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, LaunchId, RosterEntry, stamp_of
 from nodemanager.core.ports import CloudError
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, NodeType
@@ -33,11 +33,13 @@ from nodemanager.planner.placement import placement
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.simulation.cloud.provider import SimulatedProvider
+from nodemanager.simulation.cloud.provider import Machine, SimulatedProvider
 
 SEEDS = range(6)  # more: flux-node-manager chaos --provider two-clouds --seeds 0-499
 SEEDS_MAX = 40
 WITH_TICKETS = range(6, 1000, 8)  # batches in two clouds, whose nodes join by ticket
+
+WITH_OWN_HOSTS = range(3, 27, 4)
 
 Patch = pytest.MonkeyPatch
 
@@ -58,6 +60,27 @@ def test_both_clouds_get_nodes() -> None:
         used |= {clouds[it.type_name].cloud for it in scenario.invariants.providers[1].bill() if it.type_name}
         assert scenario.invariants.creates > 0
     assert used == {SOUND}
+
+
+def test_in_every_fourth_seed_the_second_cloud_is_own_hosts_with_faults_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silence_logs()
+    assert [seed for seed in range(8) if scenario_for_seed(seed, twin=True).script.own_hosts] == [3, 7]
+    found: Counter[tuple[CloudState, str]] = Counter()
+    set_state = SimulatedProvider._set_state
+
+    def note(self: SimulatedProvider, machine: Machine, state: CloudState, why: str = "") -> None:
+        if self is scenario.twin:
+            found[state, why] += 1
+        set_state(self, machine, state, why)
+
+    monkeypatch.setattr(SimulatedProvider, "_set_state", note)
+    for seed in WITH_OWN_HOSTS:
+        scenario = scenario_for_seed(seed, twin=True)
+        scenario.run()
+    assert found[CloudState.TERMINATED, "lost power"] > 0, found
+    assert any(state is CloudState.FAILED for state, _ in found), found
 
 
 def test_some_seeds_have_jobs_that_say_where_their_data_is() -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 from nodemanager.cli import main
 from nodemanager.flux.in_job import release_idle
 
+MANAGER = Path("manager-pid")  # in the job's folder: the manager of the outer instance is killed together with it
+
 
 def kill(*_: Any) -> None:
     """End this process as ``kill -9`` does."""
+    if MANAGER.exists():
+        os.kill(int(MANAGER.read_text()), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -207,6 +207,32 @@ def test_idle_nodes_are_given_back_by_themselves(elastic: Elastic, tmp_path: Pat
     use_all_again(elastic, tmp_path)
 
 
+@pytest.mark.parametrize("killed_at", ["after-drain", "after-stop"])
+def test_both_managers_killed_together_are_followed_by_ones_that_end_it_well(
+    elastic: Elastic, tmp_path: Path, killed_at: str
+) -> None:
+    first = elastic.start_manager()
+    first.until_said("claimed")
+    (tmp_path / "manager-pid").write_text(str(first.process.pid))
+    options = "--idle-timeout 1s --nodes-min 2"
+    batch = Batch(elastic, tmp_path, left=2, options=options, text=FOLLOWING, killed_at=killed_at)
+    elastic.eventually(
+        "both are dead", lambda: first.status is not None and _text(tmp_path / "killed-status"), WITHIN_S
+    )
+    assert batch.read("killed-status").strip() == "137"
+    elastic.eventually("the next run has told", lambda: "rank 3-4" in _text(tmp_path / "told"), WITHIN_S)
+    assert nodes(elastic) == NODES, "only a manager terminates nodes"
+    elastic.start_manager().until_said("claimed")
+    elastic.eventually("two are terminated", lambda: nodes(elastic) == NODES - 2, WITHIN_S)
+    elastic.eventually("and no longer paid", lambda: len(elastic.launches()) == NODES - 2, WITHIN_S)
+    (tmp_path / "work").touch()
+    elastic.eventually("the rest still runs jobs", lambda: "\n" in _text(tmp_path / "ran"), WITHIN_S)
+    batch.end()
+    assert exit_status(batch) == EXIT_CODE
+    assert "exception" not in batch.eventlog()
+    use_all_again(elastic, tmp_path)
+
+
 def _text(file: Path) -> str:
     return file.read_text() if file.exists() else ""
 

@@ -18,9 +18,11 @@ LONG_S = 120.0
 HOSTS = ("host1", "host2", "host3")
 COMMAND = f"{sys.executable} {ROOT}/tests/live/host_command.py hosts {{{{node}}}}"
 OWN = (
-    f"\n[Cloud own]\nprovider = static\nwake = {COMMAND} wake\nsleep = {COMMAND} sleep\nprobe = {COMMAND} probe\n"
+    f"\n[Cloud own]\nprovider = static\npriority = 1\n"
+    f"wake = {COMMAND} wake\nsleep = {COMMAND} sleep\nprobe = {COMMAND} probe\n"
 ).replace("{{node}}", "{node}")
-NODES = NODE_TYPE.format(name="own", cores=2, gpus=0, price="0", slots="own[1-2]", billing="free").replace(
+# They are used first although they are dearer.
+NODES = NODE_TYPE.format(name="own", cores=2, gpus=0, price="0.4", slots="own[1-2]", billing="per-second").replace(
     "cores =", "cloud = own\nhosts = host[1-3]\ncores ="
 )
 # Hosts of one machine have no folder and no hosts file of their own unless they lie in their home.

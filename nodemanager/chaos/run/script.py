@@ -166,6 +166,7 @@ SIZE_KINDS: Mapping[str, FaultKind] = MappingProxyType(
     }
 )
 SIZES_EVERY = 4  # so many seeds have one whose types have several sizes
+OWN_HOSTS_EVERY = 4  # of so many seeds with two clouds, in one the second cloud is own hosts
 
 # Faults of runs in which nodes are created in placement groups.
 GROUP_KNOBS: Mapping[str, float] = MappingProxyType({"cloud.group_only": 0.3, "cloud.group_full": 0.2})
@@ -209,6 +210,7 @@ class Script:
     stacked: bool = False  # the nodes are the pods of a MiniCluster
     peers: int = 0  # other instances in which jobs may run
     twin: bool = False  # there is a second cloud, which has no faults
+    own_hosts: bool = False  # the second cloud is a few own hosts, used first, with faults of their own
     sizes: bool = False  # each node type has several sizes, on two markets
     groups: bool = False  # nodes of two types are created in placement groups, in two zones
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
@@ -258,7 +260,7 @@ def draw_script(
     """Draw the script of a seed.
 
     ``joins``: nodes join by ticket. ``stacked``: they are pods of a MiniCluster. ``peers``: jobs may run elsewhere.
-    ``twin``: there is a second cloud.
+    ``twin``: there is a second cloud. In every fourth seed it is own hosts.
     ``groups``: there are zones, and placement groups.
     ``upkeep``: the site has all of upkeep on.
     """
@@ -274,6 +276,7 @@ def draw_script(
         acts=(),
         twin=twin,
         cloud_budgets=_draw_cloud_budgets(_stream(seed, "cloud_budgets")) if twin else {},
+        own_hosts=twin and seed % OWN_HOSTS_EVERY == OWN_HOSTS_EVERY - 1,
         upkeep=upkeep,
         near=twin and _stream(seed, NEAR).random() < NEAR_SHARE,
     )

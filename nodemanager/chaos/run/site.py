@@ -9,6 +9,7 @@ from random import Random
 
 from nodemanager.chaos.run.script import FAILING, SOUND, Act, Script, pick
 from nodemanager.core.jobs import HasProperty, Near, OnHosts, Shape
+from nodemanager.core.nodes import CloudState
 from nodemanager.core.slots import (
     Billing,
     CloudName,
@@ -167,6 +168,10 @@ TWIN_TYPES = (
     replace(_SMALL, name=TypeName("tiny"), cloud=SOUND, price_per_hour=Decimal("0.30"), slots=_slots("tiny", 3)),
     replace(_LARGE, name=TypeName("huge"), cloud=SOUND, price_per_hour=Decimal("1.10"), slots=_slots("huge", 2)),
 )
+# The same, if the second cloud is own hosts: they are used first, although they are dearer.
+OWN_HOSTS_TYPES = tuple(replace(it, priority=int(it.cloud == SOUND)) for it in TWIN_TYPES)
+OWN_HOSTS = 3
+P_LOSES_POWER = 0.4  # of an own host that has booted
 # Where the data of jobs is. Only egress of the cloud that has the faults has a price.
 EGRESS_PRICE_PER_GIB = Decimal("0.01")
 WISHES = (
@@ -198,7 +203,7 @@ def close_types(node_types: Sequence[NodeType]) -> tuple[NodeType, ...]:
 def types_of(script: Script) -> tuple[NodeType, ...]:
     """The node types of a script's site."""
     if script.twin:
-        return TWIN_TYPES
+        return OWN_HOSTS_TYPES if script.own_hosts else TWIN_TYPES
     if script.stacked:
         return PODS
     if script.sizes:
@@ -232,6 +237,26 @@ def healthy_cloud() -> CloudFaults:
     """Return the settings of a provider without faults."""
     return CloudFaults(
         boot_delay_s=(3.0, 15.0), user_data_s=(0.0, 3.0), stop_delay_s=(1.0, 8.0), terminated_listed_s=60.0
+    )
+
+
+def own_hosts() -> CloudFaults:
+    """Return a few hosts that boot slowly, cannot always be woken, and do not always heed a sleep."""
+    return CloudFaults(
+        boot_delay_s=(10.0, 40.0),
+        user_data_s=(0.0, 3.0),
+        stop_delay_s=(1.0, 20.0),
+        terminated_listed_s=60.0,
+        capacity=OWN_HOSTS,
+        p_boot_fail=0.2,
+        boot_fail_state=CloudState.FAILED,  # neither its wake nor its sleep worked
+        p_boot_hang=0.1,
+        p_boot_slow=0.2,
+        p_lost_reply=0.1,
+        p_refused_ambiguous=0.1,
+        p_capacity=0.2,
+        p_transient=0.1,
+        p_destroy_ignored=0.2,
     )
 
 

@@ -10,7 +10,7 @@ ended well and, with a probe, the probe finds it asleep several times in a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -106,29 +106,30 @@ class StaticHosts:
         identity = Identity(
             self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name, launch.made_from
         )
-        asleep: set[str] = set()
-        strangers: list[str] = []
+        told: dict[str, bool | None] = {}  # what the probe said of a host: awake, asleep, or nothing
         while True:
             with self._store.locked():
                 refuse_late_create(self._clock, started_s, self._call_timeout_s)
                 uses = self._store.read()
                 known = uses.find(lambda it: it.serves(identity))
-                free = [host for host in self._free_hosts(node_type.name, uses) if host not in strangers]
-                if known is None and not free:
-                    raise CloudError(FailureKind.CAPACITY, self._why_none(node_type.name, strangers))
-                if known is not None or free[0] in asleep:
-                    return self._begin_wake(uses, known, free, identity, node_type.size)
+                free = [host for host in self._free_hosts(node_type.name, uses) if not told.get(host)]
+                # A host of which nothing is known may be somebody else's, so it is taken last.
+                host = min(free, key=lambda it: it in told and told[it] is None, default="")
+                if known is None and not host:
+                    raise CloudError(FailureKind.CAPACITY, self._why_none(node_type.name, told))
+                if known is not None or host in told or not self.commands.probe:
+                    return self._begin_wake(uses, known, host, identity, node_type.size)
             # Outside of the lock, as every command.
-            (strangers.append if self.commands.is_awake(free[0]) else asleep.add)(free[0])
+            told[host] = self.commands.is_awake(host)
+            if told[host] is not False:
+                self._try_last(host)
 
-    def _begin_wake(
-        self, uses: Uses, known: HostUse | None, free: Sequence[str], identity: Identity, size: str
-    ) -> HostUse:
+    def _begin_wake(self, uses: Uses, known: HostUse | None, host: str, identity: Identity, size: str) -> HostUse:
         """Write that a host is about to be woken. The lock is held."""
         now_at = self._clock.wall_at()
         if known is None:
             number = uses.count + 1
-            known = HostUse(f"{free[0]}.{number}", free[0], identity, size, now_at)
+            known = HostUse(f"{host}.{number}", host, identity, size, now_at)
             uses = replace(uses, count=number, uses=(*uses.uses, known))
         if known.phase is Phase.WAKING:
             use = replace(known, waking_until_at=now_at + self._call_timeout_s)
@@ -136,8 +137,9 @@ class StaticHosts:
             return use
         return known
 
-    def _why_none(self, type_name: TypeName, strangers: Sequence[str]) -> str:
+    def _why_none(self, type_name: TypeName, told: Mapping[str, bool | None]) -> str:
         hosts = self.hosts_of(type_name)
+        strangers = [host for host, is_awake in told.items() if is_awake]
         if not strangers:
             return f"all {len(hosts)} hosts of {type_name} are in use"
         return (
@@ -145,8 +147,14 @@ class StaticHosts:
             f"{compress_hostlist(strangers)} awake although this manager did not wake them"
         )
 
+    def _try_last(self, host: str) -> None:
+        """Let the next creates try other hosts first."""
+        with self._store.locked():
+            uses = self._store.read()
+            self._store.write(replace(uses, failed_at={**uses.failed_at, host: self._clock.wall_at()}))
+
     def _free_hosts(self, type_name: TypeName, uses: Uses) -> list[str]:
-        """Return the type's hosts that serve no launch: those that never failed first, in the site's order."""
+        """Return the type's hosts that serve no launch: those that could be used first, in the site's order."""
         taken = {use.host for use in uses.uses if use.phase is not Phase.ENDED}
         free = [host for host in self.hosts_of(type_name) if host not in taken]
         return sorted(free, key=lambda host: uses.failed_at.get(host, 0.0))

@@ -58,7 +58,7 @@ class HostUse:
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """All uses, in order of creation. ``failed_at``: when the last wake of a host failed."""
+    """All uses, in order of creation. ``failed_at``: when a host could last not be woken or used."""
 
     count: int = 0  # of all uses so far
     uses: tuple[HostUse, ...] = ()

@@ -162,7 +162,8 @@ def _inside(
             opened.callback(handle.close)
             return handle
 
-        instance = _Instance(open_(uri), lambda: open_(uri), timeout_s, wait_s, now_s)
+        instance = _Instance(open_(uri), lambda: connect(uri), timeout_s, wait_s, now_s)
+        opened.callback(instance.close)
         outer_uri, id_ = instance.attribute("parent-uri"), instance.attribute("jobid")
         if not outer_uri or not id_:
             raise CannotRelease("this instance is no job of another instance: nobody takes nodes back")
@@ -188,6 +189,12 @@ class _Instance:
         self._timeout_s = timeout_s
         self._wait_s = wait_s
         self._now_s = now_s
+        self._stopping: dict[Rank, Handle] = {}
+
+    def close(self) -> None:
+        """Close the connections by which brokers were told to end."""
+        for rank in list(self._stopping):
+            self._stopping.pop(rank).close()
 
     def attribute(self, name: str) -> str:
         """An attribute of the broker; "" if it has none."""
@@ -243,7 +250,10 @@ class _Instance:
 
     def gone(self) -> list[Rank]:
         """The ranks that we drained and whose brokers are gone."""
-        return [it.rank for it in self._look().values() if it.drain_reason == DRAIN_REASON and not it.online]
+        gone = [it.rank for it in self._look().values() if it.drain_reason == DRAIN_REASON and not it.online]
+        for rank in self._stopping.keys() & set(gone):
+            self._stopping.pop(rank).close()
+        return gone
 
     def _look_until(self, holds: Callable[[Mapping[Rank, FluxRank]], bool]) -> Mapping[Rank, FluxRank]:
         """Look until something holds, or for as long as that may take; return the last look."""
@@ -262,8 +272,10 @@ class _Instance:
     def _stop(self, rank: Rank) -> None:
         try:
             pid = int(self._ask("attr.get", {"name": "broker.pid"}, rank)["value"])
-            # More answers follow the first one, so it has a connection of its own, which stays open until the end.
-            ask(self._another(), "rexec.exec", terminate_command(pid), rank=rank, timeout_s=self._timeout_s)
+            # More answers follow the first one, so it has a connection of its own, until the broker is gone.
+            if rank not in self._stopping:
+                self._stopping[rank] = self._another()
+            ask(self._stopping[rank], "rexec.exec", terminate_command(pid), rank=rank, timeout_s=self._timeout_s)
         except CallFailed as failure:
             if failure.errno not in {errno.EHOSTUNREACH, errno.ENOSYS}:  # it is leaving already
                 raise
