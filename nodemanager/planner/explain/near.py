@@ -47,6 +47,13 @@ def figures_of_existing(shape: Shape, node_type: NodeType, placement: Placement)
 
 def figures_of_new(shape: Shape, span_s: float, bought: NodeType, placement: Placement) -> Figures:
     """The same for a node that is bought for the job, with what it costs and what the other way would cost."""
+    known, kind = placement.near_figures, (shape, span_s, bought.name, bought.price_per_hour)
+    if kind not in known:
+        known[kind] = _weigh(shape, span_s, bought, placement)
+    return known[kind]
+
+
+def _weigh(shape: Shape, span_s: float, bought: NodeType, placement: Placement) -> Figures:
     figures = where_figures(shape, bought, placement)
     home = placement.supply.policy.home_of(shape)
     if home is None:
@@ -96,7 +103,5 @@ def describe_near(job: Job, policy: Policy) -> str:
     if near.data_bytes:
         parts.append(format_bytes(near.data_bytes))
     egress = policy.egress_of(job.shape)
-    parts.append(
-        "no price of its egress is known" if egress is None else f"{format_money(egress)} of egress elsewhere"
-    )
+    parts.append("its egress is not known" if egress is None else f"{format_money(egress)} of egress elsewhere")
     return "; ".join([", ".join(parts), *faults])

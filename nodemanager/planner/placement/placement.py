@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, JobId, QueuePolicy, Shape
 from nodemanager.core.nodes import LaunchId
+from nodemanager.core.reason_codes import Figures
 from nodemanager.core.reasons import Reason
-from nodemanager.core.slots import CloudName
+from nodemanager.core.slots import CloudName, TypeName
 from nodemanager.planner.allocation.allocation import Allocation
 from nodemanager.planner.allocation.assignment import Assignment
 from nodemanager.planner.allocation.near import homes_of
@@ -98,6 +99,11 @@ class Placement:
     def served(self) -> Mapping[BatchKey, int]:
         """How many jobs of each batch get all their nodes, for batches that could ever be served."""
         return {key: self.count_served(key) for key in self.demand.batches if key in self.batches}
+
+    @lazy_property
+    def near_figures(self) -> dict[tuple[Shape, float, TypeName, Decimal], Figures]:
+        """What ``explain.near`` has found for bought nodes, because many jobs and nodes share it."""
+        return {}
 
     @lazy_property
     def unserved(self) -> Mapping[BatchKey, Obstacle]:

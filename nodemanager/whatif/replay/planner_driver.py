@@ -8,7 +8,7 @@ as planned. Calls take a fixed time, and fail only for lack of capacity or quota
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from math import inf
 from typing import assert_never
@@ -34,8 +34,8 @@ from nodemanager.core.facts import (
     SpendKept,
     Tick,
 )
-from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, RankAllocation
-from nodemanager.core.nodes import CloudNode, FailureKind, FluxRank, Identity, Launch, LaunchId, ProviderId
+from nodemanager.core.jobs import JobId
+from nodemanager.core.nodes import FailureKind, FluxRank, Launch, LaunchId
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -58,14 +58,13 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
-from nodemanager.core.slots import Rank
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.health.settling import settles_at_s
 from nodemanager.planner.plan import Action, plan
 from nodemanager.planner.state.frozen import replace
 from nodemanager.planner.state.policy import Policy
-from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import BROKER_STOP_S, ReplayEngine
+from nodemanager.whatif.replay.planner_view import PlannerView
 from nodemanager.whatif.replay.sched_simple import QueuedJob
 from nodemanager.whatif.workload.event_log import EventLog
 
@@ -92,10 +91,7 @@ class PlannerDriver:
         self._policy = replace(policy, timing=replace(policy.timing, stale_after_s=inf))
         self._brain = Brain(self._policy, hears_all=True)
         self._event_log = event_log
-        self._ranks: dict[int, FluxRank] = {}  # at the latest look
         self._unseen: dict[int, FluxRank] = {}  # changed ranks that the planner has not observed yet
-        self._machines: dict[ProviderId, ReplayMachine] = {}
-        self._listed: dict[ProviderId, CloudNode] = {}
         self._answers: list[Fact] = []  # of calls answered at ``_answers_s``, not yet observed
         self._answers_s = 0.0
         self._hear_due = False
@@ -112,7 +108,7 @@ class PlannerDriver:
     # --- the Decider interface ---
 
     def begin(self, engine: ReplayEngine) -> None:
-        self._engine = engine
+        self._engine, self._view = engine, PlannerView(engine, self._policy)
         engine.news.ranks.update(engine.scheduler.ranks)
         self._advance_snapshot()
         self._take(ClaimHeld(0.0, ()))
@@ -159,7 +155,7 @@ class PlannerDriver:
         self._advance_snapshot()
         effect = self._effect_of_news()
         if news.jobs or news.ended:
-            jobs, ended = tuple(map(self._job, news.jobs.values())), tuple(news.ended)
+            jobs, ended = tuple(map(self._view.job, news.jobs.values())), tuple(news.ended)
             news.jobs.clear()
             news.ended.clear()
             self._take(QueueSeen(engine.now_s, jobs=jobs, ended=ended))
@@ -175,32 +171,20 @@ class PlannerDriver:
 
     def _effect_of_news(self) -> Effect:
         """What the news that is about to be observed means for the next plan."""
-        news, waiting = self._engine.news, bool(self._engine.scheduler.queue)
+        news, view, waiting = self._engine.news, self._view, bool(self._engine.scheduler.queue)
         if self._brain.policy.has_spares:
             return Effect.DECIDES  # a job may have taken a spare
         if waiting:
             only_started = not news.ended and all(job.started_s is not None for job in news.jobs.values())
-            as_planned = only_started and all(self._is_used(it) or self._has_joined(it) for it in news.ranks)
+            as_planned = only_started and all(view.is_used(it) or view.has_joined(it) for it in news.ranks)
             return Effect.AS_PLANNED if as_planned else Effect.DECIDES
-        at_work = all(self._is_used(rank) or self._stays_offline(rank) for rank in news.ranks)
+        at_work = all(view.is_used(rank) or view.stays_offline(rank) for rank in news.ranks)
         return Effect.NONE if at_work and not news.ended else Effect.DECIDES
-
-    def _is_used(self, rank: int) -> bool:
-        return self._engine.scheduler.ranks[rank].jobs > 0 and rank not in self._engine.given_back
-
-    def _has_joined(self, rank: int) -> bool:
-        """Whether an expected node has come up on the rank. The jobs that wait for it are planned on it already."""
-        return self._engine.scheduler.ranks[rank].up and not self._ranks[rank].online
-
-    def _stays_offline(self, rank: int) -> bool:
-        """Whether the rank was and is offline. That its slot became free matters only to waiting jobs."""
-        machine = self._engine.machines.get(rank)
-        return not self._ranks[rank].online and not (machine is not None and machine.online)
 
     def _read_ranks(self) -> None:
         news, now_s = self._engine.news, self._engine.now_s
         for rank in news.ranks:
-            self._ranks[rank] = self._unseen[rank] = self._rank(rank)
+            self._unseen[rank] = self._view.look_at(rank)
         news.ranks.clear()
         self._last_look_s = now_s
         known = self._brain.snapshot
@@ -218,10 +202,8 @@ class PlannerDriver:
         machines = [*engine.ended_machines, *engine.machines.values()]
         for name in self._policy.cloud_names:
             here = [it for it in machines if self._policy.only_cloud(it.node_type.cloud) == name]
-            self._take(CloudListed(engine.now_s, tuple(map(self._cloud_node, here)), name))
-        shown = {machine.provider_id for machine in machines}
-        for forgotten in self._listed.keys() - shown:
-            del self._listed[forgotten], self._machines[forgotten]
+            self._take(CloudListed(engine.now_s, tuple(map(self._view.cloud_node, here)), name))
+        self._view.forget_all_but(machines)
         self._plan_by(engine.now_s + TICK_S)
 
     def _on_answer(self, answer: tuple[Callable[[], Fact], bool]) -> None:
@@ -240,71 +222,6 @@ class PlannerDriver:
             self._set_now(self._answers_s)
             self._take(*self._answers)
             self._answers.clear()
-
-    # --- conversion to the planner's values ---
-
-    def _job(self, job: QueuedJob) -> Job:
-        start_at = self._engine.setup.start_at
-        began_at = start_at + job.started_s if job.started_s is not None else None
-        held = job.id in self._engine.scheduler.held
-        return Job(
-            id=job.id,
-            urgency=0 if held else 16,
-            priority=0 if held else 16,
-            state=JobState.SCHED if job.started_s is None else JobState.RUN,
-            request=JobRequest(job.shape, job.limit_s),
-            submitted_at=start_at + job.submitted_s,
-            userid=job.userid,
-            allocations=tuple(RankAllocation(Rank(grant.rank), grant.cores, grant.gpus) for grant in job.grants),
-            ends_at=began_at + job.limit_s if began_at is not None and job.limit_s else None,
-            began_at=began_at,
-        )
-
-    def _jobs_seen(self, ids: Sequence[JobId]) -> QueueSeen:
-        """What the queue says of waiting jobs after their urgency was changed."""
-        scheduler = self._engine.scheduler
-        waiting = {job.id: job for job in (*scheduler.queue, *scheduler.held.values())}
-        return QueueSeen(self._engine.now_s, tuple(self._job(waiting[id_]) for id_ in ids if id_ in waiting))
-
-    def _rank(self, rank: int) -> FluxRank:
-        capacity, machine = self._engine.scheduler.ranks[rank], self._engine.machines.get(rank)
-        ended_s = self._engine.last_ended_s.get(rank)
-        online = machine is not None and machine.online
-        known = self._ranks.get(rank)
-        return replace(
-            known or FluxRank(Rank(rank), capacity.host, online, capacity.cores, capacity.gpus),
-            online=online,
-            cores_free=capacity.cores_free if capacity.up else 0,  # 0 if it was given back: its job holds it whole
-            gpus_free=capacity.gpus_free if capacity.up else 0,
-            allocated=self._is_used(rank),
-            given_back=self._engine.given_back.get(rank),
-            schedulable=capacity.up,
-            drain_reason=self._engine.drained.get(rank),
-            last_job_ended_at=None if ended_s is None else self._engine.setup.start_at + ended_s,
-        )
-
-    def _cloud_node(self, machine: ReplayMachine) -> CloudNode:
-        known = self._listed.get(machine.provider_id)
-        if known is not None and known.state is machine.state:
-            return known
-        node = CloudNode(
-            machine.provider_id,
-            machine.state,
-            known.identity if known is not None else self._identity(machine),
-            created_at=self._engine.setup.start_at + machine.created_s,
-            died_because=machine.died_because,
-            market=machine.node_type.market,
-            size=machine.node_type.size,
-        )
-        self._machines[machine.provider_id] = machine
-        self._listed[machine.provider_id] = node
-        return node
-
-    def _identity(self, machine: ReplayMachine) -> Identity:
-        policy, node_type = self._policy, machine.node_type
-        return Identity(
-            policy.cluster, policy.cluster_uuid, machine.launch, machine.slot, node_type.name, node_type.made_from
-        )
 
     # --- deciding ---
 
@@ -392,11 +309,11 @@ class PlannerDriver:
                 case HoldJobs(jobs=jobs):
                     self._engine.scheduler.hold(jobs)
                     self._answer(FLUX_CALL_S, _constant(JobsHeld(jobs)))
-                    self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._jobs_seen(ids))  # type: ignore[misc]
+                    self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._view.jobs_seen(ids))  # type: ignore[misc]
                 case ReleaseJobs(jobs=jobs):
                     self._engine.scheduler.release(jobs)
                     self._answer(FLUX_CALL_S, _constant(JobsReleased(frozenset(jobs))))
-                    self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._jobs_seen(ids))  # type: ignore[misc]
+                    self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._view.jobs_seen(ids))  # type: ignore[misc]
                 case ReadResult() | StartCopy() | CancelCopy():
                     raise ValueError(f"a replay has no copies of jobs: {action}")
                 case ChangeSlots() | RefuseSlots() | KillHousekeeping() | RequeueJob() | DelegateJob():
@@ -410,7 +327,7 @@ class PlannerDriver:
         launch = order.launch
         machine = self._engine.create(launch.rank, launch.id, order.node_type)
         if machine is not None:
-            self._answer(CLOUD_CALL_S, _constant(NodeCreated(launch.id, self._cloud_node(machine))))
+            self._answer(CLOUD_CALL_S, _constant(NodeCreated(launch.id, self._view.cloud_node(machine))))
             return
         detail = f"no {order.node_type.size} to be had"
         refused = CloudCallFailed("create", launch.id, self._engine.refusal or FailureKind.CAPACITY, detail)
@@ -418,15 +335,15 @@ class PlannerDriver:
 
     def _destroy(self, order: DestroyNode) -> None:
         self._log_decision(order, order.provider_id, str(order.reason))
-        self._engine.destroy(self._machines[order.provider_id])
+        self._engine.destroy(self._view.machines[order.provider_id])
         self._answer(CLOUD_CALL_S, _constant(NodeDestroyed(order.launch, order.provider_id)))
 
     def _cordoned(self, order: CordonNode) -> NodeCordoned:
-        return NodeCordoned(order.launch, self._engine.now_s, self._rank(order.rank))
+        return NodeCordoned(order.launch, self._engine.now_s, self._view.rank(order.rank))
 
     def _drained(self, order: DrainNode) -> NodeDrained:
         """The answer to a drain, with the second look at the rank at that moment."""
-        return NodeDrained(order.launch, self._engine.now_s, self._rank(order.rank))
+        return NodeDrained(order.launch, self._engine.now_s, self._view.rank(order.rank))
 
     def _answer(self, after_s: float, fact: Callable[[], Fact], *, plans: bool = False) -> None:
         self._engine.at(self._engine.now_s + after_s, self._on_answer, (fact, plans))

@@ -25,13 +25,13 @@ POLICY = a_policy(
     [
         (None, "", ""),
         (("east", 200), "", "east, 200GiB, 18.00 of egress elsewhere"),
-        (("east", 0), "", "east, no price of its egress is known"),
-        (("west", 200), "", "west, 200GiB, no price of its egress is known"),
+        (("east", 0), "", "east, its egress is not known"),
+        (("west", 200), "", "west, 200GiB, its egress is not known"),
         (("mars", 200), "", "near: the site has no cloud mars; it has east, west"),
         (
             ("east", 0),
             "data: 'x' is no size",
-            "east, no price of its egress is known; data: 'x' is no size",
+            "east, its egress is not known; data: 'x' is no size",
         ),
         (("mars", 0), "data: 'x'", "data: 'x'; near: the site has no cloud mars; it has east, west"),
         (None, "data: there is no near", "data: there is no near"),
