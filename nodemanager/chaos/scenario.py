@@ -384,18 +384,25 @@ class Scenario:
         """Check that the recorded spending is the true cost."""
         if not self.policy.budgets or not self.spend_is_knowable:
             return
-        month = spending.periods(self.world.wall_at())[1]
-        recorded = self.flux.spend.amounts.get((month.name, month.begins_at, spending.WHOLE_SITE), Decimal(0))
+        day, month = spending.periods(self.world.wall_at())
+        for owner, name in self.policy.budgets:
+            self._check_spend_of(owner, day if name == day.name else month)
+
+    def _check_spend_of(self, owner: str, period: spending.Period) -> None:
+        recorded = self.flux.spend.amounts.get((period.name, period.begins_at, owner), Decimal(0))
         now_s = self.world.now_s
         # A list shows the nodes at some moment of the call, and counts from the start of the call.
         asked_s = -self.policy.calls.call_timeout_s
         least = self.invariants.true_cost(
-            now_s, lambda line: line.launch not in self.invariants.unseen_launches, end_shift_s=asked_s
+            now_s,
+            lambda line: line.launch not in self.invariants.unseen_launches,
+            owner=owner,
+            end_shift_s=asked_s,
         )
-        most = self.invariants.true_cost(now_s, start_shift_s=asked_s, end_shift_s=END_KNOWN_S)
+        most = self.invariants.true_cost(now_s, owner=owner, start_shift_s=asked_s, end_shift_s=END_KNOWN_S)
         self.invariants.require(
             least - ROUNDING <= recorded <= most + ROUNDING,
-            f"{recorded:.4f} recorded as spent, {least:.4f} to {most:.4f} in truth",
+            f"{recorded:.4f} recorded as spent by {owner or 'the site'}, {least:.4f} to {most:.4f} in truth",
         )
 
     def _check_history(self) -> None:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodemanager.core.reason_text import format_duration, format_money
+from nodemanager.core.slots import DEFAULT_CLOUD
 
 STATES = ("requested", "booting", "idle", "busy", "lost", "draining", "stopping", "gone")
 STYLES: Mapping[str, str] = {
@@ -25,6 +26,7 @@ STYLES: Mapping[str, str] = {
     "gone": "dim",
 }
 DUE_MAX = 10  # how many nodes to be replaced are listed
+NO_CLOUD = "(not recorded)"  # by versions that did not keep the cloud
 MIB = 1 << 20
 SILENT_MAX_S = 15.0  # as in /healthz
 STARTED_JOB_STATES = ("run", "cleanup")
@@ -72,7 +74,8 @@ def _pairs(rows: Iterable[tuple[str, RenderableType]]) -> Table:
 
 def status(document: Mapping[str, Any]) -> Group:
     """Format the status on one screen."""
-    return Group(_status_head(document), _nodes_by_type(document), *_due(document), *_troubles(document))
+    parts = _nodes_by_type(document), *_clouds(document), *_due(document), *_troubles(document)
+    return Group(_status_head(document), *parts)
 
 
 def _status_head(document: Mapping[str, Any]) -> Table:
@@ -154,6 +157,48 @@ def _nodes_by_type(document: Mapping[str, Any]) -> Table:
         cells = [Text(str(counts.get(state, "")), style=STYLES[state]) for state in shown]
         table.add_row(name, *cells, str(wanted.get(name, 0)))
     return table
+
+
+def _clouds(document: Mapping[str, Any]) -> list[RenderableType]:
+    """The clouds of a site that has several. What is wrong in one is said below the table."""
+    clouds = document.get("clouds", ())
+    if not clouds:
+        return []
+    table = _table("cloud", "nodes", "an hour", "of its budget", "state", right=["nodes", "an hour"])
+    for cloud in clouds:
+        nodes, price = of_most(str(cloud["nodes"]), cloud["nodes_max"]), cloud_price(cloud)
+        table.add_row(cloud["name"], nodes, price, cloud_budgets(cloud), cloud_state(cloud, document["at"]))
+    troubles = (
+        f"cloud {cloud['name']}: {why(trouble['reason'])}" for cloud in clouds for trouble in cloud["troubles"]
+    )
+    return [table, *(Text(line, style="yellow") for line in troubles)]
+
+
+def of_most(amount: str, most: object) -> str:
+    """Format an amount and its limit, if there is one."""
+    return amount if most is None else f"{amount} of {most}"
+
+
+def cloud_price(cloud: Mapping[str, Any]) -> str:
+    """Format what a cloud costs an hour, and its limit."""
+    most = cloud["price_per_hour_max"]
+    return of_most(money(cloud["price_per_hour"]), money(most) if most is not None else None)
+
+
+def cloud_budgets(cloud: Mapping[str, Any]) -> str:
+    """Format what a cloud has spent of its own budgets."""
+    return ", ".join(f"{money(it['spent'])} of {it['budget']:g} a {it['period']}" for it in cloud["budgets"]) or "-"
+
+
+def cloud_state(cloud: Mapping[str, Any], at: float) -> Text:
+    """Format whether nodes are created in a cloud, and since when they are not."""
+    if not cloud["troubles"]:
+        return Text(cloud["state"], style="green")
+    worst = cloud["troubles"][0]
+    of_type = f" ({worst['node_type']})" if worst["node_type"] else ""
+    since = f" for {span(at - worst['since_at'])}" if worst["since_at"] is not None else ""
+    more = f", and {len(cloud['troubles']) - 1} more" if len(cloud["troubles"]) > 1 else ""
+    return Text(f"{worst['state']}{of_type}{since}{more}", style="bold yellow")
 
 
 def _due(document: Mapping[str, Any]) -> list[RenderableType]:
@@ -366,6 +411,7 @@ def _node_pairs(node: Mapping[str, Any] | None) -> list[tuple[str, RenderableTyp
         ("state", Text(node["state"], style=STYLES.get(node["state"], ""))),
         ("slot", f"{node['slot']} (rank {node['rank']}), {node['node_type']}"),
         ("size", f"{node['size'] or 'unknown'}, {node['market'] or 'unknown market'}"),
+        *([("cloud", node["cloud"])] if node.get("cloud", DEFAULT_CLOUD) != DEFAULT_CLOUD else []),
         ("jobs", ", ".join(node["jobs"]) or "none"),
         ("cost", f"{money(node['cost'])}, {money(node['price_per_hour'])} an hour (an estimate)"),
         ("paid until", f"{clock(window['paid_until_at'])}, {span(window['left_s'])} left" if window else "-"),
@@ -504,8 +550,21 @@ def report(document: Mapping[str, Any]) -> Group:
         )
         if document[key]
     ]
+    sums += _by_cloud(document.get("by_cloud", ()))
     sums += [_by_peer(document["by_peer"])] if document["by_peer"] else []
     return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def _by_cloud(rows: Sequence[Mapping[str, Any]]) -> list[Table]:
+    """What each cloud cost, and how the boots there ended. Nothing for a site that has a single cloud."""
+    if len([row for row in rows if row["cloud"]]) < 2:
+        return []
+    columns = ("cost", "node-hours", "booted", "boots failed")
+    table = _table("by cloud", *columns, right=columns)
+    for row in rows:
+        cost, node_hours = money(row["cost"]), f"{row['node_hours']:.2f}"
+        table.add_row(row["cloud"] or NO_CLOUD, cost, node_hours, str(row["booted"]), str(row["boots_failed"]))
+    return [table]
 
 
 def _by_peer(rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -155,8 +155,8 @@ SENTENCES: Mapping[str, str] = {
         "can never run: it needs {node_count} nodes of {node_type}, and the cloud {cloud} allows fewer: {why}"
     ),
     Code.BEYOND_BUDGET: (
-        "can never run: an hour of the {node_count} nodes that it needs costs {price_per_hour}, above the budget of"
-        " {budget} for a {period} of {account}"
+        "an hour of the {node_count} nodes that it needs costs {price_per_hour}, above the budget of {budget} for a"
+        " {period} of {account}: they are never bought at once"
     ),
     Code.TOO_FEW_SLOTS: "too few slots: the site has only {slots} that fit, {short} more needed",
     Code.BUDGET_SPENT: "the {period}'s budget of {budget} is spent ({spent}): nothing new starts",

@@ -1,4 +1,4 @@
-"""The cost of the nodes by hour, node type, user, queue and use.
+"""The cost of the nodes by hour, node type, user, queue, use and cloud.
 
 All amounts are estimates from the site's prices. A node's time is charged as it passes: to the jobs on the node,
 each by its share of the cores or of the GPUs, whichever is larger, and the rest to one of the uses ``boot``,
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from nodemanager.actors.manager import Publication
 from nodemanager.core.jobs import Job, RankAllocation
 from nodemanager.core.nodes import LaunchId, NodeState
-from nodemanager.core.slots import NodeType, Rank, Tariff
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, NodeType, Rank, Tariff
 from nodemanager.planner.cost import billing
 from nodemanager.planner.state.node import Node
 from nodemanager.planner.state.policy import Policy
@@ -50,6 +50,7 @@ class CostKey:
     userid: int
     queue: str
     use: str
+    cloud: CloudName = DEFAULT_CLOUD
 
 
 @dataclass(slots=True)
@@ -107,7 +108,7 @@ class CostLedger:
             # large. No more can be unused than is paid in advance: one window, or the minimum.
             ahead_s = max(tariff.billing.window_s, billing.paid_s(tariff.billing, 0.0))
             ahead = float(billing.cost_of_time(tariff.price_per_hour, ahead_s))
-            key = CostKey(hour, node.launch.type_name, NOBODY, "", "unused")
+            key = CostKey(hour, node.launch.type_name, NOBODY, "", "unused", policy.cloud_of(node.launch))
             costs[key].cost += min(ahead, max(0.0, unused))
         return costs
 
@@ -140,7 +141,7 @@ def _shares(
     If the jobs' shares (``billing.node_share``) exceed the node, each is reduced in proportion: some jobs may hold
     its cores, and others its GPUs. A budget does not know the other jobs, and counts each share in full.
     """
-    name, taken = node.launch.type_name, 0.0
+    name, cloud, taken = node.launch.type_name, policy.cloud_of(node.launch), 0.0
     if jobs:
         cores, gpus = _size(node, policy)
         cores = cores or sum(held.cores for _, held in jobs)
@@ -148,9 +149,9 @@ def _shares(
         shares = [part / whole for part, whole in parts]
         taken = sum(shares)
         for (job, _), share in zip(jobs, shares, strict=True):
-            yield CostKey(hour, name, job.userid, job.queue, JOB_USE), share / max(1.0, taken)
+            yield CostKey(hour, name, job.userid, job.queue, JOB_USE, cloud), share / max(1.0, taken)
     if taken < 1.0:
-        yield CostKey(hour, name, NOBODY, "", USE_WITHOUT_JOB[node.state]), 1.0 - taken
+        yield CostKey(hour, name, NOBODY, "", USE_WITHOUT_JOB[node.state], cloud), 1.0 - taken
 
 
 def _size(node: Node, policy: Policy) -> tuple[int, int]:

@@ -44,7 +44,7 @@ from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
-from nodemanager.core.slots import DEFAULT_CLOUD
+from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
 from nodemanager.planner.backoff.zones import refusal_reason
 from nodemanager.planner.explain.node_reasons import NodeReasons
 from nodemanager.planner.plan import Action, type_of_action
@@ -186,8 +186,8 @@ def _slot_of(action: Action) -> str:
 
 def _fact_events(fact: Fact, clock: ClockReading) -> Iterator[HistoryEvent]:
     match fact:
-        case CloudCallFailed(operation=operation, launch=launch, kind=kind, detail=detail):
-            figures: Mapping[str, Figure] = {"detail": detail}
+        case CloudCallFailed(operation=operation, launch=launch, kind=kind, detail=detail, cloud=cloud):
+            figures: Mapping[str, Figure] = {"detail": detail, **_of_cloud(cloud)}
             yield HistoryEvent(clock.wall_at, "failed", launch or "", operation, str(kind), figures)
         case FluxCallFailed(launches=launches, order=order, why=why):
             yield HistoryEvent(clock.wall_at, "failed", ",".join(launches), order, "flux", {"detail": why})
@@ -207,6 +207,11 @@ def _fact_events(fact: Fact, clock: ClockReading) -> Iterator[HistoryEvent]:
             yield HistoryEvent(clock.wall_at, "operator", "", "resume", figures={"by": by})
         case _:
             pass
+
+
+def _of_cloud(cloud: CloudName) -> Mapping[str, Figure]:
+    """The cloud that an event is about, if it has a name."""
+    return {"cloud": cloud} if cloud != DEFAULT_CLOUD else {}
 
 
 def _words(mark: Mark) -> Mapping[str, Figure]:
@@ -314,7 +319,5 @@ def _service_events(last: Publication | None, now: Publication, clock: ClockRead
     for scope, block in now.snapshot.learned.blocks.items():
         if blocks.get(scope) != block:
             refusal = refusal_reason(block)
-            figures = {**clock.figures(refusal), "until_at": clock.to_wall(block.until_s)}
-            if scope.cloud != DEFAULT_CLOUD:
-                figures["cloud"] = scope.cloud
+            figures = {**clock.figures(refusal), "until_at": clock.to_wall(block.until_s), **_of_cloud(scope.cloud)}
             yield HistoryEvent(clock.wall_at, "block", str(scope), "begins", refusal.code, figures)

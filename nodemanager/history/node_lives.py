@@ -12,9 +12,12 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import ClockReading
 from nodemanager.planner.cost import billing
 from nodemanager.planner.state.node import Node
+from nodemanager.planner.state.policy import Policy
 
 # Why a boot failed for which the image may be to blame, among the outcomes of boots.
 BOOT_FAILURES = frozenset({Code.NEVER_JOINED, Code.FAILED_AT_PROVIDER, Code.JOIN_FAILED})
+# How a boot that began may end without a join, and without having been given up for another reason.
+FAILED_OUTCOMES = (*sorted(BOOT_FAILURES), "never_appeared", "dead_on_arrival")
 JOINED_STATES = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
 
@@ -41,6 +44,7 @@ class NodeLife:
     cost: float = 0.0
     provider_id: str = ""  # "" if the provider never listed the node, or a version wrote it that did not keep it
     size: str = ""  # the provider's name of it; "" if unknown
+    cloud: str = ""  # "" if a version wrote it that did not keep it
 
 
 class LifeTracker:
@@ -66,7 +70,7 @@ class LifeTracker:
             if before.get(id_) is node:
                 continue
             was = self._lives.get(id_)
-            now = _advance_life(was or _new_life(node), node, clock, published)
+            now = _advance_life(was or _new_life(node, published.policy), node, clock, published)
             if now != was:
                 self._lives[id_] = now
                 changed.append((was, now))
@@ -88,10 +92,17 @@ def _boot_outcome(node: Node) -> str:
     return Code.FAILED_AT_PROVIDER if node.cloud.state is CloudState.FAILED else "dead_on_arrival"
 
 
-def _new_life(node: Node) -> NodeLife:
+def _new_life(node: Node, policy: Policy) -> NodeLife:
     launch = node.launch
-    adopted = node.create.adopted
-    return NodeLife(launch.id, launch.slot, launch.type_name, launch.requested_at, found=adopted, size=launch.size)
+    return NodeLife(
+        launch.id,
+        launch.slot,
+        launch.type_name,
+        launch.requested_at,
+        found=node.create.adopted,
+        size=launch.size,
+        cloud=policy.cloud_of(launch),
+    )
 
 
 def _advance_life(life: NodeLife, node: Node, clock: ClockReading, published: Publication) -> NodeLife:

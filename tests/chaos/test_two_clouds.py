@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
 from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.site import FAILING, SOUND, nodes_per_call, one_provider
+from nodemanager.chaos.run.script import FAILING, SIZES_EVERY, SOUND, Script, draw_script
+from nodemanager.chaos.run.site import nodes_per_call, one_provider
 from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, LaunchId, RosterEntry, stamp_of
 from nodemanager.core.ports import CloudError
 from nodemanager.core.reasons import Reason
@@ -18,7 +23,11 @@ from nodemanager.join import tickets
 from nodemanager.join.admission import JoinAdmission
 from nodemanager.join.identity.proof import ProvenInstance
 from nodemanager.planner import plan
+from nodemanager.planner.cost import spending
+from nodemanager.planner.cost.budget import BudgetLimits, current_limits
+from nodemanager.planner.cost.spending import Period
 from nodemanager.planner.health import standstill
+from nodemanager.planner.limits import within_budget
 from nodemanager.planner.observe import cloud_facts
 from nodemanager.planner.placement import placement
 from nodemanager.planner.state.node import Node
@@ -99,14 +108,52 @@ def no_cloud_is_closed(patch: Patch) -> None:
     patch.setattr(plan, "closed_clouds", lambda *_: {})
 
 
+def the_cost_of_a_cloud_is_not_added_up(patch: Patch) -> None:
+    add = spending._add
+
+    def only_for_others(amounts: dict[Any, Decimal], period: Period, account: str, amount: Decimal) -> None:
+        if not account.startswith(spending.CLOUD):
+            add(amounts, period, account, amount)
+
+    patch.setattr(spending, "_add", only_for_others)
+
+
+def a_spent_budget_of_a_cloud_stops_nothing(patch: Patch) -> None:
+    """Neither the obstacle nor the rest of a cloud's budget is heeded."""
+
+    def without_clouds(*given: Any) -> BudgetLimits:
+        return replace(current_limits(*given), clouds={})
+
+    patch.setattr(within_budget, "current_limits", without_clouds)
+
+
 def nobody_asks_where_the_data_is(patch: Patch) -> None:
     patch.setattr(placement, "homes_of", lambda *_: {})
 
 
-@pytest.mark.parametrize(
-    "mutation",
-    [every_list_is_about_all_nodes, one_cloud_stops_all, no_cloud_is_closed, nobody_asks_where_the_data_is],
-)
+def test_budgets_of_clouds_are_drawn_and_nothing_else_changes_with_them() -> None:
+    drawn = [draw_script(seed, twin=True) for seed in range(40)]
+    assert {tuple(it.cloud_budgets) for it in drawn} == {(), ("failing",), ("sound",), ("failing", "sound")}
+    for script in drawn:
+        if script.seed % SIZES_EVERY == 0:  # with one cloud it has several sizes, and other faults
+            continue
+        plain = draw_script(script.seed)
+        assert script.acts[: len(plain.acts)] == plain.acts
+        assert {act.kind for act in script.acts[len(plain.acts) :]} <= {"operator.cuts_a_budget"}
+        assert Script.from_data(json.loads(json.dumps(script.as_data()))) == script
+
+
+MUTATIONS = [
+    every_list_is_about_all_nodes,
+    one_cloud_stops_all,
+    no_cloud_is_closed,
+    the_cost_of_a_cloud_is_not_added_up,
+    a_spent_budget_of_a_cloud_stops_nothing,
+    nobody_asks_where_the_data_is,
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_rule_that_is_broken_on_purpose_is_caught(mutation: Callable[[Patch], None], monkeypatch: Patch) -> None:
     silence_logs()
     mutation(monkeypatch)

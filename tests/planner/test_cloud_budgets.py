@@ -7,8 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from nodemanager.core.drains import drain_text
-from nodemanager.core.jobs import HasProperty, JobState, RankAllocation, Unserved
-from nodemanager.core.slots import Rank, TypeName
+from nodemanager.core.jobs import HasProperty, JobState, RankAllocation
+from nodemanager.core.slots import Billing, Rank, TypeName
 from nodemanager.planner.cost.budget import left_by_period
 from nodemanager.planner.cost.spending import periods
 from nodemanager.planner.explain.node_reasons import NodeReasons
@@ -88,9 +88,23 @@ def test_a_wide_job_for_which_the_budget_of_its_cloud_never_suffices_is_told_so(
     assert only_in_east("0.30").job(WIDE_IN_EAST, duration_s=1800.0).why_job(1).code == "node_ordered"
 
 
-def test_a_job_that_its_cloud_never_pays_for_is_held_if_the_site_wants_that() -> None:
-    world = only_in_east("0.25", unserved=Unserved.HOLD).job(WIDE_IN_EAST, whole_nodes(1))
-    assert [it.split()[0] for it in orders(world.plan())] == ["hold", "boot"]
+def with_an_idle_node(limit: str) -> World:
+    """East bills by the second. One of its nodes is up, and has cost 0.10 or less."""
+    world = in_cloud(only_in_east(limit).idle_node("east1"), "east1", EAST)
+    types = replace(world.policy.node_types[0], billing=Billing(1.0)), world.policy.node_types[1]
+    return World(replace(world.policy, node_types=types), world.snapshot)
+
+
+def test_a_wide_job_is_bought_nothing_if_the_rest_does_not_pay_for_all_that_it_lacks() -> None:
+    """The three nodes cost 0.30 an hour. What the job itself will cost on the idle node counts too."""
+    world = with_an_idle_node("0.29").job(WIDE_IN_EAST, duration_s=1800.0)
+    assert boots(world.plan()) == []
+    assert world.why_job(1).code == "beyond_budget"
+
+
+def test_nodes_that_are_idle_by_chance_leave_less_to_buy() -> None:
+    world = with_an_idle_node("0.36").job(WIDE_IN_EAST, duration_s=1800.0)
+    assert sorted(boots(world.plan())) == ["east2", "east3"]
 
 
 def test_if_a_cloud_never_pays_for_all_nodes_of_a_job_another_has_the_rest() -> None:

@@ -17,13 +17,16 @@ from nodemanager.core.notation import format_job_id
 from nodemanager.history.follower import Follower
 from nodemanager.history.store.writer import HistoryWriter
 from nodemanager.planner.peers.burst import Bursts, WayToRun
+from nodemanager.planner.state.policy import CloudRules
+from nodemanager.planner.state.snapshot import Source
 from nodemanager.web.state.board import Board
 from nodemanager.web.state.samples import SampleKeeper, read_samples
-from tests.builders import WALL_AT
+from tests.builders import NOW_S, WALL_AT
 from tests.history.publications import told
 from tests.paths import CONFIG
+from tests.planner.test_clouds import EAST, WEST, in_cloud, two_clouds
 from tests.web.browser import Browser, a_browser
-from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand, served
+from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand, published, served
 from tests.web.views import VIEWS, a_full_stand
 
 MANY = 5000
@@ -178,6 +181,44 @@ def test_peers_delegated_jobs_and_ensembles_have_panels(browser: Browser) -> Non
         assert "its share of nodes_max" in shown
         assert "Nodes kept for it" in shown
         assert browser.value("document.querySelectorAll('.share rect').length") == 8
+
+
+def a_stand_of_two_clouds() -> Stand:
+    """West has not answered for six minutes, and east has a budget."""
+    rules = {EAST: CloudRules(nodes_max=20, price_per_hour_max=Decimal(32)), WEST: CloudRules()}
+    world = two_clouds(rules_of=rules, budgets={("cloud east", "day"): Decimal(60)})
+    for slot, cloud in (("east1", EAST), ("west1", WEST)):
+        world = in_cloud(world.busy_node(slot), slot, cloud)
+    account = replace(world.snapshot.account_of(WEST), source=Source(seen_s=NOW_S - 480.0, failure="no route"))
+    world.but(accounts={**world.snapshot.accounts, WEST: account})
+    stand = a_stand(jobs_for_everybody=True)
+    stand.post(published(world.policy, world.snapshot))
+    return stand
+
+
+@pytest.mark.parametrize("width", [1440, 420])
+def test_a_site_with_several_clouds_has_a_panel_of_them(browser: Browser, tmp_path: Path, width: int) -> None:
+    with served(a_stand_of_two_clouds()) as url:
+        browser.open(url, width=width, height=1800)
+        browser.until("document.body?.dataset.turns >= 1")
+        cells = "[...document.querySelectorAll('#clouds tbody tr')].map((it) => it.innerText.replace(/\\s+/g, ' '))"
+        east, west = browser.value(cells)
+        assert east == "east open 1 of 20 0.10 of 32.00 0.10 of 60.00 a day"
+        assert west.startswith("west stale for 5m00s 1 0.40 ")
+        note = browser.value("document.querySelector('#clouds .note').textContent")
+        assert note.startswith("nothing is done in the cloud west")
+        assert browser.value("document.documentElement.scrollWidth") <= width
+        assert not browser.value("document.getElementById('costs-by-cloud').hidden")
+        browser.screenshot(tmp_path / "clouds.png")
+        assert browser.errors == []
+
+
+def test_a_site_with_one_cloud_has_no_panel_of_clouds(browser: Browser) -> None:
+    with shown(5) as (_, url):
+        browser.open(url)
+        browser.until("document.body?.dataset.turns >= 1")
+        assert browser.value("document.getElementById('clouds').hidden")
+        assert browser.value("document.getElementById('costs-by-cloud').hidden")
 
 
 def test_a_job_s_page_shows_the_ways_that_it_did_not_take(browser: Browser, tmp_path: Path) -> None:

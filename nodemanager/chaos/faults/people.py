@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
 
 from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
@@ -11,6 +13,8 @@ from nodemanager.core.facts import DecisionsPaused, DecisionsResumed, HoldPlaced
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Mark
+
+CUT_TO = Decimal("0.001"), Decimal("0.01"), Decimal("0.05")
 
 
 def _pending(run: Run) -> list[JobId]:
@@ -81,6 +85,22 @@ def _stops_the_queue(run: Run, act: Act) -> EndFault:
     return run.flux.start_queue
 
 
+def _cuts_a_budget(run: Run, act: Act) -> EndFault | None:
+    """Cut the budget of a cloud for a while to so little that it is spent soon, or already."""
+    owner = pick(sorted(it for it in run.policy.budget_owners if it), act.amount)
+    if owner is None:
+        return None
+    key = next(it for it in run.policy.budgets if it[0] == owner)
+    before, cut = run.policy.budgets[key], CUT_TO[int(act.amount * 1000) % len(CUT_TO)]
+    run.use_policy(replace(run.policy, budgets={**run.policy.budgets, key: cut}))
+
+    def end() -> None:
+        if not run.peace:  # which raises all budgets itself
+            run.use_policy(replace(run.policy, budgets={**run.policy.budgets, key: before}))
+
+    return end
+
+
 PEOPLE_FAULTS: Mapping[str, FaultAction] = {
     "user.cancels": _cancels,
     "user.holds_a_job": _holds_a_job,
@@ -89,4 +109,5 @@ PEOPLE_FAULTS: Mapping[str, FaultAction] = {
     "operator.retires": _operator_retires,
     "operator.pauses": _operator_pauses,
     "operator.stops_the_queue": _stops_the_queue,
+    "operator.cuts_a_budget": _cuts_a_budget,
 }

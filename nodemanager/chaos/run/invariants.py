@@ -24,7 +24,7 @@ from nodemanager.core.nodes import (
 from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import BatchCloudPort, CloudError, CloudPort, SizedCloudPort
 from nodemanager.core.slots import CloudName, Market, NodePlacement, NodeType, Rank, TypeName
-from nodemanager.planner.cost import billing
+from nodemanager.planner.cost import billing, spending
 from nodemanager.planner.health.node_health import KILLS_MAX
 from nodemanager.planner.state.policy import Policy
 from nodemanager.simulation.cloud.provider import BillLine, SimulatedProvider
@@ -96,6 +96,13 @@ class Invariants:
     def providers(self) -> list[SimulatedProvider]:
         """The providers of all clouds."""
         return [self.provider] if self.twin is None else [self.provider, self.twin]
+
+    def _providers_of(self, owner: str) -> list[SimulatedProvider]:
+        """The providers whose bills the owner of a budget pays: all of them, or that of a cloud."""
+        if owner == spending.WHOLE_SITE:
+            return self.providers
+        names = map(spending.cloud_account, self.policy.cloud_names)
+        return [provider for name, provider in zip(names, self.providers, strict=True) if name == owner]
 
     def _nodes(self) -> list[CloudNode]:
         return [node for provider in self.providers for node in provider.nodes()]
@@ -236,15 +243,17 @@ class Invariants:
         now_s: float,
         counts: Callable[[BillLine], bool] = lambda _: True,
         *,
+        owner: str = spending.WHOLE_SITE,
         start_shift_s: float = 0.0,
         end_shift_s: float = 0.0,
     ) -> Decimal:
-        """Sum the true cost until ``now_s`` of our nodes for which ``counts`` is true.
+        """Sum the true cost until ``now_s`` of our nodes for which ``counts`` is true, from the providers' bills.
 
+        ``owner``: of a budget, whose clouds count.
         ``start_shift_s`` and ``end_shift_s`` bill each node as if it had started or ended that much later.
         """
         cost = Decimal(0)
-        for line in (line for provider in self.providers for line in provider.bill()):
+        for line in (line for provider in self._providers_of(owner) for line in provider.bill()):
             if line.cluster_uuid == self.policy.cluster_uuid and line.type_name is not None and counts(line):
                 if line.launch in self.upkeep.prepaid:
                     continue

@@ -9,8 +9,8 @@ from decimal import Decimal
 
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
-from nodemanager.chaos.run.script import Script
-from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, SOUND, SOUND_NODES_MAX, limits_at
+from nodemanager.chaos.run.script import SOUND, Script
+from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, SOUND_NODES_MAX, limits_at
 from nodemanager.core.drains import emptying_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
 from nodemanager.core.nodes import (
@@ -26,6 +26,7 @@ from nodemanager.core.nodes import (
 from nodemanager.core.orders import BootNode, CordonNode, CreateNode, DestroyNode, DrainNode, StopBroker
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import CloudName, Market, NodeType, SlotName, TypeName
+from nodemanager.planner.cost import spending
 from nodemanager.planner.plan import Action
 from nodemanager.planner.state.constraints import holds
 from nodemanager.planner.state.policy import BLOCK_S
@@ -71,7 +72,7 @@ class PlanChecks:
             self._check_not_for_held_jobs(boots, now_s)
             self._check_sizes(published, boots)
             self._check_schedules(published, boots)
-            self._check_budget(published)
+            self._check_budgets(published, boots)
             self._check_not_bought_twice(published, boots)
             self._check_whole_gangs(published, boots)
             self._check_near(published, boots)
@@ -262,10 +263,26 @@ class PlanChecks:
                     f"{launch.id} is bought as {launch.size}, and {cheaper} is cheaper and was never refused",
                 )
 
-    def _check_budget(self, published: Publication) -> None:
-        for limit in published.policy.budgets.values() if self.spend_is_knowable else ():
-            spent = self.invariants.true_cost(published.snapshot.now_s, self._counts_as_spent)
-            self.invariants.require(spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit}")
+    def _check_budgets(self, published: Publication, boots: Sequence[BootNode]) -> None:
+        """Each budget must pay for an hour of the nodes that are bought, after what its owner spent in truth."""
+        types = self.invariants.policy.types
+        for (owner, _), limit in published.policy.budgets.items() if self.spend_is_knowable else ():
+            bought = [
+                types[it.launch.type_name]
+                for it in boots
+                if owner in (spending.WHOLE_SITE, spending.cloud_account(types[it.launch.type_name].cloud))
+            ]
+            if not bought:
+                continue
+            spent = self.invariants.true_cost(published.snapshot.now_s, self._counts_as_spent, owner=owner)
+            whose = owner or "the site"
+            self.invariants.require(
+                spent < limit, f"bought with {spent:.4f} spent, of a budget of {limit} of {whose}"
+            )
+            price = sum((it.price_per_hour for it in bought), Decimal(0))
+            paid = published.policy.has_prepaid or spent + price <= limit
+            text = f"bought for {price} an hour, with {spent:.4f} spent of a budget of {limit} of {whose}"
+            self.invariants.require(paid, text)
 
     def _counts_as_spent(self, line: BillLine) -> bool:
         """Whether this process can know a node's cost: it saw the node, or an earlier process recorded the cost."""

@@ -7,17 +7,21 @@ others, which is how a failing run is made shorter.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from random import Random
 from types import MappingProxyType
 from typing import Any, TypeVar
+
+from nodemanager.core.slots import CloudName
 
 FAULTS_S = 160.0  # the length of the phase with faults
 JOBS_EVERY_S = 40.0
 JOBS_AT_ONCE = (1, 1, 2, 4)
 JOB_S = (1.0, 40.0)
 
+# The clouds of a run with two: all types are in the one that has the faults, and two also in the sound one.
+FAILING, SOUND = CloudName("failing"), CloudName("sound")
 JOB = "job"
 UPKEEP = "upkeep"  # an area of faults
 NEAR, NEAR_SHARE = "near", 0.5  # of the seeds with two clouds
@@ -171,6 +175,9 @@ GROUP_KINDS: Mapping[str, FaultKind] = MappingProxyType({"cloud.zone_full": Faul
 # What also happens on a site with all of upkeep on. There all faults of upkeep occur.
 UPKEEP_KINDS: Mapping[str, FaultKind] = MappingProxyType({"upkeep.gives_back": FaultKind(12.0)})
 
+# What also happens to clouds with budgets of their own.
+TWIN_KIND = "operator.cuts_a_budget", FaultKind(60.0, (10.0, 60.0))
+
 # Faults of runs in which nodes join by ticket.
 JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
     {
@@ -207,6 +214,7 @@ class Script:
     sizes: bool = False  # each node type has several sizes, on two markets
     groups: bool = False  # nodes of two types are created in placement groups, in two zones
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
+    cloud_budgets: Mapping[str, str] = field(default_factory=dict)  # a day's, of clouds that have one
     near: bool = False  # some jobs say in which cloud their data is
 
     def with_acts(self, numbers: Collection[int]) -> Script:
@@ -267,6 +275,7 @@ def draw_script(
         joins=joins,
         acts=(),
         twin=twin,
+        cloud_budgets=_draw_cloud_budgets(_stream(seed, "cloud_budgets")) if twin else {},
         own_hosts=twin and seed % OWN_HOSTS_EVERY == OWN_HOSTS_EVERY - 1,
         upkeep=upkeep,
         near=twin and _stream(seed, NEAR).random() < NEAR_SHARE,
@@ -300,6 +309,7 @@ def draw_script(
         site = replace(site, stacked=True)
         drawn = [act for act in drawn if act.kind not in NOT_STACKED]
     drawn.sort(key=lambda act: act.at_s)
+    drawn += _draw_budget_cuts(site)  # behind all others, whose numbers mean something
     return replace(site, acts=tuple(replace(act, number=number) for number, act in enumerate(drawn)))
 
 
@@ -320,6 +330,16 @@ def _draw_jobs(draws: Random) -> list[Act]:
         acts += [Act(0, at_s, JOB, draws.random(), draws.uniform(*JOB_S)) for _ in at_once]
         at_s += draws.expovariate(1 / JOBS_EVERY_S)
     return acts
+
+
+def _draw_cloud_budgets(draws: Random) -> dict[str, str]:
+    """Draw the budgets of the two clouds. The least pays for a node or two."""
+    limits = {cloud: draws.choice([None, None, "0.40", "1.20"]) for cloud in (FAILING, SOUND)}
+    return {cloud: limit for cloud, limit in limits.items() if limit is not None}
+
+
+def _draw_budget_cuts(site: Script) -> list[Act]:
+    return _draw_faults(*TWIN_KIND, _stream(site.seed, TWIN_KIND[0]), 0.5) if site.cloud_budgets else []
 
 
 def _draw_peer_acts(seed: int) -> list[Act]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 from random import Random
 
-from nodemanager.chaos.run.script import Act, Script, pick
+from nodemanager.chaos.run.script import FAILING, SOUND, Act, Script, pick
 from nodemanager.core.jobs import HasProperty, Near, OnHosts, Shape
 from nodemanager.core.nodes import CloudState
 from nodemanager.core.slots import (
@@ -158,8 +158,7 @@ UPKEEP_SHAPES = (
 )
 
 
-# The site of a run with two clouds: all types are in the one that has the faults, and two also in the sound one.
-FAILING, SOUND = CloudName("failing"), CloudName("sound")
+# The site of a run with two clouds.
 SOUND_NODES_MAX = 4
 _SMALL, _LARGE, _GPU = (replace(node_type, cloud=FAILING) for node_type in NODE_TYPES)
 TWIN_TYPES = (
@@ -273,7 +272,6 @@ def one_provider(script: Script) -> bool:
 
 def chaos_policy(script: Script) -> Policy:
     """Return the policy of a script's site, with short timeouts."""
-    monthly = script.budget
     calls = Calls(15.0, 2, nodes_per_create=nodes_per_call(script), nodes_per_destroy=nodes_per_call(script))
     price = EGRESS_PRICE_PER_GIB if script.near else None
     clouds = {
@@ -305,8 +303,14 @@ def chaos_policy(script: Script) -> Policy:
         clouds=clouds if script.twin else {},
         upkeep=_upkeep(script),
         fixed=Fixed(block_s={kind: BLOCK_SCALE * block_s for kind, block_s in BLOCK_S.items()}),
-        budgets={(spending.WHOLE_SITE, "month"): monthly} if monthly is not None else {},
+        budgets=_budgets(script),
     )
+
+
+def _budgets(script: Script) -> dict[tuple[str, str], Decimal]:
+    budgets = {(spending.WHOLE_SITE, "month"): script.budget} if script.budget is not None else {}
+    of_clouds = script.cloud_budgets.items()
+    return budgets | {(spending.cloud_account(CloudName(name)), "day"): Decimal(it) for name, it in of_clouds}
 
 
 def _upkeep(script: Script) -> Upkeep:

@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.text import Text
 
 from nodemanager.cli import tables
-from nodemanager.cli.tables import STATES, STYLES, money, why
+from nodemanager.cli.tables import STATES, STYLES, cloud_budgets, cloud_price, cloud_state, money, of_most, why
 from nodemanager.cli.top.screen import Pane, Row, Screen
 
 ROWS_MIN = 2  # of a list that is not in use
 TYPES_MAX = 5
+CLOUDS_MAX = 5
 KEYS = "Enter explain  h hold  u release  t retire  p pause  Tab list  ? keys  q quit"
 HELP = (
     "Tab           use the next list",
@@ -65,8 +66,8 @@ def _body(screen: Screen, width: int, space: int) -> list[Text]:
         return _page(screen.page, screen.page_top, width, space)
     if screen.status is None:
         return []
-    types = _types(screen.status)
-    return types + _lists(screen, width, space - len(types))
+    above = _types(screen.status) + _clouds(screen.status)
+    return above + _lists(screen, width, space - len(above))
 
 
 # --- head and foot ----------------------------------------------------------------------------------------
@@ -141,6 +142,27 @@ def _types(status: Mapping[str, Any]) -> list[Text]:
         lines.append(line.append(f"  {nodes['wanted'].get(name, 0):>6}  {cost:>7}"))
     if len(names) > TYPES_MAX:
         lines.append(Text(f"and {len(names) - TYPES_MAX} more types", style="dim"))
+    return lines
+
+
+# --- clouds -----------------------------------------------------------------------------------------------
+
+
+def _clouds(status: Mapping[str, Any]) -> list[Text]:
+    """The clouds of a site that has several: nodes, price, budgets and state."""
+    clouds = status.get("clouds", ())
+    rows = [
+        (it["name"], of_most(str(it["nodes"]), it["nodes_max"]), cloud_price(it), cloud_budgets(it))
+        for it in clouds[:CLOUDS_MAX]
+    ]
+    heads = ("cloud", "nodes", "an hour", "of its budget")
+    wide = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [Text("  ".join([*map(set_cell_size, heads, wide), "state"]), style="dim")] if rows else []
+    for cloud, cells in zip(clouds, rows, strict=False):
+        line = Text("  ".join([*map(set_cell_size, cells, wide), ""]))
+        lines.append(line.append_text(cloud_state(cloud, status["at"])))
+    if len(clouds) > CLOUDS_MAX:
+        lines.append(Text(f"and {len(clouds) - CLOUDS_MAX} more clouds", style="dim"))
     return lines
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from nodemanager.history.cost_ledger import HOUR_S, JOB_USE, NOBODY
-from nodemanager.history.node_lives import NodeLife
+from nodemanager.history.node_lives import FAILED_OUTCOMES, NodeLife
 from nodemanager.history.observe_savings import format_savings
 from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE_SUFFIX, SIZE_MAX_BYTES
 
@@ -213,17 +213,26 @@ class HistoryReader:
         return float(rows[0]["cost"] or 0.0)
 
     def cost_by_day(self, since_at: float) -> list[dict[str, Any]]:
-        """The cost of each day (UTC) since that of ``since_at``: one row for each type, user, queue and use."""
+        """The cost of each day (UTC) since that of ``since_at``: one row for each type, user, queue, use and cloud.
+
+        The cloud is "" in records of versions that did not keep it.
+        """
+        cloud = "cloud" if self._knows_clouds() else "''"
         return self._rows(
-            "SELECT hour / 24 * 86400.0 AS day_at, node_type, userid, queue, use, SUM(cost) AS cost FROM spend"
-            " WHERE hour >= ? GROUP BY hour / 24, node_type, userid, queue, use ORDER BY hour / 24",
+            f"SELECT hour / 24 * 86400.0 AS day_at, node_type, userid, queue, use, {cloud} AS cloud,"  # noqa: S608
+            " SUM(cost) AS cost FROM spend"
+            f" WHERE hour >= ? GROUP BY hour / 24, node_type, userid, queue, use, {cloud} ORDER BY hour / 24",
             int(since_at // DAY_S) * 24,
         )
+
+    def _knows_clouds(self) -> bool:
+        """Whether the file's tables keep clouds. A manager of an older version may still write it."""
+        return bool(self._rows("SELECT 1 FROM pragma_table_info('spend') WHERE name = 'cloud'"))
 
     # --- the report ---
 
     def report(self, since_at: float, until_at: float) -> dict[str, Any]:
-        """Return cost by type, user, queue and use; jobs by peer; waits; boots and outcomes; failures; decisions.
+        """Return cost by type, user, queue, use and cloud; jobs by peer; waits; boots; failures; decisions.
 
         ``begins_at``: set only if the history begins after ``since_at``; ``set_aside``: the files that may have
         what was before. ``cost_since_at``: costs are kept by the hour, so their sums begin with the hour of
@@ -249,6 +258,7 @@ class HistoryReader:
             "by_type": self._sums("node_type", hour),
             "by_user": self._sums("userid", hour, f"AND userid != {NOBODY}"),
             "by_queue": self._sums("queue", hour, f"AND use = '{JOB_USE}'"),
+            "by_cloud": self._clouds(since_at, hour),
             "by_peer": self._peers(since_at),
             "waits": self._waits(since_at),
             "observed": self._observed(since_at),
@@ -271,6 +281,26 @@ class HistoryReader:
             f" WHERE hour >= ? {condition} GROUP BY {column} ORDER BY cost DESC",
             hour,
         )
+
+    def _clouds(self, since_at: float, hour: int) -> list[dict[str, Any]]:
+        """What each cloud cost, and how the boots there ended: nodes that joined, and those that failed to.
+
+        A create that was refused is no boot. The cloud is "" in records of versions that did not keep it.
+        """
+        if not self._knows_clouds():
+            return []
+        nothing = {"cost": 0.0, "node_hours": 0.0, "booted": 0, "boots_failed": 0}
+        found: dict[str, dict[str, Any]] = {}
+        marks = ", ".join("?" * len(FAILED_OUTCOMES))
+        boots = self._rows(
+            "SELECT cloud, SUM(outcome = 'joined') AS booted,"  # noqa: S608 - our own words
+            f" SUM(outcome IN ({marks})) AS boots_failed FROM lives WHERE requested_at >= ? GROUP BY cloud",
+            *FAILED_OUTCOMES,
+            since_at,
+        )
+        for row in (*self._sums("cloud", hour), *boots):
+            found[row["cloud"]] = {"cloud": row["cloud"], **nothing, **found.get(row["cloud"], {}), **row}
+        return sorted(found.values(), key=lambda row: (-row["cost"], row["cloud"]))
 
     def _peers(self, since_at: float) -> list[dict[str, Any]]:
         """The jobs that ended at each peer, what they used since ``since_at``, and that at the peer's price.

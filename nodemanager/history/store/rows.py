@@ -29,9 +29,9 @@ LEFT_OUT = ["left_out"]  # a constraint that was too long; no reader takes it fo
 INSERT_EVENT = (
     "INSERT INTO entries (at, kind, subject, what, code, figures, node_type) VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
-INSERT_LIFE = "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT_LIFE = "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 ADD_COST = (
-    "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+    "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
     " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s"
 )
 ADD_SAVINGS = (
@@ -133,6 +133,7 @@ def _life_row(life: NodeLife) -> Row:
         life.cost,
         life.provider_id,
         life.size,
+        life.cloud,
     )
 
 
@@ -158,6 +159,7 @@ def _cost_rows(updates: Sequence[HistoryUpdate]) -> Iterable[Row]:
             key.userid,
             key.queue,
             key.use,
+            key.cloud,
             total.cost,
             total.node_s,
         )

@@ -110,6 +110,23 @@ MIGRATIONS: tuple[str, ...] = (
     ) WITHOUT ROWID;
     CREATE INDEX peer_runs_by_time ON peer_runs (ended_at);
     """,
+    """
+    ALTER TABLE lives ADD COLUMN cloud TEXT NOT NULL DEFAULT '';
+    CREATE TABLE spend_by_cloud (
+        hour INTEGER NOT NULL,
+        node_type TEXT NOT NULL,
+        userid INTEGER NOT NULL,
+        queue TEXT NOT NULL,
+        use TEXT NOT NULL,
+        cloud TEXT NOT NULL,        -- '': a version wrote it that did not keep it
+        cost REAL NOT NULL,
+        node_s REAL NOT NULL,
+        PRIMARY KEY (hour, node_type, userid, queue, use, cloud)
+    ) WITHOUT ROWID;
+    INSERT INTO spend_by_cloud SELECT hour, node_type, userid, queue, use, '', cost, node_s FROM spend;
+    DROP TABLE spend;
+    ALTER TABLE spend_by_cloud RENAME TO spend;
+    """,
 )
 VERSION = len(MIGRATIONS)
 

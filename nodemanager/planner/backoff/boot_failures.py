@@ -44,10 +44,10 @@ def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) 
     key = (node.launch.type_name, node.create.image)
     known = snapshot.learned.streaks.get(key, FailureStreak(0, 0.0, 0.0, ""))
     failures = known.failures + 1
-    retry_s, pause_s = known.retry_s, known.pause_s
+    retry_s, pause_s, since_s = known.retry_s, known.pause_s, known.since_s
     if failures == policy.rules.boot_failures_max:
         pause_s = policy.timing.boot_retry_s
-        retry_s = snapshot.now_s + pause_s
+        retry_s, since_s = snapshot.now_s + pause_s, snapshot.now_s
     elif failures > policy.rules.boot_failures_max and snapshot.now_s >= known.retry_s:
         pause_s = min(RETRY_S_MAX, known.pause_s * 2.0)  # the trial boot has failed too
         retry_s = snapshot.now_s + pause_s
@@ -55,7 +55,7 @@ def count_failed_boot(snapshot: Snapshot, node: Node, why: str, policy: Policy) 
         snapshot,
         learned=replace(
             snapshot.learned,
-            streaks={**snapshot.learned.streaks, key: FailureStreak(failures, retry_s, pause_s, why)},
+            streaks={**snapshot.learned.streaks, key: FailureStreak(failures, retry_s, pause_s, why, since_s)},
         ),
     )
 

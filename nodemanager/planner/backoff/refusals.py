@@ -39,11 +39,13 @@ def apply_refusal(
     if kind in TRANSIENT_KINDS:
         wait_s = min(max(wait_s, policy.fixed.block_s_max), wait_s * 2.0 ** min(rounds - 1, 30))
     block = Block(snapshot.now_s + max(retry_after_s, wait_s), kind, detail, rounds)
+    since_s = known.since_s if known is not None else snapshot.now_s
     longest = max(known or block, block, key=lambda it: it.until_s)
     return replace(
         snapshot,
         learned=replace(
-            snapshot.learned, blocks={**snapshot.learned.blocks, scope: replace(longest, rounds=rounds)}
+            snapshot.learned,
+            blocks={**snapshot.learned.blocks, scope: replace(longest, rounds=rounds, since_s=since_s)},
         ),
     )
 

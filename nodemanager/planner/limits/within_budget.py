@@ -72,13 +72,13 @@ def _would_stay_the_same(placement: Placement, limits: BudgetLimits, policy: Pol
     if placement.served_until != QUEUE_END or placement.failed_from or placement.obstacles or limits.drain_all:
         return False
     bought = placement.supply.price_left - placement.price_left
-    offers = [placement.allocation.offers[group.offer] for group in placement.allocation.groups]
+    of_groups = [(placement.allocation.offers[it.offer], it.nodes) for it in placement.allocation.groups]
     closed = closed_sizes(limits, policy)
-    types = [offer.node_type for offer in offers if not offer.is_ordered]
-    if any((it.size, it.market) in closed.get(it.name, ()) for it in types):
+    types = [(offer.node_type, nodes) for offer, nodes in of_groups if not offer.is_ordered]
+    if any((it.size, it.market) in closed.get(it.name, ()) for it, _ in types):
         return False
     for cloud, (left, _) in limits.left_in_clouds.items():
-        if sum((it.price_per_hour for it in types if it.cloud == cloud), Decimal(0)) > left:
+        if sum((it.price_per_hour * nodes for it, nodes in types if it.cloud == cloud), Decimal(0)) > left:
             return False
     return limits.left_per_hour is None or bought <= limits.left_per_hour[0]
 

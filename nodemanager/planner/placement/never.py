@@ -6,7 +6,7 @@ of nodes and the least price of all fleets are compared with the limits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -17,6 +17,7 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.fleet import nodes_max_of_type
 from nodemanager.planner.cost.spending import WHOLE_SITE, cloud_account
+from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.infeasibility import (
     by_preference,
     memory_per_piece,
@@ -32,6 +33,7 @@ from nodemanager.planner.supply.supply import Supply
 
 SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
 PERIODS = ("day", "month")
+Budgets = Mapping[tuple[str, str], Decimal]  # by owner and period
 
 
 def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
@@ -46,20 +48,37 @@ def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
         return why
 
 
-def why_never(shape: Shape, supply: Supply) -> Obstacle | None:
-    """Why even a fleet without other jobs could not serve the job; None if it could, as far as the limits tell."""
+def why_not_now(shape: Shape, want: int, supply: Supply, left: infeasibility.LeftToBuy) -> Obstacle:
+    """The same as ``infeasibility.why_not_now``. It says so if a budget never pays for the job's nodes.
+
+    Such a job is not given up: nodes that are idle by chance may serve it, and then fewer must be bought.
+    """
+    found = infeasibility.why_not_now(shape, want, supply, left)
+    if found.kind is not Hindrance.UNAVAILABLE or not supply.policy.budgets:
+        return found
+    if why_never(shape, supply) is not None:
+        return found
+    return why_never(shape, supply, with_budgets=True) or found
+
+
+def why_never(shape: Shape, supply: Supply, *, with_budgets: bool = False) -> Obstacle | None:
+    """Why even a fleet without other jobs could not serve the job; None if it could, as far as the limits tell.
+
+    ``with_budgets``: as if all its nodes were to be bought at once within the budgets.
+    """
     want = pieces_of(shape) - _pieces_on_own_nodes(shape, supply)
     if want <= 0:
         return None
     policy, left, nodes, price = supply.policy, want, 0, Decimal(0)
-    for it in _candidates(shape, want, supply):
+    budgets = policy.budgets if with_budgets else {}
+    for it in _candidates(shape, want, supply, budgets):
         if left <= 0:
             break
         taken = min(it.most, -(-left // it.each))
         left, nodes, price = left - taken * it.each, nodes + taken, price + it.price_of(taken)
-    if left <= 0 and _why_beyond(nodes, price, nodes, Fraction(price), policy) is None:
+    if left <= 0 and _why_beyond(nodes, price, nodes, Fraction(price), policy, budgets) is None:
         return None
-    return _why_no_fleet(shape, want, list(_candidates(shape, want, supply)), policy)
+    return _why_no_fleet(shape, want, list(_candidates(shape, want, supply, budgets)), policy, budgets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +111,19 @@ class _Candidate:
         yield _Lot(self.each, self.most - prepaid, self.node_type.price_per_hour)
 
 
-def _candidates(shape: Shape, want: int, supply: Supply) -> Iterator[_Candidate]:
+def _candidates(shape: Shape, want: int, supply: Supply, budgets: Budgets) -> Iterator[_Candidate]:
     """The types that suit the job, in the order of preference."""
     memory = memory_per_piece(shape, supply)
     for node_type in by_preference(supply.policy, shape):
         each = pieces_per_node(node_type, shape, memory)
         slots = supply.count_slots_for(node_type, shape.constraint) if each else 0
         if slots:
-            ceilings = _ceilings(node_type, -(-want // each), supply.policy)
+            ceilings = _ceilings(node_type, -(-want // each), supply.policy, budgets)
             most, why = min(ceilings, key=lambda it: it[0], default=(slots, None))
             yield _Candidate(node_type, each, slots, min(most, slots), why if most < slots else None)
 
 
-def _ceilings(node_type: NodeType, needed: int, policy: Policy) -> Iterator[tuple[int, Reason]]:
+def _ceilings(node_type: NodeType, needed: int, policy: Policy, budgets: Budgets) -> Iterator[tuple[int, Reason]]:
     """How many nodes of a type each of its own limits, and of its cloud's, ever allows. ``needed``: for the job."""
     if (most := nodes_max_of_type(node_type)) is not None:
         yield most, type_limit(node_type, max(1, needed - most))
@@ -122,7 +141,7 @@ def _ceilings(node_type: NodeType, needed: int, policy: Policy) -> Iterator[tupl
         most = paid_by(rules.price_per_hour_max)
         yield most, beyond(f"its price_per_hour_max of {rules.price_per_hour_max} pays for {most}")
     for period in PERIODS if price else ():
-        if (budget := policy.budgets.get((cloud_account(cloud), period))) is not None:
+        if (budget := budgets.get((cloud_account(cloud), period))) is not None:
             cost = max(0, needed - node_type.prepaid) * price
             yield paid_by(budget), _beyond_budget(f"the cloud {cloud}", period, budget, needed, cost)
 
@@ -134,7 +153,9 @@ def _beyond_budget(account: str, period: str, budget: Decimal, nodes: int, price
     )
 
 
-def _why_no_fleet(shape: Shape, want: int, candidates: Sequence[_Candidate], policy: Policy) -> Obstacle | None:
+def _why_no_fleet(
+    shape: Shape, want: int, candidates: Sequence[_Candidate], policy: Policy, budgets: Budgets
+) -> Obstacle | None:
     """Why no fleet of these types serves the job. None if that is not certain."""
     if not candidates:
         return Obstacle(Hindrance.NO_SLOT_FITS, why_no_type_fits(shape, policy))
@@ -150,7 +171,7 @@ def _why_no_fleet(shape: Shape, want: int, candidates: Sequence[_Candidate], pol
     nodes, price, least = _fill(sorted(lots, key=lambda it: it.price / it.each), want)
     if fewest > policy.limits.nodes_max:
         nodes, price = fewest, price_of_fewest
-    beyond = _why_beyond(nodes, price, fewest, least, policy)
+    beyond = _why_beyond(nodes, price, fewest, least, policy, budgets)
     return Obstacle(Hindrance.BEYOND_LIMITS, beyond) if beyond is not None else None
 
 
@@ -167,7 +188,9 @@ def _fill(lots: Sequence[_Lot], want: int) -> tuple[int, Decimal, Fraction]:
     return nodes, price, least
 
 
-def _why_beyond(nodes: int, price: Decimal, fewest: int, least: Fraction, policy: Policy) -> Reason | None:
+def _why_beyond(
+    nodes: int, price: Decimal, fewest: int, least: Fraction, policy: Policy, budgets: Budgets
+) -> Reason | None:
     """Why the limits and the budget of the site forbid all fleets of at least so many nodes and this price.
 
     ``nodes``, ``price``: of the best one, for people.
@@ -182,7 +205,7 @@ def _why_beyond(nodes: int, price: Decimal, fewest: int, least: Fraction, policy
             price_per_hour_max=limits.price_per_hour_max,
         )
     for period in PERIODS:
-        budget = policy.budgets.get((WHOLE_SITE, period))
+        budget = budgets.get((WHOLE_SITE, period))
         if budget is not None and least > budget:
             return _beyond_budget("the site", period, budget, nodes, price)
     return None

@@ -13,7 +13,7 @@ from itertools import islice
 from nodemanager.core.jobs import JobId, PackingPolicy, Shape
 from nodemanager.planner.allocation.allocation import Allocation
 from nodemanager.planner.allocation.work import Work
-from nodemanager.planner.placement import infeasibility
+from nodemanager.planner.placement import never
 from nodemanager.planner.placement.on_offer import OnOffer
 from nodemanager.planner.placement.one_zone import ZoneChoice
 from nodemanager.planner.placement.waiting import (
@@ -224,6 +224,4 @@ class Serving:
         if choice is not None and choice.obstacle is not None:
             return choice.obstacle
         _, short = self.waiting.seating.short.get(JobId(position[1]), (key, pieces_of(key.shape)))
-        return infeasibility.why_not_now(
-            key.shape, short, self.on_offer.supply, self.on_offer.left_to_buy(allocation)
-        )
+        return never.why_not_now(key.shape, short, self.on_offer.supply, self.on_offer.left_to_buy(allocation))

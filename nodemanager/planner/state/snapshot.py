@@ -71,6 +71,7 @@ class Block:
     kind: FailureKind  # of the refused create
     detail: str = ""  # in the provider's words
     rounds: int = 1
+    since_s: float | None = None  # the first refusal in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class FailureStreak:
     retry_s: float
     pause_s: float
     why: str  # the code of the latest failure's reason
+    since_s: float | None = None  # when so many had failed that no more are bought
 
 
 @dataclass(frozen=True, slots=True)

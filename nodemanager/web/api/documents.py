@@ -254,6 +254,7 @@ def node_document(node: Node, published: Publication, jobs: Iterable[JobId] | No
         "node_type": node.launch.type_name,
         "size": node.launch.size or (node_type.size if node_type is not None else None),
         "market": str(market) if market is not None else None,
+        "cloud": policy.cloud_of(node.launch),
         "zone": node.launch.zone,
         "group": node.launch.group,
         "provider_id": node.cloud.provider_id if node.cloud is not None else None,

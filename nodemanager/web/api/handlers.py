@@ -75,10 +75,12 @@ def json_response(document: object, status: int = 200) -> Response:
 def status(context: WebContext, request: Request, body: bytes) -> Response:
     """Answer with the overview, the costs so far, and the age of the data."""
     del request, body
-    document = documents.status(_latest_publication(context))
+    published = _latest_publication(context)
+    document = documents.status(published)
     return json_response(
         {
             **document,
+            "clouds": panels.clouds(published),
             "spent": _cost_document(context, document["at"]),
             "journal": {
                 "size_bytes": context.reader.size_bytes(),

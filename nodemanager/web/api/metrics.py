@@ -19,7 +19,7 @@ from nodemanager.core.jobs import JobState
 from nodemanager.core.slots import NodeType
 from nodemanager.delegation.view import DelegationView
 from nodemanager.history.follower import HistoryUpdate
-from nodemanager.history.node_lives import BOOT_FAILURES, NodeLife
+from nodemanager.history.node_lives import FAILED_OUTCOMES, NodeLife
 from nodemanager.planner.backoff import boot_failures
 from nodemanager.planner.backoff.drain_breaker import users_put_off
 from nodemanager.planner.backoff.zones import refusal_reason
@@ -33,7 +33,7 @@ PREFIX = "node_manager_"
 BOOT_BUCKETS_S = (1, 5, 10, 20, 30, 45, 60, 90, 120, 180, 240, 300, 450, 600, 900, 1800)
 PHASE_BUCKETS_S = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 
-BOOT_OUTCOMES = ("joined", *sorted(BOOT_FAILURES), "never_appeared", "dead_on_arrival")
+BOOT_OUTCOMES = ("joined", *FAILED_OUTCOMES)
 # The operation of each successful cloud call, by the fact that reports it.
 OPERATION_OF_ANSWER: Mapping[type[Fact], str] = {
     CloudListed: "list",

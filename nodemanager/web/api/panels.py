@@ -1,21 +1,37 @@
-"""Documents for panels of the dashboard: costs by day, and the ensembles that the service runs."""
+"""Documents for panels of the dashboard: costs by day, the clouds, and the ensembles that the service runs."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from nodemanager.actors.manager import Publication
 from nodemanager.actors.user_names import user_name
+from nodemanager.core.nodes import FailureKind
+from nodemanager.core.reasons import Reason
+from nodemanager.core.slots import CloudName
 from nodemanager.history.cost_ledger import JOB_USE
-from nodemanager.web.api.documents import Document
+from nodemanager.planner.backoff.boot_failures import breaker_open, open_breaker
+from nodemanager.planner.backoff.zones import refusal_reason
+from nodemanager.planner.cost.budget import left_by_period
+from nodemanager.planner.cost.cloud_room import room_of
+from nodemanager.planner.cost.spending import cloud_account
+from nodemanager.planner.health.standstill import closed_clouds, clouds_with_nodes, stale_clouds, unsafe_clouds
+from nodemanager.planner.state.policy import CloudRules
+from nodemanager.planner.state.snapshot import ALL_TYPES, Scope
+from nodemanager.web.api.documents import Document, clock_of, reason_document
 from nodemanager.web.state.board import Board
 
-GROUPINGS = ("type", "user", "queue", "use")
+GROUPINGS = ("type", "user", "queue", "use", "cloud")
+# The word for a cloud that refuses creates, by the kind of its last refusal. Of the others: "refuses".
+REFUSES = {FailureKind.THROTTLED: "throttled"}
 
 
 def costs(rows: Iterable[Mapping[str, Any]], *, with_users: bool) -> Document:
-    """Costs of each day (UTC) that has one, by type, user and queue; estimates. ``rows``: of ``cost_by_day``.
+    """Costs of each day (UTC) that has one, by type, user, queue, use and cloud; estimates.
+
+    ``rows``: of ``cost_by_day``. A cloud is "" in records of versions that did not keep it.
 
     Nodes without a job count for no user and no queue, but for their type. ``with_users``: users and queues too.
     """
@@ -24,6 +40,7 @@ def costs(rows: Iterable[Mapping[str, Any]], *, with_users: bool) -> Document:
         day = days.setdefault(row["day_at"], {name: defaultdict(float) for name in GROUPINGS})
         day["type"][row["node_type"]] += row["cost"]
         day["use"][row["use"]] += row["cost"]
+        day["cloud"][row["cloud"]] += row["cost"]
         if with_users and row["use"] == JOB_USE:
             day["user"][user_name(row["userid"])] += row["cost"]
             day["queue"][row["queue"]] += row["cost"]
@@ -56,4 +73,104 @@ def ensembles(board: Board, *, shown: bool) -> Document:
             for name, summary in sorted(board.ensembles.items())
             if shown
         ],
+    }
+
+
+# --- clouds -----------------------------------------------------------------------------------------------
+
+
+def clouds(published: Publication) -> list[Document]:
+    """All clouds, in the order of the site. Empty for a site that has a single one."""
+    snapshot, policy = published.snapshot, published.policy
+    names = clouds_with_nodes(snapshot, policy)
+    if len(names) < 2:
+        return []
+    states: dict[CloudName, Counter[str]] = {name: Counter() for name in names}
+    for node in snapshot.nodes.values():
+        states[policy.cloud_of(node.launch)][str(node.state)] += 1
+    budgets = _budgets(published)
+    return [_cloud(name, published, states[name], budgets.get(name, [])) for name in names]
+
+
+def _cloud(name: CloudName, published: Publication, by_state: Counter[str], budgets: list[Document]) -> Document:
+    rules = published.policy.clouds.get(name, CloudRules())
+    room = room_of(name, published.snapshot, published.policy)
+    most = rules.price_per_hour_max
+    troubles = list(_troubles(name, published))
+    return {
+        "name": name,
+        "state": troubles[0]["state"] if troubles else "open",
+        "nodes": by_state.total(),
+        "by_state": dict(by_state),
+        "nodes_max": rules.nodes_max,
+        "price_per_hour": float(room.price_per_hour),
+        "price_per_hour_max": float(most) if most is not None else None,
+        "budgets": budgets,
+        "troubles": troubles,
+    }
+
+
+def _budgets(published: Publication) -> dict[CloudName, list[Document]]:
+    """What each cloud has spent of its own budgets, by period."""
+    policy = published.policy
+    left = left_by_period(published.snapshot, policy)
+    found: dict[CloudName, list[Document]] = {}
+    for name in policy.cloud_names:
+        for (owner, period), rest in left.items():
+            if owner == cloud_account(name):
+                budget = policy.budgets[owner, period]
+                amounts = {"budget": float(budget), "spent": float(budget - rest), "left": float(rest)}
+                found.setdefault(name, []).append({"period": period, **amounts})
+    return found
+
+
+def _troubles(name: CloudName, published: Publication) -> Iterator[Document]:
+    """What keeps nodes from being created in a cloud, the worst first."""
+    snapshot, policy = published.snapshot, published.policy
+    stale, unsafe = stale_clouds(snapshot, policy), unsafe_clouds(snapshot, policy)
+    account = snapshot.account_of(name)
+    closed = closed_clouds(snapshot, policy, stale, unsafe)
+    if name in stale:
+        seen_s = account.source.seen_s
+        since_s = seen_s + policy.timing.stale_after_s if seen_s is not None else None
+        yield _trouble("stale", closed[name], published, since_s=since_s)
+    elif name in unsafe:
+        yield _trouble("safe mode", closed[name], published, since_s=account.unready_since_s)
+    elif name in closed:
+        yield _trouble("not in the site", closed[name], published)
+    basis = published.plan.basis
+    overspent = basis.placement.overspent_clouds if basis is not None and policy.budgets else {}
+    if name in overspent:
+        yield _trouble("budget spent", overspent[name], published)
+    types = {it.name for it in policy.node_types if it.cloud == name}
+    for scope, block in snapshot.learned.blocks.items():
+        of_cloud = scope.cloud == name if scope.type_name == ALL_TYPES else scope.type_name in types
+        if of_cloud and block.until_s > snapshot.now_s:
+            state, why = REFUSES.get(block.kind, "refuses"), refusal_reason(block)
+            yield _trouble(state, why, published, scope, block.since_s, block.until_s)
+    for node_type in policy.node_types:
+        streak = open_breaker(node_type, snapshot, policy) if node_type.cloud == name else None
+        if streak is not None:
+            why = breaker_open(node_type, streak)
+            yield _trouble("breaker open", why, published, Scope(node_type.name), streak.since_s, streak.retry_s)
+
+
+def _trouble(
+    state: str,
+    why: Reason,
+    published: Publication,
+    scope: Scope | None = None,
+    since_s: float | None = None,
+    until_s: float | None = None,
+) -> Document:
+    """``scope``: what is concerned, if it is not the whole cloud."""
+    clock = clock_of(published)
+    node_type = scope.type_name if scope is not None and scope.type_name != ALL_TYPES else None
+    return {
+        "state": state,
+        "node_type": node_type,
+        "zone": scope.zone if scope is not None else None,
+        "since_at": clock.to_wall(since_s) if since_s is not None else None,
+        "until_at": clock.to_wall(until_s) if until_s is not None else None,
+        "reason": reason_document(why, clock),
     }

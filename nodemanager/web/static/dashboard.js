@@ -1,7 +1,7 @@
 // The dashboard: one page that polls the service's HTTP API every two seconds and follows the stream of events.
 import { Chart, Grid, clockTime, showTip } from "/static/draw.js";
 import { ask, legend, link, made, money, span, the, words } from "/static/page.js";
-import { showCosts, showEnsembles, showPeers } from "/static/panels.js";
+import { showClouds, showCosts, showEnsembles, showPeers } from "/static/panels.js";
 import { showSubject } from "/static/subject.js";
 import { openStudies } from "/static/whatif.js";
 
@@ -58,6 +58,7 @@ function showStatus(status) {
   bar("bar-price", status.price_per_hour / Math.max(1e-9, limits.price_per_hour_max));
   tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.today === null ? "since the service started" : "an estimate, UTC day");
   showTroubles(status);
+  showClouds(status);
 }
 
 function showTroubles(status) {

@@ -1,6 +1,24 @@
 // Panels beside the fleet: instances that take our jobs, ensembles, and what the days cost.
 import { ask, legend, link, made, madeSvg, money, span, table, the } from "/static/page.js";
 
+// --- clouds ---------------------------------------------------------------------------------------------
+
+// Only a site with several clouds has any here.
+export function showClouds({ at, clouds }) {
+  the("clouds").hidden = !clouds.length;
+  if (clouds.length) the("costs-by-cloud").hidden = false;
+  const word = (it) => `${it.state}${it.node_type ? ` (${it.node_type})` : ""}${it.since_at === null ? "" : ` for ${span(at - it.since_at)}`}`;
+  const rows = clouds.map((cloud) => [
+    cloud.name,
+    cloud.troubles.map(word).join(", ") || cloud.state,
+    cloud.nodes_max === null ? String(cloud.nodes) : `${cloud.nodes} of ${cloud.nodes_max}`,
+    cloud.price_per_hour_max === null ? money(cloud.price_per_hour) : `${money(cloud.price_per_hour)} of ${money(cloud.price_per_hour_max)}`,
+    cloud.budgets.map((it) => `${money(it.spent)} of ${money(it.budget)} a ${it.period}`).join(", ") || null,
+  ]);
+  const reasons = clouds.flatMap((cloud) => cloud.troubles.map((it) => made("p", "note", it.reason.text)));
+  the("clouds-body").replaceChildren(table("Clouds of the site", ["cloud", "state", ">nodes", ">cost per hour", ">of its budget"], rows), ...reasons);
+}
+
 // --- peers ----------------------------------------------------------------------------------------------
 
 export function showPeers({ delegates, fault, peers }, { jobs, shown }) {
@@ -69,7 +87,7 @@ export async function showCosts() {
   const body = the("costs-body");
   try {
     const { days, shown } = await ask(`/costs?days=${DAYS}`);
-    const hidden = !shown && by !== "type" && by !== "use";
+    const hidden = !shown && ["user", "queue"].includes(by);
     body.replaceChildren(...(hidden ? [made("p", "note", "Users and queues are shown only with the token.")] : costs(days, by)));
   } catch (error) {
     body.replaceChildren(made("p", "because", error.message));
@@ -79,6 +97,7 @@ the("costs-by").addEventListener("change", showCosts);
 
 function costs(days, by) {
   if (!days.length) return [made("p", "empty", "The history has no costs yet.")];
+  const unnamed = by === "cloud" ? "(not recorded)" : "(the only queue)";
   const sums = new Map();
   for (const day of days) for (const [name, cost] of Object.entries(day[`by_${by}`])) sums.set(name, (sums.get(name) ?? 0) + cost);
   const ordered = [...sums].sort((one, other) => other[1] - one[1]).map(([name]) => name);
@@ -87,18 +106,18 @@ function costs(days, by) {
   const shade = (name) => (named.includes(name) ? SHARES[named.indexOf(name)] : SHARES.at(-1));
   const key = made("p", "legend");
   const dearest = Math.max(...days.map((day) => Object.values(day[`by_${by}`]).reduce((sum, it) => sum + it, 0)));
-  legend(key, [...named, ...(named.length < ordered.length ? ["others"] : [])].map((name) => [name || "(the only queue)", shade(name)]));
+  legend(key, [...named, ...(named.length < ordered.length ? ["others"] : [])].map((name) => [name || unnamed, shade(name)]));
   const date = (day) => new Date(day.day_at * 1000).toISOString().slice(0, 10);
   const rows = days.toReversed().map((day) => [date(day), money(Object.values(day[`by_${by}`]).reduce((sum, it) => sum + it, 0)), ...ordered.map((name) => money(day[`by_${by}`][name] ?? 0))]);
   const holder = made("div", "scroll-x");
   holder.tabIndex = 0;
   holder.setAttribute("role", "region");
   holder.setAttribute("aria-label", "Costs as a table");
-  holder.append(table("Costs by day", ["day (UTC)", ">all", ...ordered.map((name) => `>${name || "(the only queue)"}`)], rows));
-  return [key, made("p", "note", `The dearest day cost ${money(dearest)}.`), bars(days, by, dearest, ordered, shade, date), holder];
+  holder.append(table("Costs by day", ["day (UTC)", ">all", ...ordered.map((name) => `>${name || unnamed}`)], rows));
+  return [key, made("p", "note", `The dearest day cost ${money(dearest)}.`), bars(days, by, dearest, ordered, shade, date, unnamed), holder];
 }
 
-function bars(days, by, dearest, ordered, shade, date) {
+function bars(days, by, dearest, ordered, shade, date, unnamed) {
   const most = Math.max(dearest, 1e-9);
   const picture = madeSvg("svg", { viewBox: `0 0 ${DAYS * 40} 160`, class: "days", role: "img", preserveAspectRatio: "none" });
   picture.setAttribute("aria-label", `Costs of ${days.length} days, at most ${money(most)} a day`);
@@ -111,7 +130,7 @@ function bars(days, by, dearest, ordered, shade, date) {
       top -= height;
       const part = madeSvg("rect", { x: place * 40 + 4, y: top, width: 32, height, class: `fill-${shade(name)}` });
       part.append(madeSvg("title", {}));
-      part.firstChild.textContent = `${date(day)} ${name || "(the only queue)"}: ${money(day[`by_${by}`][name] ?? 0)}`;
+      part.firstChild.textContent = `${date(day)} ${name || unnamed}: ${money(day[`by_${by}`][name] ?? 0)}`;
       picture.append(part);
     }
   });

@@ -307,7 +307,7 @@ def test_one_that_was_written_before_it_kept_provider_ids_is_read_and_continued(
     write(path, a_story())
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(
-            "DROP TABLE peer_runs; ALTER TABLE lives DROP COLUMN size;"
+            "DROP TABLE peer_runs; ALTER TABLE lives DROP COLUMN size; ALTER TABLE lives DROP COLUMN cloud;"
             " ALTER TABLE lives DROP COLUMN provider_id; PRAGMA user_version = 4;"
         )
     (old,) = HistoryReader(path).lives(1e9)

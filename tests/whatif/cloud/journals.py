@@ -51,7 +51,7 @@ def a_journal(path: Path, lives: Iterable[NodeLife], stops: Iterable[tuple[str, 
     migrate(connection)
     with connection:
         connection.executemany(
-            "INSERT INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(astuple, lives)
+            "INSERT INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", map(astuple, lives)
         )
         for number, (node_type, took_s) in enumerate(stops):
             told = (("decided", "DestroyNode", 0.0), ("decided", "DestroyNode", 5.0), ("node", "gone", took_s))
