@@ -44,7 +44,7 @@ class KeyCourier:
         try:
             if not self._file.is_due():
                 return
-            self._next_s = now_s + FETCH_EVERY_S
             self._file.post(*self._driver.identity_keys())
         except (BaseHTTPError, LibcloudError, OSError, ValueError) as error:
             self._log.error("identity_keys_missing", why=str(error))
+        self._next_s = now_s + FETCH_EVERY_S
