@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path

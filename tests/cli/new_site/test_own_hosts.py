@@ -17,6 +17,7 @@ from nodemanager.cloud.static.from_site import commands_of
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Provider, Site
 from tests.cli.new_site.test_new_site import options
+from tests.paths import ROOT
 
 GIB = 2**30
 
@@ -102,7 +103,7 @@ def test_a_host_s_unit_tells_whether_it_is_awake(tmp_path: Path, ssh: Path, stat
 
 
 def test_the_page_has_the_same_commands() -> None:
-    page = (Path(__file__).parents[3] / "doc" / "clouds" / "static.md").read_text(encoding="utf-8")
+    page = (ROOT / "doc" / "clouds" / "static.md").read_text(encoding="utf-8")
     for key, command in zip(("wake", "sleep", "probe"), WAYS["ssh"].commands, strict=True):
         assert f"\n{key} = {command}\n" in page
 
