@@ -1,6 +1,6 @@
 """Read where a job's data is: ``node-manager.near`` and ``node-manager.data`` of its attributes.
 
-A wish that cannot be read does not refuse the job. It gets nodes as if it had no such wish, and ``explain job``
+An attribute that cannot be read does not refuse the job. It counts as if it were not there, and ``explain job``
 says why. Whether the site has a cloud of that name is known to the planner only.
 """
 
@@ -44,8 +44,8 @@ def _read_size(data: object) -> int:
         size_bytes = parse_bytes(data)
     except ValueError as error:
         raise ValueError(f"{DATA}: {error}") from error
-    if size_bytes > DATA_BYTES_MAX:
-        raise wrong_value(DATA, "at most 2^60 bytes", data)
+    if not 0 < size_bytes <= DATA_BYTES_MAX:
+        raise wrong_value(DATA, "a size from 1 to 2^60 bytes", data)
     step = 1 << max(0, size_bytes.bit_length() - DATA_BITS)
     return -(-size_bytes // step) * step
 

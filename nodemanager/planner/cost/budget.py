@@ -18,9 +18,8 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex
 from nodemanager.planner.state.snapshot import Snapshot
 
-CHEAPEST_ONLY_FROM = Decimal(
-    "0.9"
-)  # of the budget: if the forecast reaches this part, only the cheapest types are bought
+# If the forecast reaches this part of the budget, only the cheapest types are bought.
+CHEAPEST_ONLY_FROM = Decimal("0.9")
 WAITING_EVERY_S = 60.0  # how often waiting jobs are compared with the rest of a budget
 SPENT_EVERY_S = 1.0  # the cost of nodes is compared with a limit no more often
 # Why nothing starts, why nothing is bought, and why no more is bought: of the site (False), or of a cloud (True).

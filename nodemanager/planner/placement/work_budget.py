@@ -2,7 +2,8 @@
 
 The work is estimated in steps before any job is placed, so it depends on the queue and the ranks alone. Each batch
 costs something, and more for every group of nodes that it is compared with. A constraint that holds on some nodes
-only divides them into more groups. ``STEPS_MAX`` is about one second.
+only divides them into more groups. A batch whose data is in one cloud is packed several times, so it counts as
+several (``allocation.near``). ``STEPS_MAX`` is about one second.
 
 The steps are shared fairly: the next batch is always one of the user who has used the fewest. A user whose next
 batch is too much gets no more. So only the later shapes of the users with the most of them wait.
@@ -26,6 +27,7 @@ STEPS_PER_GROUP = 200
 STEPS_PER_COMPARISON = 8  # of a batch with a group; jobs that cannot all be served are compared more than once
 STEPS_PER_TYPE = 250
 STEPS_PER_TYPE_COMPARISON = 1  # of a batch with a node type: most types of a price list are left out by the packing
+PACKINGS_IF_NEAR = 3
 PAIRS_PER_STEP = 4  # of two batches that want different amounts of cores, GPUs or memory
 
 Size = tuple[int, int, int, int, int | None, bool]
@@ -36,7 +38,8 @@ def batches_beyond(batches: Mapping[BatchKey, Sequence[JobId]], supply: Supply) 
     work = WorkEstimate(supply)
     types = len(supply.policy.node_types)
     plain = all(key.shape.constraint is ANYWHERE for key in batches)
-    if plain and work.steps_of(len(batches), types, len(batches)) <= STEPS_MAX:
+    weights = sum(map(work.weight_of, batches))
+    if plain and work.steps_of(weights, types, len(batches)) <= STEPS_MAX:
         return {}
     of_user: dict[int, list[BatchKey]] = {}
     for key in batches:
@@ -63,7 +66,7 @@ class WorkEstimate:
 
     supply: Supply
     reading: int = 0  # steps for reading constraints
-    batches: int = 0
+    batches: int = 0  # one whose data is in one cloud counts as several
     sizes: dict[Size, None] = field(default_factory=dict)
     groups: list[int] = field(init=False)  # of ranks that the constraints so far do not tell apart
     masks: dict[int, None] = field(default_factory=dict)
@@ -77,6 +80,12 @@ class WorkEstimate:
     def steps(self) -> int:
         """The steps for all batches so far."""
         return self.reading + self.steps_of(self.batches, len(self.groups), len(self.sizes))
+
+    def weight_of(self, key: BatchKey) -> int:
+        """As how many batches this one counts."""
+        policy = self.supply.policy
+        is_near = len(policy.cloud_names) > 1 and policy.home_of(key.shape) is not None
+        return PACKINGS_IF_NEAR if is_near else 1
 
     def steps_of(self, batches: int, groups: int, sizes: int) -> int:
         """The steps for so many batches, groups of nodes and different sizes, without reading."""
@@ -92,17 +101,18 @@ class WorkEstimate:
         reading = self.reading + (0 if shape.constraint is ANYWHERE else self._reading_steps(shape.constraint))
         size = _size_of(key)
         sizes = len(self.sizes) + (size not in self.sizes)
-        if reading + self.steps_of(self.batches + 1, len(self.groups), sizes) > STEPS_MAX:
+        batches = self.batches + self.weight_of(key)
+        if reading + self.steps_of(batches, len(self.groups), sizes) > STEPS_MAX:
             return None
         groups, mask = self.groups, None
         if shape.constraint is not ANYWHERE:
             mask = self.supply.matches.of(shape.constraint)
             groups = self._groups_with(mask)
-        after = reading + self.steps_of(self.batches + 1, len(groups), sizes)
+        after = reading + self.steps_of(batches, len(groups), sizes)
         if after > STEPS_MAX:
             return None
         self.reading, self.groups = reading, groups
-        self.batches += 1
+        self.batches = batches
         if mask is not None:
             self.masks[mask] = None
         self.sizes[size] = None

@@ -209,7 +209,16 @@ def test_sizes_of_data_are_rounded_up_so_that_there_are_few(size_bytes: int) -> 
         ({"near": "east", "data": "12 parsecs"}, Near(CloudName("east")), 'data: "12 parsecs", column 4'),
         ({"near": "east", "data": 200}, Near(CloudName("east")), "data: how much the job reads, such as"),
         ({"near": "east", "data": "9" * 999}, Near(CloudName("east")), "data: how much the job reads, such as"),
-        ({"near": "east", "data": "2000000TiB"}, Near(CloudName("east")), "data: at most 2^60 bytes is needed"),
+        (
+            {"near": "east", "data": "2000000TiB"},
+            Near(CloudName("east")),
+            "data: a size from 1 to 2^60 bytes is needed",
+        ),
+        (
+            {"near": "east", "data": "0GiB"},
+            Near(CloudName("east")),
+            "data: a size from 1 to 2^60 bytes is needed",
+        ),
         ({"near": "east", "data": "\x1b[2J"}, Near(CloudName("east")), 'data: "\\x1b[2J", column 1'),
         ({"near": 1}, None, "near: the name of a cloud"),
         ({"near": ""}, None, "near: the name of a cloud"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -16,6 +17,7 @@ from nodemanager.core.jobs import (
     HasProperty,
     Job,
     JobId,
+    Near,
     Not,
     OnHosts,
     OnRanks,
@@ -23,10 +25,16 @@ from nodemanager.core.jobs import (
     Shape,
 )
 from nodemanager.core.reasons import Reason
+from nodemanager.core.slots import CloudName
 from nodemanager.planner.placement import work_budget
-from nodemanager.planner.placement.work_budget import STEPS_MAX, batches_beyond
+from nodemanager.planner.placement.work_budget import (
+    PACKINGS_IF_NEAR,
+    STEPS_MAX,
+    STEPS_PER_BATCH,
+    batches_beyond,
+)
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.state.policy import CloudRules, Policy
 from nodemanager.planner.state.queue_index import BatchKey, QueueIndex, queue_index_of
 from nodemanager.planner.state.snapshot import Snapshot
 from nodemanager.planner.supply.supply import current_supply
@@ -210,3 +218,17 @@ def _steps(batches: dict[BatchKey, None], snapshot: Snapshot, policy: Policy) ->
     steps = [work.add(key) for key in batches]
     assert None not in steps
     return work.steps
+
+
+def test_a_batch_whose_data_is_in_one_of_several_clouds_counts_as_several() -> None:
+    """It is packed several times. A cloud that the site lacks, or a site with a single cloud, changes nothing."""
+    count = STEPS_MAX // (STEPS_PER_BATCH * PACKINGS_IF_NEAR) + 1
+
+    def considered(cloud: str, policy: Policy) -> int:
+        shapes = [replace(tasks(1), near=Near(CloudName(cloud), size)) for size in range(1, count + 1)]
+        return count - len(_beyond([a_job(number, it) for number, it in enumerate(shapes, 1)], policy))
+
+    of_two = _site(clouds=dict.fromkeys(map(CloudName, ("east", "west")), CloudRules()))
+    assert 0 < considered("east", of_two) < count
+    assert considered("mars", of_two) == count
+    assert considered("default", _site()) == count
