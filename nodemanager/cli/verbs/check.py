@@ -46,11 +46,12 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if not site.flux.simulated:
         providers = dict.fromkeys(part.cloud.provider for part in site.by_cloud.values())
         print(*(f"{site.path}: note: {POWEROFF_EFFECTS[it]}" for it in providers), sep="\n")
-    if any(part.lacks_node_account for part in site.by_cloud.values()):
-        print(
-            f"{site.path}: note: each node is created by a call of its own; one call creates several if [Cloud]"
-            " node_service_account is set"
-        )
+    for part in site.by_cloud.values():
+        if part.lacks_node_account:
+            print(
+                f"{site.path}: note: each node is created by a call of its own; one call creates several if"
+                f" [{part.cloud_section.section}] node_service_account is set"
+            )
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     if slots > site.limits.nodes_max:
         print(
