@@ -39,7 +39,7 @@ SEEDS = range(6)  # more: flux-node-manager chaos --provider two-clouds --seeds 
 SEEDS_MAX = 40
 WITH_TICKETS = range(6, 1000, 8)  # batches in two clouds, whose nodes join by ticket
 
-WITH_OWN_HOSTS = range(3, 27, 4)
+WITH_OWN_HOSTS = range(3, 163, 4)
 
 Patch = pytest.MonkeyPatch
 
@@ -79,8 +79,9 @@ def test_in_every_fourth_seed_the_second_cloud_is_own_hosts_with_faults_of_their
     for seed in WITH_OWN_HOSTS:
         scenario = scenario_for_seed(seed, twin=True)
         scenario.run()
-    assert found[CloudState.TERMINATED, "lost power"] > 0, found
-    assert any(state is CloudState.FAILED for state, _ in found), found
+        if found[CloudState.TERMINATED, "lost power"] and any(state is CloudState.FAILED for state, _ in found):
+            return
+    pytest.fail(f"no host lost power, or none failed to wake: {found}")
 
 
 def test_some_seeds_have_jobs_that_say_where_their_data_is() -> None:
