@@ -148,11 +148,11 @@ def shown_status(width: int, world: World) -> str:
 
 
 def test_the_status_has_a_table_of_clouds() -> None:
-    world = with_nodes(budgets={("cloud east", "day"): Decimal(60)})
+    world = with_nodes(budgets={("cloud east", "day"): Decimal(1_234_567)})
     account = replace(world.snapshot.account_of(WEST), source=Source(seen_s=NOW_S - 480.0))
     text = shown_status(120, world.but(accounts={**world.snapshot.accounts, WEST: account}))
     rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "east 2 of 20 0.20 of 32.00 0.20 of 60 a day open" in rows
+    assert "east 2 of 20 0.20 of 32.00 0.20 of 1234567.00 a day open" in rows
     assert "west 1 0.40 - stale for 5m00s" in rows
 
 
