@@ -187,7 +187,8 @@ def cloud_price(cloud: Mapping[str, Any]) -> str:
 
 def cloud_budgets(cloud: Mapping[str, Any]) -> str:
     """Format what a cloud has spent of its own budgets."""
-    return ", ".join(f"{money(it['spent'])} of {it['budget']:g} a {it['period']}" for it in cloud["budgets"]) or "-"
+    shown = (f"{money(it['spent'])} of {money(it['budget'])} a {it['period']}" for it in cloud["budgets"])
+    return ", ".join(shown) or "-"
 
 
 def cloud_state(cloud: Mapping[str, Any], at: float) -> Text:

@@ -225,7 +225,8 @@ SENTENCES: Mapping[str, str] = {
     ),
     Code.ONE_ZONE_SHORT: "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
     Code.JOB_NEVER_RUNS: (
-        "job {job} can never run, and holds up {job_count} other jobs: raise the limits, or flux cancel {job}"
+        "job {job} needs more nodes than a limit or a budget ever allows, and holds up {job_count} other jobs:"
+        " raise it, or flux cancel {job}"
     ),
     Code.GPU_NODE_TAKEN: "job {job} waits for a {node_type} node: jobs without GPUs fill {nodes}",
     Code.IDLE_BELOW_BUSY_NODE: "{node_count} idle nodes below job {jobs} on {node}: only the highest can leave",

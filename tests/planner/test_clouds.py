@@ -216,3 +216,21 @@ def test_a_node_that_waits_for_its_call_tells_how_many_its_own_cloud_takes_at_on
         world = in_cloud(world.node(slot, NodeState.REQUESTED), slot, EAST)
     (reason,) = (it for it in world.plan().nodes.values() if it.code == "calls_in_flight_max")
     assert reason.figures["calls_in_flight_max"] == 1
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        (CloudRules(nodes_max=3), "1 of its nodes_max of 3 exist, and 2 more reach it"),
+        (
+            CloudRules(price_per_hour_max=Decimal("0.35")),
+            "a node of type east costs 0.10, above the rest of its price_per_hour_max after 2 more",
+        ),
+    ],
+)
+def test_nodes_that_a_wide_job_could_still_get_are_not_told_to_exist(rules: CloudRules, why: str) -> None:
+    """One node is busy. The job needs three, and its cloud allows two more."""
+    world = two_clouds(rules_of={EAST: rules, WEST: CloudRules(nodes_max=0)})
+    world = in_cloud(world.busy_node("east1"), "east1", EAST).job(whole_nodes(3))
+    reason = world.why_job(max(world.snapshot.jobs))
+    assert (reason.code, reason.figures["why"]) == ("cloud_full", why)

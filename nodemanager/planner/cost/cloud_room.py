@@ -27,6 +27,7 @@ class CloudRoom:
     price_per_hour: Decimal
     # What nodes bought now may cost per hour by the cloud's budget, and why no more.
     budget_left: tuple[Decimal, Reason] | None = None
+    taken: int = 0  # of the nodes
 
     def count_left(self, node_type: NodeType) -> int:
         """How many more nodes of a type the limits allow."""
@@ -43,16 +44,19 @@ class CloudRoom:
             return None
         price = node_type.price_per_hour
         if self.nodes_max is not None and self.nodes >= self.nodes_max:
-            why = f"{self.nodes} of its nodes_max of {self.nodes_max} exist"
+            more = f", and {self.taken} more reach it" if self.taken else ""
+            why = f"{self.nodes - self.taken} of its nodes_max of {self.nodes_max} exist{more}"
         elif self.budget_left is not None and self.budget_left[0] < price:
             return self.budget_left[1]
         else:
-            why = f"a {node_type.name} node costs {price}, above the rest of its price_per_hour_max"
+            more = f" after {self.taken} more" if self.taken else ""
+            why = f"a node of type {node_type.name} costs {price}, above the rest of its price_per_hour_max{more}"
         return because(Code.CLOUD_FULL, cloud=node_type.cloud, why=why)
 
     def take(self, node_type: NodeType) -> None:
         """Count one more node."""
         self.nodes += 1
+        self.taken += 1
         self.price_per_hour += node_type.price_per_hour
         if self.budget_left is not None:
             left, why = self.budget_left

@@ -149,7 +149,7 @@ def _drifted_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[Reason]:
 
 
 def _endless_blockers(placement: Placement) -> Iterator[Reason]:
-    """Warn if the job that holds up the queue can never run."""
+    """Warn if the job that holds up the queue needs more nodes than a limit or a budget ever allows."""
     if placement.stuck is None or placement.stuck.obstacle.kind is not Hindrance.BEYOND_LIMITS:
         return
     job = placement.stuck.job

@@ -13,7 +13,7 @@ class Hindrance(Enum):
     """What follows from an obstacle."""
 
     NO_SLOT_FITS = auto()  # Flux itself rejects the job, so it blocks no other job
-    BEYOND_LIMITS = auto()  # the job never runs, although Flux does not reject it
+    BEYOND_LIMITS = auto()  # a limit or a budget never allows its nodes, although Flux does not reject it
     LIMIT_REACHED = auto()  # it goes away if another node is stopped
     NO_FREE_SLOT = auto()  # other jobs hold the slots
     UNAVAILABLE = auto()  # it passes: a block, a budget, a zone

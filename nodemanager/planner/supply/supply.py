@@ -270,13 +270,26 @@ class Supply:
 
     def why_no_more(self, node_type: NodeType, constraint: Constraint) -> Reason | None:
         """The quota or limit of its cloud because of which not all free slots get a node; None if there is none."""
+        known, size = self._known_most, (node_type.name, node_type.size, node_type.market)
+        if size not in known:
+            known[size] = self._most_of(node_type)
+        most, why = known[size]
+        return why if most is not None and most < self.count_free_for(node_type, constraint) else None
+
+    @lazy_property
+    def _known_most(self) -> dict[tuple[TypeName, str, Market], tuple[int | None, Reason | None]]:
+        """What ``_most_of`` has found, because many jobs ask for the same types."""
+        return {}
+
+    def _most_of(self, node_type: NodeType) -> tuple[int | None, Reason | None]:
+        """How many more nodes of a type quotas and limits allow (None: any number), and why no more."""
         allowance = self.allowance()
         most = allowance.count_left(node_type)
-        if most is None or most >= self.count_free_for(node_type, constraint):
-            return None
+        if most is None or most >= self.count_free(node_type.name):
+            return None, None
         for _ in range(most):
             allowance.take(node_type)
-        return allowance.why_none(node_type)
+        return most, allowance.why_none(node_type)
 
     def allowance(self) -> Allowance:
         """How many more nodes the quotas, breakers and limits of clouds allow, before any is bought."""

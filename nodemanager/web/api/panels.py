@@ -100,7 +100,7 @@ def _cloud(name: CloudName, published: Publication, by_state: Counter[str], budg
     return {
         "name": name,
         "state": troubles[0]["state"] if troubles else "open",
-        "nodes": by_state.total(),
+        "nodes": room.nodes,  # with those that no launch owns, as its limits count them
         "by_state": dict(by_state),
         "nodes_max": rules.nodes_max,
         "price_per_hour": float(room.price_per_hour),

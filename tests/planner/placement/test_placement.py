@@ -283,7 +283,10 @@ def test_a_job_that_can_never_run_is_warned_of_with_how_many_it_holds_up() -> No
     warning = because(Code.JOB_NEVER_RUNS, job="2", job_count=2)
     assert fleet.plan().warnings == (warning,)
     text = to_sentence(warning.code, warning.figures)
-    assert text == "job 2 can never run, and holds up 2 other jobs: raise the limits, or flux cancel 2"
+    assert text == (
+        "job 2 needs more nodes than a limit or a budget ever allows, and holds up 2 other jobs:"
+        " raise it, or flux cancel 2"
+    )
     gaps_filled = World(with_settings(fleet.policy, queue_policy=QueuePolicy.BACKFILL), fleet.snapshot)
     assert gaps_filled.plan().warnings == (), "there it holds up nobody"
 

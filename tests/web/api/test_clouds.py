@@ -14,15 +14,16 @@ from nodemanager.actors.manager import Publication
 from nodemanager.cli import tables
 from nodemanager.cli.top import picture
 from nodemanager.cli.top.screen import Screen
-from nodemanager.core.facts import CloudCallFailed
-from nodemanager.core.nodes import FailureKind
+from nodemanager.core.facts import CloudCallFailed, CloudListed
+from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import CloudName
 from nodemanager.planner.cost.spending import periods
+from nodemanager.planner.state.node_index import with_nodes as with_nodes_of
 from nodemanager.planner.state.policy import CloudRules
 from nodemanager.planner.state.snapshot import FailureStreak, Source
 from tests.builders import NOW_S, WALL_AT, World, whole_nodes
-from tests.planner.test_clouds import EAST, WEST, in_cloud, two_clouds
+from tests.planner.test_clouds import EAST, WEST, a_stray, in_cloud, two_clouds
 from tests.web.fleets import HOST, a_fleet, a_stand, published
 
 RULES = {EAST: CloudRules(nodes_max=20, price_per_hour_max=Decimal(32)), WEST: CloudRules()}
@@ -66,6 +67,16 @@ def test_each_cloud_is_shown_with_its_nodes_price_and_budgets() -> None:
     ]
     assert (west["nodes"], west["nodes_max"], west["price_per_hour"], west["budgets"]) == (1, None, 0.4, [])
     assert west["troubles"] == []
+
+
+def test_a_node_that_no_launch_owns_counts_and_one_that_is_gone_does_not() -> None:
+    """As with the limits and the price, which stand next to the number."""
+    world = with_nodes()
+    world.see(CloudListed(NOW_S, (a_stray("i-9", "east3", "east"),), EAST))
+    gone = {id_: replace(it, state=NodeState.GONE) for id_, it in world.snapshot.nodes.items()}
+    world = World(world.policy, with_nodes_of(world.snapshot, gone))
+    east = clouds_of(world)["east"]
+    assert (east["nodes"], east["price_per_hour"], east["by_state"]) == (1, 0.1, {"gone": 2})
 
 
 def test_a_site_with_one_cloud_shows_none() -> None:
@@ -137,11 +148,11 @@ def shown_status(width: int, world: World) -> str:
 
 
 def test_the_status_has_a_table_of_clouds() -> None:
-    world = with_nodes(budgets={("cloud east", "day"): Decimal(60)})
+    world = with_nodes(budgets={("cloud east", "day"): Decimal(1_234_567)})
     account = replace(world.snapshot.account_of(WEST), source=Source(seen_s=NOW_S - 480.0))
     text = shown_status(120, world.but(accounts={**world.snapshot.accounts, WEST: account}))
     rows = [" ".join(line.split()) for line in text.splitlines()]
-    assert "east 2 of 20 0.20 of 32.00 0.20 of 60 a day open" in rows
+    assert "east 2 of 20 0.20 of 32.00 0.20 of 1234567.00 a day open" in rows
     assert "west 1 0.40 - stale for 5m00s" in rows
 
 
