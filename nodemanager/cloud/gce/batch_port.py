@@ -172,6 +172,8 @@ class GceBatchCloud(GceCloud):
         missing = batch.missing(names)
         if not is_done:  # they exist or will soon. The next list shows their details
             batch.made.update({batch.launches[name]: self._coming(zone, name, batch) for name in missing})
+        elif failed is None and len(missing) == len(names):
+            raise CloudError(FailureKind.AMBIGUOUS, f"{zone} has created instances, but no list shows them yet")
         elif missing:
             what = f"{zone} created {len(names) - len(missing)} of {len(names)} instances: it had no more"
             raise failed or CloudError(FailureKind.CAPACITY, what)

@@ -274,6 +274,12 @@ def test_instances_that_cannot_be_read_after_a_failed_insert_may_exist(gce: Serv
     assert failure_of(a_port(gce)).kind is FailureKind.AMBIGUOUS
 
 
+def test_instances_that_no_list_shows_yet_are_not_ordered_in_the_next_zone(gce: Service) -> None:
+    gce.says(*BULK_A, said({**DONE, "operationType": "bulkInsert"}))
+    assert failure_of(a_port(gce)).kind is FailureKind.AMBIGUOUS, "it has created one at least"
+    assert gce.asked(*BULK_B) == []
+
+
 def test_a_failed_insert_that_left_some_instances_counts_them(gce: Service) -> None:
     gce.says(*BULK_A, said({**DONE, "error": {"errors": [{"code": "QUOTA_EXCEEDED"}]}}))
 
