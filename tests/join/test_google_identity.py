@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -286,6 +287,38 @@ def test_a_damaged_file_proves_nothing_and_is_replaced(tmp_path: Path, text: str
     with pytest.raises(KeysUnusable):
         keys.find("google")
     assert keys.is_due()
+
+
+def test_two_clouds_may_fetch_the_keys_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = GoogleKeys(tmp_path, Wall().wall_at), GoogleKeys(tmp_path, Wall().wall_at)
+    dump = json.dump
+
+    def meanwhile(*arguments: Any) -> None:
+        monkeypatch.setattr(json, "dump", dump)
+        second.post(jwks("second"), "")
+        assert first.find("second") is not None
+        dump(*arguments)
+
+    monkeypatch.setattr(json, "dump", meanwhile)
+    first.post(jwks("first"), "")
+    assert second.find("first") is not None
+    assert [it.name for it in tmp_path.iterdir()] == ["google-keys.json"]
+
+
+def test_keys_that_cannot_be_written_leave_the_old_ones_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = GoogleKeys(tmp_path, Wall().wall_at)
+    keys.post(jwks("google"), "")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    with pytest.raises(OSError, match="No space left"):
+        keys.post(jwks("next"), "")
+    assert keys.find("google") is not None
+    assert [it.name for it in tmp_path.iterdir()] == ["google-keys.json"]
 
 
 def test_the_file_holds_public_keys_only(tmp_path: Path) -> None:

@@ -40,7 +40,11 @@ WAYS: Mapping[str, Way] = {
         (
             f"{_SSH} sh -s",
             f'{_SSH} "systemctl disable --now {_UNIT}; ! systemctl -q is-active {_UNIT}"',
-            f'{_SSH} "systemctl -q is-active {_UNIT} || exit 1"',
+            # A unit that is just stopping is not asleep yet, and a systemd that does not answer says nothing.
+            (
+                f'{_SSH} "case $(systemctl is-active {_UNIT}) in '
+                'inactive|failed|unknown) exit 1;; ?*) exit 0;; esac; exit 2"'
+            ),
         ),
     ),
     "ipmi": Way("their management cards switch them on and off (ipmitool)", script="ipmi-host"),

@@ -18,7 +18,7 @@ class KeyFile(Protocol):
     """Where the join service finds the keys."""
 
     def is_due(self) -> bool:
-        """Whether the keys should be fetched."""
+        """Whether the keys should be fetched. Raises ``OSError``."""
         ...
 
     def post(self, keys: Any, cache_control: str) -> None:
@@ -39,10 +39,12 @@ class KeyCourier:
     def bring_if_due(self) -> None:
         """Fetch the keys if they are due and were not fetched within the last minute."""
         now_s = self._clock.monotonic_s()
-        if now_s < self._next_s or not self._file.is_due():
+        if now_s < self._next_s:
             return
-        self._next_s = now_s + FETCH_EVERY_S
         try:
+            if not self._file.is_due():
+                return
             self._file.post(*self._driver.identity_keys())
         except (BaseHTTPError, LibcloudError, OSError, ValueError) as error:
             self._log.error("identity_keys_missing", why=str(error))
+        self._next_s = now_s + FETCH_EVERY_S

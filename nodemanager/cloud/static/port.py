@@ -85,15 +85,22 @@ class StaticHosts:
         return tuple(map(_cloud_node, after.uses))
 
     def destroy(self, provider_id: ProviderId) -> None:
-        with self._store.locked():
-            use = self._store.read().find(lambda it: it.id == provider_id)
-        if use is None or use.phase is Phase.ENDED:
+        use = self._standing_use(provider_id)
+        if use is not None and use.phase is Phase.SLEEPING and self.commands.probe:
+            if not self.commands.is_awake(use.host):
+                return  # it went to sleep, or whether it did is not known
+            # A list may have ended the use meanwhile. Then the host is awake for its next launch.
+            use = self._standing_use(provider_id)
+        if use is None:
             return
-        if use.phase is Phase.SLEEPING and self.commands.probe and not self.commands.is_awake(use.host):
-            return  # it went to sleep, or whether it did is not known
         if problem := self._put_to_sleep(use.host):
             raise CloudError(FailureKind.TRANSIENT, problem)
         self._change(use, self._asleep)
+
+    def _standing_use(self, provider_id: ProviderId) -> HostUse | None:
+        with self._store.locked():
+            use = self._store.read().find(lambda it: it.id == provider_id)
+        return use if use is not None and use.phase is not Phase.ENDED else None
 
     def sweep(self) -> tuple[Leftover, ...]:
         return ()  # a host leaves nothing behind

@@ -63,5 +63,5 @@ def _describe(subject: str, probed: Mapping[str, Ran], serving: frozenset[str]) 
         text = f"awake, and not by this manager: {compress_hostlist(strangers)}"
         yield Finding(subject, Verdict.WARNING, text, STRANGER_REMEDY)
     if len(unknown) < len(probed):
-        text = f"{asleep} asleep, {len(awake)} awake, of which {len(serving & set(awake))} serve nodes"
+        text = f"{asleep} asleep, {len(awake)} awake; {len(serving & set(awake))} serve nodes"
         yield Finding(subject, Verdict.OK, text)

@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -46,7 +47,10 @@ class GoogleKeys:
     # --- the manager ---
 
     def is_due(self) -> bool:
-        """Return whether to fetch the keys: half of their lifetime is over, or the join service asked for it."""
+        """Return whether to fetch the keys: half of their lifetime is over, or the join service asked for it.
+
+        Raises ``OSError``.
+        """
         try:
             self._load()
         except KeysUnusable:
@@ -70,10 +74,15 @@ class GoogleKeys:
             "expires_at": now_at + lifetime_s,
             "keys": keys["keys"],
         }
-        draft = self._path.with_name(f".{self._path.name}.new")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(document, file)
-        draft.replace(self._path)
+        # A draft of its own for each writer: each cloud of the site has a thread that may post. Its mode is 0600.
+        descriptor, draft = tempfile.mkstemp(prefix=f".{self._path.name}.", dir=self._path.parent)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(document, file)
+            Path(draft).replace(self._path)
+        except BaseException:
+            Path(draft).unlink()
+            raise
 
     # --- the join service ---
 

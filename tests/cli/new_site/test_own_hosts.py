@@ -10,11 +10,14 @@ import pytest
 from nodemanager.cli import main
 from nodemanager.cli.new_site.command import NewSiteError, write_new_site
 from nodemanager.cli.new_site.questions import Questions, Unanswered
+from nodemanager.cli.new_site.static import WAYS
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.cli.verbs.init import WAYS_TO_WAKE
+from nodemanager.cloud.static.from_site import commands_of
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Provider, Site
 from tests.cli.new_site.test_new_site import options
+from tests.paths import ROOT
 
 GIB = 2**30
 
@@ -75,6 +78,34 @@ def test_the_script_that_a_host_runs_counts_cores_and_memory(tmp_path: Path) -> 
     assert node_type.cores >= 1
     assert node_type.memory_bytes >= GIB
     assert node_type.slots == ("cpu1",)
+
+
+@pytest.mark.parametrize(
+    ("state", "awake"),
+    [
+        ("active", True),
+        ("activating", True),
+        ("deactivating", True),
+        ("inactive", False),
+        ("failed", False),
+        ("unknown", False),
+        ("", None),
+    ],
+)
+def test_a_host_s_unit_tells_whether_it_is_awake(tmp_path: Path, ssh: Path, state: str, awake: bool | None) -> None:
+    """As systemctl does: it exits with 0 only if the unit is active, and with 1 if systemd does not answer."""
+    ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n', encoding="utf-8")
+    systemctl = ssh.with_name("systemctl")
+    systemctl.write_text(f"#!/bin/sh\necho {state}\n[ active = '{state}' ]\n", encoding="utf-8")
+    systemctl.chmod(0o700)
+    site, _ = write(tmp_path / "site.ini", hosts="node1", cores="2", memory="4GiB")
+    assert commands_of(site).is_awake("node1") is awake
+
+
+def test_the_page_has_the_same_commands() -> None:
+    page = (ROOT / "doc" / "clouds" / "static.md").read_text(encoding="utf-8")
+    for key, command in zip(("wake", "sleep", "probe"), WAYS["ssh"].commands, strict=True):
+        assert f"\n{key} = {command}\n" in page
 
 
 @pytest.mark.parametrize(("way", "script"), [("ipmi", "ipmi-host"), ("lan", "wol-host")])

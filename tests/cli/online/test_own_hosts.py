@@ -75,7 +75,7 @@ def test_the_hosts_are_probed_and_nothing_is_woken_or_written(
     assert main.main(["check", "--online", "--config", str(file)]) == 1, "there is no instance"
     lines = capsys.readouterr().out.splitlines()
     assert "ok       commands: the programs of wake, sleep and probe may be run here" in lines
-    assert "ok       hosts of rack: 3 asleep, 0 awake, of which 0 serve nodes" in lines
+    assert "ok       hosts of rack: 3 asleep, 0 awake; 0 serve nodes" in lines
     assert not any(line.startswith("fault") and "instance" not in line for line in lines)
     assert sorted(file.parent.iterdir()) == before
     assert list((file.parent / "awake").iterdir()) == []
@@ -88,7 +88,7 @@ def test_a_host_that_somebody_else_uses_is_named(file: Path, site: Site) -> None
             Verdict.WARNING,
             f"warning  hosts of rack: awake, and not by this manager: host2. {STRANGER_REMEDY}",
         ),
-        (Verdict.OK, "ok       hosts of rack: 2 asleep, 1 awake, of which 0 serve nodes"),
+        (Verdict.OK, "ok       hosts of rack: 2 asleep, 1 awake; 0 serve nodes"),
     ]
 
 
@@ -99,7 +99,7 @@ def test_hosts_whose_probe_tells_nothing_are_named_with_what_it_printed(file: Pa
     [(verdict, text), (_, rest)] = found(edit(file, "test -e awake/{node}", "./probe {node}"))[1:]
     assert verdict is Verdict.WARNING
     assert "not known of host[2-3]: probe of host2: exit status 2: no route to host2" in text
-    assert rest.endswith("1 asleep, 0 awake, of which 0 serve nodes")
+    assert rest.endswith("1 asleep, 0 awake; 0 serve nodes")
     probe.write_text("#!/bin/sh\nexit 255\n", encoding="utf-8")
     [(verdict, text)] = found(load_site(file))[1:]
     assert verdict is Verdict.FAULT, "a probe that tells nothing about any host does not work"

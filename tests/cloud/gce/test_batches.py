@@ -400,6 +400,14 @@ def test_keys_that_cannot_be_had_fail_no_list(gce: Service, reply: Reply) -> Non
     assert len(file.posted) == 1
 
 
+def test_a_folder_that_cannot_be_read_fails_no_list(gce: Service) -> None:
+    class Unreadable(KeyFileOfTest):
+        def is_due(self) -> bool:
+            raise PermissionError("material_dir is somebody else's")
+
+    assert a_port(gce, keys=_courier(gce, Unreadable(), Wall())).list_nodes() == ()
+
+
 def test_a_list_that_fails_asks_for_no_keys(gce: Service) -> None:
     gce.says(*LIST, an_error(403, "forbidden"))
     cloud = a_port(gce, keys=_courier(gce, KeyFileOfTest(), Wall()))

@@ -213,3 +213,12 @@ def test_check_says_why_nodes_are_created_one_by_one(
     site = a_site(tmp_path, account)
     assert main.main(["check", "--config", str(site.path)]) == 0
     assert ("one call creates several if [Cloud] node_service_account is set" in capsys.readouterr().out) is said_so
+
+
+def test_check_names_the_section_of_the_cloud_that_lacks_the_account(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = a_site(tmp_path, "").path
+    file.write_text(file.read_text(encoding="utf-8").replace("[Cloud]", "[Cloud west]"), encoding="utf-8")
+    assert main.main(["check", "--config", str(file)]) == 0
+    assert "one call creates several if [Cloud west] node_service_account is set" in capsys.readouterr().out

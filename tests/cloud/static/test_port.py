@@ -400,6 +400,26 @@ def test_a_host_that_has_gone_to_sleep_serves_the_next_launch_under_another_id(h
     assert (hosts.directory / "awake" / "host0").exists(), "the earlier launch's end is no end of this one"
 
 
+def test_a_sleep_that_is_repeated_leaves_the_host_s_next_launch_alone(
+    hosts: StaticSubject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.hosts = ("host0",)
+    first = hosts.port.create(a_launch("1"), a_type())
+    hosts.port.destroy(first.provider_id)
+    other, is_awake = hosts.another_port(), HostCommands.is_awake
+
+    def meanwhile(commands: HostCommands, host: str) -> bool | None:
+        """While the probe runs, lists end the use, and the host is woken for the next launch."""
+        monkeypatch.setattr(HostCommands, "is_awake", is_awake)
+        assert asleep(hosts, first.provider_id)
+        other.create(a_launch("2"), a_type())
+        return is_awake(commands, host)
+
+    monkeypatch.setattr(HostCommands, "is_awake", meanwhile)
+    hosts.port.destroy(first.provider_id)
+    assert (hosts.directory / "awake" / "host0").exists()
+
+
 # --- the file ---------------------------------------------------------------------------------------------
 
 
