@@ -35,7 +35,7 @@ def test_nothing_is_bought_for_a_job_that_is_just_starting(tmp_path: Path) -> No
 
 
 def test_a_node_that_joins_while_jobs_wait_is_kept_idle_no_longer_than_a_schedule_says(tmp_path: Path) -> None:
-    """The third job's node is still booting when that job starts on another. The fourth needs nodes that are busy."""
+    """The third job starts elsewhere while its node still boots. The fourth needs nodes that are busy."""
     a_site(tmp_path)
     path = tmp_path / "small.ini"
     schedule = "[Schedule always]\nwhen = Mon-Sun 00:00-24:00\nnode_types = thin\nidle_timeout = 30s\n"
