@@ -165,7 +165,8 @@ class PlannerDriver:
             case Effect.DECIDES:
                 self._plan_once_settled()
             case Effect.AS_PLANNED:  # a joined node that no job uses may be retired after its idle timeout
-                self._plan_by(engine.now_s + self._policy.rules.idle_timeout_s)
+                policy = self._brain.policy
+                self._plan_by(engine.now_s + min(map(policy.idle_timeout_s, policy.node_types)))
             case Effect.NONE:
                 pass
 

@@ -32,3 +32,24 @@ def test_nothing_is_bought_for_a_job_that_is_just_starting(tmp_path: Path) -> No
     lines = map(json.loads, sink.getvalue().splitlines())
     bought = [line for line in lines if line["what"] == "decided" and line["order"] == "BootNode"]
     assert len(bought) == outcome.boots == 2 * len(jobs)
+
+
+def test_a_node_that_joins_while_jobs_wait_is_kept_idle_no_longer_than_a_schedule_says(tmp_path: Path) -> None:
+    """The third job starts elsewhere while its node still boots. The fourth needs nodes that are busy."""
+    a_site(tmp_path)
+    path = tmp_path / "small.ini"
+    schedule = "[Schedule always]\nwhen = Mon-Sun 00:00-24:00\nnode_types = thin\nidle_timeout = 30s\n"
+    path.write_text(path.read_text().replace("idle_timeout = 5m", "idle_timeout = 40m") + schedule)
+    jobs = [
+        a_job(10.0, run_s=9000.0, slots=2),
+        a_job(20.0, run_s=600.0, slots=2),
+        a_job(660.0, run_s=6000.0, slots=2),
+        a_job(670.0, run_s=600.0, slots=12),
+    ]
+    sink = io.StringIO()
+    Runner(a_workload(jobs), unseen).run_production("joined", load_site(path), sink)
+    lines = list(map(json.loads, sink.getvalue().splitlines()))
+    drained = next(line for line in lines if line.get("order") == "DrainNode")
+    assert drained["subject"].startswith("thin3")
+    idle_s = float(drained["because"].partition("idle_s=")[2].split()[0])
+    assert 30.0 <= idle_s < 60.0
