@@ -6,7 +6,7 @@ An instance's index in its batch picks its slot from the tags. EC2 numbers the i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from nodemanager.cloud.common.libcloud_port import (
@@ -17,8 +17,9 @@ from nodemanager.cloud.common.libcloud_port import (
     TAG_SLOTS,
     TAG_TYPE,
 )
-from nodemanager.core.nodes import Batch, Identity
+from nodemanager.core.nodes import Batch, CloudNode, Identity, Launch, batch_of
 from nodemanager.core.notation import NotationError, compress_hostlist, expand_hostlist
+from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import SlotName, TypeName
 
 VALUE_MAX_CHARS = 256  # EC2's limit for one tag, the lowest
@@ -28,6 +29,23 @@ SLOTS_TAGS_MAX = 40  # of the 50 tags that a resource may have
 def fits_tags(batch: Batch) -> bool:
     """Return whether tags can hold the names of the batch's slots."""
     return len(compress_hostlist(batch.slots)) <= SLOTS_TAGS_MAX * VALUE_MAX_CHARS
+
+
+def create_in_parts(
+    launches: Sequence[Launch], create: Callable[[Sequence[Launch]], Sequence[CloudNode | CloudError]]
+) -> Sequence[CloudNode | CloudError]:
+    """Create a batch by one call of ``create``; by one for each half if tags cannot hold the names of its slots.
+
+    The second half is not created if the first one fails. Raises :class:`CloudError`.
+    """
+    if fits_tags(batch_of(launches)):
+        return create(launches)
+    middle = len(launches) // 2
+    first = create_in_parts(launches[:middle], create)
+    try:
+        return [*first, *create_in_parts(launches[middle:], create)]
+    except CloudError as error:
+        return [*first, *(error for _ in launches[middle:])]
 
 
 def tags_of_batch(

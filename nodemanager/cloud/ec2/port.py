@@ -12,7 +12,7 @@ from xml.etree.ElementTree import Element
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
 
-from nodemanager.cloud.common.batch_tags import fits_tags, tags_of_batch
+from nodemanager.cloud.common.batch_tags import create_in_parts, tags_of_batch
 from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
 from nodemanager.cloud.common.leftovers import LeftoverSweeper
 from nodemanager.cloud.common.libcloud_port import (
@@ -141,11 +141,13 @@ class Ec2Cloud:
 
     def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
         """Create the nodes of a batch by one call, or as many as EC2 has. Raises :class:`CloudError`."""
-        batch = batch_of(launches)
-        if not fits_tags(batch):
-            return self._in_halves(launches, node_type)
         started_s = self._clock.monotonic_s()
-        parameters = self._batch_parameters(batch, launches, node_type)
+        return create_in_parts(launches, lambda part: self._create_batch(part, node_type, started_s))
+
+    def _create_batch(
+        self, launches: Sequence[Launch], node_type: NodeType, started_s: float
+    ) -> Sequence[CloudNode | CloudError]:
+        parameters = self._batch_parameters(batch_of(launches), launches, node_type)
 
         def run(_: str) -> list[CloudNode]:
             refuse_late_create(self._clock, started_s, self._call_timeout_s)
@@ -169,15 +171,6 @@ class Ec2Cloud:
                     f" {len(known)} have an index of their own"
                 )
         return made
-
-    def _in_halves(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
-        """Create a batch by two calls. The second is not made if the first one fails."""
-        middle = len(launches) // 2
-        first = self.create_many(launches[:middle], node_type)
-        try:
-            return [*first, *self.create_many(launches[middle:], node_type)]
-        except CloudError as error:
-            return [*first, *(error for _ in launches[middle:])]
 
     def dry_run(self, launch: Launch, node_type: NodeType) -> None:
         """Ask EC2 whether it would create the node of a launch. Raises :class:`CloudError` if it would not."""

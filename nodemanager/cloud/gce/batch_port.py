@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.batch_tags import tags_of_batch
+from nodemanager.cloud.common.batch_tags import create_in_parts, tags_of_batch
 from nodemanager.cloud.common.libcloud_port import NodeRequest, checked_user_data
 from nodemanager.cloud.gce.driver import ApiError
 from nodemanager.cloud.gce.instances import LABEL_CLUSTER, batch_label, bulk_body, instance_name, request_id
@@ -55,9 +55,13 @@ class GceBatchCloud(GceCloud):
         Usually that is one call. Another zone is tried for the nodes that the first one lacks. If a quota does not
         allow all of them, fewer are tried.
         """
-        batch = self._batch(launches, node_type)
+        started_s = self._clock.monotonic_s()
+        return create_in_parts(launches, lambda part: self._create_batch(self._batch(part, node_type, started_s)))
+
+    def _create_batch(self, batch: _Batch) -> Sequence[CloudNode | CloudError]:
         batch.made.update(self._existing(batch))
-        zones = (batch.request.zone,) if batch.request.zone else self._placements[node_type.name].zones
+        only, node_type = batch.request.zone, batch.request.node_type
+        zones = (only,) if only else self._placements[node_type.name].zones
         why = CloudError(FailureKind.CAPACITY, "no zone is configured")
         for zone in zones:
             why = self._fill_from(zone, batch) or why
@@ -65,7 +69,7 @@ class GceBatchCloud(GceCloud):
                 break
         if not batch.made:
             raise why
-        return [batch.made.get(launch.id, why) for launch in launches]
+        return [batch.made.get(launch, why) for launch in batch.launches.values()]
 
     def destroy_many(self, provider_ids: Sequence[ProviderId]) -> Sequence[CloudError | None]:
         """Delete instances, each by a call of its own: the API has no call for several.
@@ -86,7 +90,7 @@ class GceBatchCloud(GceCloud):
                     return [*answers, *[error] * (len(provider_ids) - len(answers))]
         return answers
 
-    def _batch(self, launches: Sequence[Launch], node_type: NodeType) -> _Batch:
+    def _batch(self, launches: Sequence[Launch], node_type: NodeType, started_s: float) -> _Batch:
         batch = batch_of(launches)
         if self._batch_script is None:
             raise ValueError("this site's nodes cannot be told apart, so each is created by itself")
@@ -101,7 +105,7 @@ class GceBatchCloud(GceCloud):
             group=first.group,
         )
         names = {instance_name(self._cluster, launch.slot, launch.id): launch.id for launch in launches}
-        return _Batch(request, batch_label(batch.stamp), names, self._clock.monotonic_s())
+        return _Batch(request, batch_label(batch.stamp), names, started_s)
 
     def _existing(self, batch: _Batch) -> dict[LaunchId, CloudNode]:
         """Return the nodes of the batch that exist, in any zone."""

@@ -13,9 +13,9 @@ from nodemanager.cloud.gce.batch_port import INSERTS_MAX, GceBatchCloud
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.identity_keys import FETCH_EVERY_S, KeyCourier
 from nodemanager.cloud.gce.instances import LABEL_BATCH, LABEL_CLUSTER, GcePlacement, instance_name
-from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, ProviderId
+from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, ProviderId, launch_id
 from nodemanager.core.ports import CloudError
-from nodemanager.core.slots import TypeName
+from nodemanager.core.slots import SlotName, TypeName
 from tests.cloud.gce.test_port import (
     DONE,
     EXHAUSTED,
@@ -130,6 +130,19 @@ def test_five_hundred_nodes_take_one_insert_and_three_reads(project: GceSubject)
     zone, listed = "zones/europe-west3-a", "aggregated/instances"
     assert calls == [listed, f"{zone}/instances/bulkInsert", f"{zone}/operations/0", listed]
     assert len({node.provider_id for node in made if isinstance(node, CloudNode)}) == 500
+
+
+def test_names_that_no_metadata_can_hold_take_two_inserts_and_every_node_is_known(project: GceSubject) -> None:
+    many = [
+        replace(it, slot=(slot := SlotName(f"{it.slot}-{'x' * 60}")), id=launch_id(slot, STAMP))
+        for it in launches(200)
+    ]
+    made = project.port.create_many(many, a_type())
+    assert [node.identity.slot for node in made if isinstance(node, CloudNode) and node.identity] == [
+        it.slot for it in many
+    ]
+    assert {node.identity.launch for node in project.port.list_nodes() if node.identity} == {it.id for it in many}
+    assert len(project.service.bulk) == len(project.service.kept) / 100 == 2
 
 
 def test_the_same_batch_has_the_same_request_and_another_one_another(gce: Service) -> None:
