@@ -160,7 +160,7 @@ def _nodes_by_type(document: Mapping[str, Any]) -> Table:
 
 
 def _clouds(document: Mapping[str, Any]) -> list[RenderableType]:
-    """The clouds of a site that has several. What is wrong in one is said below the table."""
+    """The clouds of a site that has several, and below the table the troubles of each."""
     clouds = document.get("clouds", ())
     if not clouds:
         return []
