@@ -125,17 +125,12 @@ def faults_of_several(
     document: Document,
     clouds: Mapping[CloudSection, CloudSettings],
     secrets: Mapping[CloudName, Mapping[str, object]],
-    *,
-    simulated: bool,
 ) -> Iterator[Fault]:
-    """Find the faults of a site with several clouds. ``simulated``: Flux is simulated."""
+    """Find the faults of a site with several clouds."""
     accounts: dict[object, CloudSection] = {}
     for cloud, settings in clouds.items():
         if settings.provider in _ALONE:
             problem = "nodes of this provider cannot be mixed with those of another cloud: give a site of its own"
-            yield document.fault(cloud.section, "provider", problem)
-        if settings.provider is Provider.SIMULATED and not simulated:
-            problem = "a simulated cloud has no nodes for a real Flux: choose another provider"
             yield document.fault(cloud.section, "provider", problem)
         if settings.provider not in _WITH_ACCOUNT:
             continue

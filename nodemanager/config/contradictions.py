@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nodemanager.config.clouds import CloudSection
 from nodemanager.config.providers import azure, common, ec2, gce, minicluster, openstack, static
 from nodemanager.config.sections import NODE
 from nodemanager.config.text.ini import Document, Fault
@@ -88,10 +89,16 @@ def _outside_contradictions(document: Document, flux: FluxSettings, cloud: Cloud
         yield document.fault("Flux", "join", "the operator configures the pods of a MiniCluster: remove the key")
     if not flux.simulated and not flux.head_address and not (cloud and cloud.provider is Provider.MINICLUSTER):
         yield document.fault("Flux", "head_address", "must be given: the address at which nodes reach rank 0")
-    if not flux.simulated and cloud and cloud.provider is Provider.SIMULATED:
-        yield document.fault(
-            "Cloud", "provider", "a simulated cloud has no nodes for a real Flux: choose another provider"
-        )
+
+
+def simulated_clouds(
+    document: Document, flux: FluxSettings, clouds: Mapping[CloudSection, CloudSettings]
+) -> Iterator[Fault]:
+    """Find simulated clouds for a real Flux."""
+    for section, cloud in clouds.items():
+        if cloud.provider is Provider.SIMULATED and not flux.simulated:
+            problem = "a simulated cloud has no nodes for a real Flux: choose another provider"
+            yield document.fault(section.section, "provider", problem)
 
 
 def provider_faults(

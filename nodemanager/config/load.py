@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from nodemanager.config import clouds as several
 from nodemanager.config.clouds import CloudSection
-from nodemanager.config.contradictions import contradictions, provider_faults, unknown_sources
+from nodemanager.config.contradictions import contradictions, provider_faults, simulated_clouds, unknown_sources
 from nodemanager.config.defaults import (
     absolute,
     complete_cloud,
@@ -110,22 +110,9 @@ class _SiteLoader:
         cluster_uuid = self._cluster_uuid(site.cluster_uuid, state_dir) if site else ""
         if site:
             self._check_cluster_name(site.cluster, state_dir)
-        self._faults += contradictions(
-            self._document, flux=flux, cloud=cloud, limits=limits, timing=timing, nodes=nodes
+        self._check(
+            flux=flux, limits=limits, timing=timing, policy=policy, join=join, web=web, nodes=nodes, parts=parts
         )
-        if web and web.exposes_plaintext:
-            self._sections.fault(
-                "Web", "grpc_plaintext", "grpc_listen must then be an address of the loopback interface"
-            )
-        if len(parts) > 1:
-            settings = {part.section: part.settings for part in parts}
-            secrets = {part.section.name: part.secrets for part in parts}
-            is_simulated = bool(flux and flux.simulated)
-            self._faults += several.faults_of_several(self._document, settings, secrets, simulated=is_simulated)
-        if join and join.check_source and flux and flux.join is JoinMethod.SERVICE:
-            self._faults += unknown_sources(self._document, [part.settings for part in parts])
-        if policy and policy.wait_for_data != NEVER:
-            self._check_property(policy.wait_for_data, nodes)
         by_name = {it.name: it for part in parts for it in part.node_types}
         node_types = tuple(by_name[name] for name in nodes if name in by_name)  # they number the slots
         flux = complete_flux(flux, cloud, self._folder, state_dir) if flux else None
@@ -173,7 +160,43 @@ class _SiteLoader:
             ensembles=MappingProxyType(ensembles),
             schedules=MappingProxyType(schedules),
         )
-        sites = {part.section.name: self._site_of(part, site_of_all) for part in parts}
+        return self._with_clouds(site_of_all, parts)
+
+    def _check(
+        self,
+        *,
+        flux: FluxSettings | None,
+        limits: LimitsSettings | None,
+        timing: TimingSettings | None,
+        policy: PolicySettings | None,
+        join: JoinSettings | None,
+        web: WebSettings | None,
+        nodes: Mapping[TypeName, NodeSettings],
+        parts: Sequence[_CloudPart],
+    ) -> None:
+        """Add a fault for each contradiction between sections. None: a section with faults of its own."""
+        only = parts[0].settings if len(parts) == 1 else None
+        self._faults += contradictions(
+            self._document, flux=flux, cloud=only, limits=limits, timing=timing, nodes=nodes
+        )
+        if web and web.exposes_plaintext:
+            self._sections.fault(
+                "Web", "grpc_plaintext", "grpc_listen must then be an address of the loopback interface"
+            )
+        clouds = {part.section: part.settings for part in parts}
+        if flux:
+            self._faults += simulated_clouds(self._document, flux, clouds)
+        if len(parts) > 1:
+            secrets = {part.section.name: part.secrets for part in parts}
+            self._faults += several.faults_of_several(self._document, clouds, secrets)
+        if join and join.check_source and flux and flux.join is JoinMethod.SERVICE:
+            self._faults += unknown_sources(self._document, list(clouds.values()))
+        if policy and policy.wait_for_data != NEVER:
+            self._check_property(policy.wait_for_data, nodes)
+
+    def _with_clouds(self, site: Site, parts: Sequence[_CloudPart]) -> Site:
+        """Return the site with its clouds. The fields of several clouds describe the first."""
+        sites = {part.section.name: self._site_of(part, site) for part in parts}
         first = next(iter(sites.values()))
         if len(sites) == 1:
             return first
@@ -181,9 +204,9 @@ class _SiteLoader:
         networks = {name: network for one in sites.values() for name, network in one.networks.items()}
         return replace(
             first,
-            node_types=tuple(complete[it.name] for it in node_types),
+            node_types=tuple(complete[it.name] for it in site.node_types),
             networks=MappingProxyType(networks),
-            nodes=MappingProxyType(nodes),
+            nodes=site.nodes,
             parts=MappingProxyType(sites),
         )
 

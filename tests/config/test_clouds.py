@@ -53,16 +53,16 @@ def node(name: str, cloud: str = "") -> str:
     return f"[Node {name}]\n{key}{rest}"
 
 
-def load(tmp_path: Path, *sections: str) -> Site:
+def load(tmp_path: Path, *sections: str, site: str = SITE) -> Site:
     file = tmp_path / "site.ini"
-    file.write_text(SITE + "".join(sections))
+    file.write_text(site + "".join(sections))
     file.chmod(0o600)
     return load_site(file, SECRETS)
 
 
-def faults(tmp_path: Path, *sections: str) -> list[str]:
+def faults(tmp_path: Path, *sections: str, site: str = SITE) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path, *sections)
+        load(tmp_path, *sections, site=site)
     return [f"[{it.section}] {it.key}: {it.problem}" for it in caught.value.faults]
 
 
@@ -134,6 +134,18 @@ def test_faults_name_the_section_in_which_they_are(tmp_path: Path) -> None:
 )
 def test_contradictions_are_found(tmp_path: Path, sections: tuple[str, ...], expected: str) -> None:
     assert any(it.startswith(expected) for it in faults(tmp_path, *sections)), faults(tmp_path, *sections)
+
+
+@pytest.mark.parametrize("others", [(), (WEST, node("big", "west"))])
+def test_a_simulated_cloud_for_a_real_flux_is_one_fault_of_its_own_section(
+    tmp_path: Path, others: tuple[str, ...]
+) -> None:
+    real = SITE.replace("uri = simulated\n", "uri = local\nhead_address = 10.0.0.1\n")
+    found = faults(tmp_path, "[Cloud own]\nprovider = simulated\n", node("cpu", "own"), *others, site=real)
+    found = [it for it in found if "simulated" in it]
+    assert found == [
+        "[Cloud own] provider: a simulated cloud has no nodes for a real Flux: choose another provider"
+    ]
 
 
 def test_providers_may_differ(tmp_path: Path) -> None:
