@@ -62,9 +62,9 @@ __all__ = [
 # What EC2 lets an account create in a region by default. Source: "Request throttling for the Amazon EC2 API".
 EC2_INSTANCES_PER_S = 2.0
 EC2_INSTANCES_AT_ONCE = 1000
-EC2_CREATE_CALLS_PER_S = 2.0
-EC2_CREATE_CALLS_AT_ONCE = 5.0
-# Requests that create, of which 10 bulk inserts at once. Source: Google's "Troubleshooting bulk VM creation".
+BATCHES_PER_S = 2.0  # requests for instances. Google allows more, but 10 bulk inserts at a time
+BATCHES_AT_ONCE = 5.0
+# Requests that create. Source: Google's "Troubleshooting bulk VM creation".
 GCE_INSTANCES_PER_S = 20.0
 
 

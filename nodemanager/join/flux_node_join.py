@@ -713,7 +713,7 @@ class LocalMachine:
             except OSError as error:
                 raise CannotJoin("{} cannot be run: {}".format(command[0], error)) from error
         self.sessions.append(self.broker.pid)
-        if LOCAL_NODE in os.environ:  # whoever ends this node looks for these sessions
+        if LOCAL_NODE in os.environ:  # to end this node, all these sessions must end
             sessions = Path(os.path.dirname(self.rundir)) / "sessions"
             sessions.write_text("".join("{}\n".format(session) for session in self.sessions))
 

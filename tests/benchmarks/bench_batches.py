@@ -21,8 +21,8 @@ from dataclasses import replace
 import structlog
 
 from nodemanager.config.site import (
-    EC2_CREATE_CALLS_AT_ONCE,
-    EC2_CREATE_CALLS_PER_S,
+    BATCHES_AT_ONCE,
+    BATCHES_PER_S,
     EC2_INSTANCES_AT_ONCE,
     EC2_INSTANCES_PER_S,
     GCE_INSTANCES_PER_S,
@@ -47,8 +47,8 @@ def main(counts: list[int]) -> None:
             creates_burst=EC2_INSTANCES_AT_ONCE,
             nodes_per_create=AT_ONCE,
             nodes_per_destroy=AT_ONCE,
-            create_calls_per_s=EC2_CREATE_CALLS_PER_S,
-            create_calls_burst=EC2_CREATE_CALLS_AT_ONCE,
+            create_calls_per_s=BATCHES_PER_S,
+            create_calls_burst=BATCHES_AT_ONCE,
         )
         raised = replace(ours, creates_per_s=20.0, creates_burst=10_000)
         if nodes <= EC2_INSTANCES_AT_ONCE:

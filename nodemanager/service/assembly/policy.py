@@ -7,8 +7,8 @@ from decimal import Decimal
 from typing import TypeVar
 
 from nodemanager.config.site import (
-    EC2_CREATE_CALLS_AT_ONCE,
-    EC2_CREATE_CALLS_PER_S,
+    BATCHES_AT_ONCE,
+    BATCHES_PER_S,
     Burst,
     Provider,
     Site,
@@ -87,8 +87,8 @@ def _calls(site: Site) -> Calls:
         cloud.calls_in_flight_max,
         *site.create_rate,
         nodes_per_create=cloud.nodes_per_call if site.batches else 1,
-        create_calls_per_s=EC2_CREATE_CALLS_PER_S,
-        create_calls_burst=EC2_CREATE_CALLS_AT_ONCE if site.batches else None,
+        create_calls_per_s=BATCHES_PER_S,
+        create_calls_burst=BATCHES_AT_ONCE if site.batches else None,
         nodes_per_destroy=cloud.nodes_per_call if cloud.provider is Provider.EC2 else 1,
     )
 
