@@ -91,7 +91,7 @@ class Basis:
     @property
     def overspent(self) -> Reason | None:
         """Why all nodes leave: the budget is spent."""
-        return self.placement.overspent if self.policy.budgets else None
+        return self.placement.limits.overspent if self.policy.budgets else None
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ def _step_nodes(basis: Basis, settling: Reason | None) -> FleetSteps:
         count_usable=count_usable(snapshot, policy),
         count_ready=count_ready(snapshot, policy, basis.needs.needed, ended) if policy.has_spares else {},
         overspent=basis.overspent,
-        overspent_clouds=basis.placement.overspent_clouds if policy.budgets else {},
+        overspent_clouds=basis.placement.limits.overspent_clouds if policy.budgets else {},
         allowance=Allowance(snapshot, policy, sent_only=True),
         create_credit={it: create_credit(snapshot, policy, it) for it in policy.cloud_names},
         create_calls={it: create_calls(snapshot, policy, it) for it in policy.cloud_names},

@@ -16,9 +16,9 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import CloudName, Market, TypeName
 from nodemanager.planner.allocation.near import (
     DAY_S,
-    Home,
     Kept,
     Kind,
+    Places,
     is_home_likely,
     kinds_of,
     outlay,
@@ -44,11 +44,9 @@ class Allocation:
 
     ``effort``: for a packing that is better than a greedy one; shared by all allocations of a plan. ``dominated``:
     types on sale that were left out, and for each a better one. ``cost``: what a node of an offer costs for some
-    seconds. ``memory_bytes``: the memory of a job's piece.
-    ``zones``: the chosen zone of jobs that want all their nodes in one. ``homes``: the clouds of jobs that want
-    their nodes near their data. ``fleet``: all nodes, and the spot nodes among them, with those bought here;
-    ``spot_share_max``: the largest part of them that may be spot nodes after a
-    purchase. Money is in the smallest unit of the prices.
+    seconds. ``memory_bytes``: the memory of a job's piece. ``fleet``: all nodes, and the spot nodes among them, with
+    those bought here; ``spot_share_max``: the largest part of them that may be spot nodes after a purchase. Money is
+    in the smallest unit of the prices.
     """
 
     offers: Sequence[Offer]
@@ -57,11 +55,10 @@ class Allocation:
     nodes_left: int
     price_left: int
     memory_bytes: Callable[[Shape], int]
-    zones: Mapping[Shape, str]
+    places: Places = field(default_factory=Places)
     effort: Effort = field(default_factory=lambda: Effort(0))
     fleet: tuple[int, int] = (0, 0)
     spot_share_max: float = 1.0
-    homes: Mapping[Shape, Home] = field(default_factory=dict)
     works: list[Work] = field(default_factory=list)
     groups: list[NodeGroup] = field(default_factory=list)
     left: list[int] = field(default_factory=list)  # of each offer
@@ -84,13 +81,13 @@ class Allocation:
         def pack(kept: Kept) -> Allocation | None:
             return self._with_work(works, kept, share=share, greedily=greedily)
 
-        likely = self._likely_at_home(works) if self.homes else {}
+        likely = self._likely_at_home(works) if self.places.homes else {}
         if not likely:
             return pack(frozenset())
-        return pack_cheapest(likely, self.homes, pack, Allocation._outlay, quickly=greedily)
+        return pack_cheapest(likely, self.places.homes, pack, Allocation._outlay, quickly=greedily)
 
     def _outlay(self) -> tuple[int, int]:
-        return outlay(self.groups, self.works, self.offers, self.cost, self.homes)
+        return outlay(self.groups, self.works, self.offers, self.cost, self.places.homes)
 
     def _likely_at_home(self, works: Sequence[Work]) -> Mapping[Kind, bool]:
         """The kinds of work for which nodes are on sale at home, and whether these are probably cheaper there."""
@@ -98,7 +95,7 @@ class Allocation:
         lots = {number: self._lot(number, 0.0, self.left, sunk=False) for number in numbers}
         costs: dict[float, list[int]] = {}
         found: dict[Kind, bool] = {}
-        for (shape, span_s), work in kinds_of(works, self.homes).items():
+        for (shape, span_s), work in kinds_of(works, self.places.homes).items():
             if span_s not in costs:
                 costs[span_s] = [self.cost(self.offers[it], min(span_s, DAY_S)) for it in numbers]
             item, nodes = work.item(self.memory_bytes(shape)), list[tuple[CloudName, int, int]]()
@@ -106,7 +103,7 @@ class Allocation:
                 each = pieces_on_empty(item, lots[number])
                 if each and self.offers[number].suits(shape.constraint):
                     nodes.append((self.offers[number].node_type.cloud, cost, each))
-            is_likely = is_home_likely(work, self.homes[shape], nodes)
+            is_likely = is_home_likely(work, self.places.homes[shape], nodes)
             found |= {} if is_likely is None else {(shape, span_s): is_likely}
         return found
 
@@ -128,7 +125,7 @@ class Allocation:
         made.works += works
         left = [item.pieces for item in items]
         first = len(self.works)
-        work = Packable(works, first, items, left, span_s, self.offers, self.zones, made.works, self.homes, kept)
+        work = Packable(works, first, items, left, span_s, self.offers, self.places, made.works, kept)
         old = len(made.groups)
         placed = made._pack_work(work, old, share=share)  # noqa: SLF001 - its own class
         if not placed and kept:
@@ -339,7 +336,7 @@ class Allocation:
     def _zone_of(self, offer: Offer, pieces: tuple[tuple[int, int], ...]) -> str:
         """The zone of a new group. Works packed together want the same zone or none; the placement ensures this."""
         shapes = (self.works[number].shape for number, _ in pieces)
-        return next((self.zones[shape] for shape in shapes if shape.one_zone), offer.zones[0])
+        return next((self.places.zones[shape] for shape in shapes if shape.one_zone), offer.zones[0])
 
     def _split_group(self, group: NodeGroup, load: Load, pieces: tuple[tuple[int, int], ...]) -> NodeGroup:
         """Put pieces onto some nodes of a group, which splits it unless all are used. Returns the unused part."""

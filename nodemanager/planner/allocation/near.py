@@ -9,7 +9,7 @@ home, so for the rest the result never costs more than a packing that ignores eg
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeVar
 
@@ -39,6 +39,14 @@ class Home:
 
     cloud: CloudName
     egress: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where jobs want their nodes: the zone chosen for those that want one, and the home of those with data."""
+
+    zones: Mapping[Shape, str] = field(default_factory=dict)
+    homes: Mapping[Shape, Home] = field(default_factory=dict)
 
 
 def homes_of(shapes: Iterable[Shape], policy: Policy, price_decimals: int) -> Mapping[Shape, Home]:

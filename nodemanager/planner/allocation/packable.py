@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from nodemanager.core.jobs import ANYWHERE, Shape
-from nodemanager.planner.allocation.near import Home, Kept
+from nodemanager.planner.allocation.near import Kept, Places
 from nodemanager.planner.allocation.work import NodeGroup, Source, Work, offer_number
 from nodemanager.planner.packing.types import Item, Lot, pieces_on_empty
 from nodemanager.planner.scheduler.sched_simple import on_different_nodes, slots_per_piece
@@ -19,8 +19,8 @@ class Packable:
     """Works that are packed together, and their pieces that are left.
 
     ``first``: the number of the first of them in the allocation. ``items``: one a work. ``left``: of each, the
-    pieces without a node. ``span_s``: for how long the longest of them needs its nodes. ``offers``, ``zones``,
-    ``all_works`` and ``homes``: those of the allocation. ``kept``: the kinds that use no node bought elsewhere.
+    pieces without a node. ``span_s``: for how long the longest of them needs its nodes. ``offers``, ``places`` and
+    ``all_works``: those of the allocation. ``kept``: the kinds that use no node bought elsewhere.
     """
 
     works: Sequence[Work]
@@ -29,9 +29,8 @@ class Packable:
     left: list[int]
     span_s: float
     offers: Sequence[Offer]
-    zones: Mapping[Shape, str]
+    places: Places
     all_works: Sequence[Work]
-    homes: Mapping[Shape, Home] = field(default_factory=dict)
     kept: Kept = frozenset()
 
     def items_left(self) -> list[Item]:
@@ -43,7 +42,7 @@ class Packable:
 
     def in_zone(self, offers: Sequence[int]) -> Sequence[int]:
         """The offers in the zone that this work wants: works packed together want the same zone or none."""
-        zone = next((self.zones[work.shape] for work in self.works if work.shape.one_zone), None)
+        zone = next((self.places.zones[work.shape] for work in self.works if work.shape.one_zone), None)
         return offers if zone is None else [it for it in offers if zone in self.offers[it].zones]
 
     def kinds(self, sources: Sequence[Source]) -> list[Hashable]:
@@ -88,11 +87,11 @@ class Packable:
                 return False
         offer = self.offers[offer_number(source)]
         is_kept = (work.shape, work.span_s) in self.kept and not offer.is_ordered
-        if is_kept and self.homes[work.shape].cloud != offer.node_type.cloud:
+        if is_kept and self.places.homes[work.shape].cloud != offer.node_type.cloud:
             return False
         if work.shape.one_zone:
             zones = (source.zone,) if isinstance(source, NodeGroup) else offer.zones
-            if self.zones[work.shape] not in zones:
+            if self.places.zones[work.shape] not in zones:
                 return False
         return offer.suits(work.shape.constraint)
 

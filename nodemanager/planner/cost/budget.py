@@ -52,9 +52,14 @@ class BudgetLimits:
     clouds: Mapping[CloudName, BudgetLimits] = field(default_factory=dict)  # what the budgets of clouds allow there
 
     @property
+    def overspent(self) -> Reason | None:
+        """Why idle nodes are retired and busy ones drained: the budget of the site is spent."""
+        return self.obstacle if self.drain_all else None
+
+    @property
     def overspent_clouds(self) -> Mapping[CloudName, Reason]:
         """The clouds whose own budget is spent, each with the reason."""
-        return {name: it.obstacle for name, it in self.clouds.items() if it.drain_all and it.obstacle is not None}
+        return {name: why for name, it in self.clouds.items() if (why := it.overspent) is not None}
 
     @property
     def left_in_clouds(self) -> Mapping[CloudName, tuple[Decimal, Reason]]:

@@ -10,7 +10,7 @@ from math import inf
 from nodemanager.core.jobs import Constraint, PackingPolicy, Shape
 from nodemanager.core.slots import Market, TypeName
 from nodemanager.planner.allocation.allocation import Allocation
-from nodemanager.planner.allocation.near import Home
+from nodemanager.planner.allocation.near import Home, Places
 from nodemanager.planner.allocation.work import Work
 from nodemanager.planner.cost import timings
 from nodemanager.planner.cost.billing import SECONDS_PER_HOUR, paid_s
@@ -73,11 +73,10 @@ class OnOffer:
             self.supply.nodes_left,
             price_left,
             self._memory_bytes,
-            self.zones,
+            Places(self.zones, self.homes),
             self.effort,
             fleet=self.supply.fleet,
             spot_share_max=self.policy.rules.spot_share_max,
-            homes=self.homes,
         )
 
     def _memory_bytes(self, shape: Shape) -> int:

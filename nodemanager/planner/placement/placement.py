@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from nodemanager.core.jobs import ANYWHERE, JobId, QueuePolicy, Shape
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.reason_codes import Figures
-from nodemanager.core.reasons import Reason
-from nodemanager.core.slots import CloudName, TypeName
+from nodemanager.core.slots import TypeName
 from nodemanager.planner.allocation.allocation import Allocation
 from nodemanager.planner.allocation.assignment import Assignment
 from nodemanager.planner.allocation.near import homes_of
@@ -85,8 +84,7 @@ class Placement:
     stuck: StuckJob | None
     zones: Mapping[Shape, str]  # for jobs that want all their nodes in one zone
     price_left: Decimal  # per hour, after all purchases
-    overspent: Reason | None  # the budget is spent: idle nodes are retired, busy ones drained
-    overspent_clouds: Mapping[CloudName, Reason]  # the same in clouds that have spent their own budget
+    limits: BudgetLimits
     refusals: Refusals
     dear: Mapping[LaunchId, DearNode]  # those whose jobs could run on cheaper nodes
 
@@ -151,8 +149,7 @@ def place_jobs(snapshot: Snapshot, policy: Policy, price_per_hour: Decimal, limi
 def _empty_placement(
     demand: Demand, supply: Supply, limits: BudgetLimits, dear: Mapping[LaunchId, DearNode]
 ) -> Placement:
-    allocation = Allocation((), _fail, _fail, supply.nodes_left, 0, _fail, {})
-    step = limits.obstacle if limits.drain_all else None
+    allocation = Allocation((), _fail, _fail, supply.nodes_left, 0, _fail)
     nobody: Mapping[Any, Any] = {}
     return Placement(
         demand,
@@ -167,8 +164,7 @@ def _empty_placement(
         stuck=None,
         zones=nobody,
         price_left=supply.price_left,
-        overspent=step,
-        overspent_clouds=limits.overspent_clouds,
+        limits=limits,
         refusals=Refusals(nobody, nobody, None, nobody),
         dear=dear,
     )
@@ -329,8 +325,7 @@ class _PlacementBuilder:
             stuck=stuck,
             zones=on_offer.zones,
             price_left=on_offer.price_left(allocation),
-            overspent=self.limits.obstacle if self.limits.drain_all else None,
-            overspent_clouds=self.limits.overspent_clouds,
+            limits=self.limits,
             refusals=Refusals(
                 self.infeasible,
                 {kind: short for kind, (_, _, short) in beyond.items()},

@@ -139,7 +139,7 @@ def _troubles(name: CloudName, published: Publication) -> Iterator[Document]:
     elif name in closed:
         yield _trouble("not in the site", closed[name], published)
     basis = published.plan.basis
-    overspent = basis.placement.overspent_clouds if basis is not None and policy.budgets else {}
+    overspent = basis.placement.limits.overspent_clouds if basis is not None and policy.budgets else {}
     if name in overspent:
         yield _trouble("budget spent", overspent[name], published)
     types = {it.name for it in policy.node_types if it.cloud == name}

@@ -201,7 +201,7 @@ def total(placement: Placement, data: Mapping[int, Shape] | None = None) -> tupl
     works = list(made.works)
     for number, shape in (data or {}).items():
         works[number] = replace(works[number], shape=shape)
-    return outlay(made.groups, works, made.offers, made.cost, made.homes)
+    return outlay(made.groups, works, made.offers, made.cost, made.places.homes)
 
 
 @st.composite
@@ -231,7 +231,7 @@ def test_equal_jobs_cost_no_more_than_if_egress_were_ignored(
     assert (weighed.stuck is None) == (plain.stuck is None)
     if weighed.stuck is None and weighed.allocation.works:
         data = dict.fromkeys(range(len(plain.allocation.works)), wish)
-        assert cost(weighed) <= cost(plain, data, weighed.allocation.homes)
+        assert cost(weighed) <= cost(plain, data, weighed.allocation.places.homes)
 
 
 def cost(
@@ -240,7 +240,9 @@ def cost(
     """What bought nodes and egress cost. ``data``: of each work, by its number, its shape with the data's place."""
     made = placement.allocation
     works = [replace(it, shape=(data or {}).get(number, it.shape)) for number, it in enumerate(made.works)]
-    astray, total = outlay(made.groups, works, made.offers, made.cost, homes if homes is not None else made.homes)
+    astray, total = outlay(
+        made.groups, works, made.offers, made.cost, homes if homes is not None else made.places.homes
+    )
     assert not astray
     return total
 
