@@ -44,9 +44,9 @@ class Allocation:
 
     ``effort``: for a packing that is better than a greedy one; shared by all allocations of a plan. ``dominated``:
     types on sale that were left out, and for each a better one. ``cost``: what a node of an offer costs for some
-    seconds. ``memory_bytes``: the memory of a job's piece. ``fleet``: all nodes, and the spot nodes among them, with
-    those bought here; ``spot_share_max``: the largest part of them that may be spot nodes after a purchase. Money is
-    in the smallest unit of the prices.
+    seconds. ``memory_bytes``: the memory of a job's piece. ``fleet``: all nodes, and the spot nodes among them,
+    with those bought here; ``spot_share_max``: the largest part of them that may be spot nodes after a purchase.
+    Money is in the smallest unit of the prices.
     """
 
     offers: Sequence[Offer]
