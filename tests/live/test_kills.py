@@ -17,8 +17,11 @@ NEVER_CALLED = {
     "refuse_slots",
     # An operator's word is kept before it is answered: test_operate.py.
     "keep_steering",
-    # Of a spot node that the provider takes back.
+    # Of a spot node that the provider takes back, and of the copies of its jobs: test_requeue.py.
     "requeue",
+    "result",
+    "start_copy",
+    "cancel_copy",
     # Of a node whose housekeeping does not end.
     "kill_housekeeping",
     # Of a job that limits keep from being served: below.
