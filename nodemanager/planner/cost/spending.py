@@ -33,6 +33,7 @@ from nodemanager.planner.state.snapshot import Snapshot, Source
 
 WHOLE_SITE = ""  # the owner of the site's own budget
 CLOUD = "cloud "  # followed by the name: the owner of a cloud's budget
+PERIODS = ("day", "month")  # for which there are budgets
 KEEP_AGAIN_S = 1.0  # after a failed write of the record
 PERIODS_KEPT = 4  # so many days and months, before and after now by the clock
 
@@ -106,7 +107,7 @@ def _without_old_periods(
     period to which it returns.
     """
     kept: set[tuple[str, int]] = set()
-    for name in ("day", "month"):
+    for name in PERIODS:
         begins = sorted({begins_at for of, begins_at, _ in spend if of == name})
         here = bisect_right(begins, wall_at)
         kept.update((name, begins_at) for begins_at in begins[max(0, here - PERIODS_KEPT) : here + PERIODS_KEPT])

@@ -16,7 +16,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import NodeType
 from nodemanager.planner.cost.fleet import nodes_max_of_type
-from nodemanager.planner.cost.spending import WHOLE_SITE, cloud_account
+from nodemanager.planner.cost.spending import PERIODS, WHOLE_SITE, cloud_account
 from nodemanager.planner.placement import infeasibility
 from nodemanager.planner.placement.infeasibility import (
     by_preference,
@@ -32,7 +32,6 @@ from nodemanager.planner.state.policy import Policy
 from nodemanager.planner.supply.supply import Supply
 
 SHAPES_CACHED = 2**15  # how many shapes the feasibility cache keeps
-PERIODS = ("day", "month")
 Budgets = Mapping[tuple[str, str], Decimal]  # by owner and period
 
 
@@ -48,15 +47,15 @@ def why_never_known(shape: Shape, supply: Supply) -> Obstacle | None:
         return why
 
 
-def why_not_now(shape: Shape, want: int, supply: Supply, left: infeasibility.LeftToBuy) -> Obstacle:
-    """The same as ``infeasibility.why_not_now``. It says so if a budget never pays for the job's nodes.
+def why_unserved(shape: Shape, want: int, supply: Supply, left: infeasibility.LeftToBuy) -> Obstacle:
+    """Why a job gets no nodes now (``infeasibility.why_not_now``), or that a budget never pays for them.
 
     Such a job is not given up: nodes that are idle by chance may serve it, and then fewer must be bought.
     """
     found = infeasibility.why_not_now(shape, want, supply, left)
     if found.kind is not Hindrance.UNAVAILABLE or not supply.policy.budgets:
         return found
-    if why_never(shape, supply) is not None:
+    if why_never_known(shape, supply) is not None:
         return found
     return why_never(shape, supply, with_budgets=True) or found
 

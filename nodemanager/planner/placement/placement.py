@@ -118,7 +118,7 @@ class Placement:
                 if kind in self.obstacles:
                     unserved[key] = self.obstacles[kind]
                 elif kind in refusals.out_of_reach and refusals.on_offer is not None:
-                    unserved[key] = never.why_not_now(
+                    unserved[key] = never.why_unserved(
                         key.shape, refusals.out_of_reach[kind], self.supply, refusals.on_offer
                     )
         return unserved

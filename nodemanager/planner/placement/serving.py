@@ -224,4 +224,4 @@ class Serving:
         if choice is not None and choice.obstacle is not None:
             return choice.obstacle
         _, short = self.waiting.seating.short.get(JobId(position[1]), (key, pieces_of(key.shape)))
-        return never.why_not_now(key.shape, short, self.on_offer.supply, self.on_offer.left_to_buy(allocation))
+        return never.why_unserved(key.shape, short, self.on_offer.supply, self.on_offer.left_to_buy(allocation))
