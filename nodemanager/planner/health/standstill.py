@@ -72,8 +72,12 @@ def unsafe_clouds(snapshot: Snapshot, policy: Policy) -> Mapping[CloudName, Reas
 
 def clouds_with_nodes(snapshot: Snapshot, policy: Policy) -> tuple[CloudName, ...]:
     """The clouds of the site, and those that it has lost while nodes were left there."""
-    recorded = map(policy.cloud_of_name, node_index_of(snapshot).count_by_cloud)
-    return tuple(dict.fromkeys((*policy.cloud_names, *sorted(recorded))))
+    return (*policy.cloud_names, *_lost_clouds(snapshot, policy))
+
+
+def _lost_clouds(snapshot: Snapshot, policy: Policy) -> list[CloudName]:
+    recorded = set(map(policy.cloud_of_name, node_index_of(snapshot).count_by_cloud))
+    return sorted(recorded.difference(policy.cloud_names))
 
 
 def closed_clouds(
@@ -84,6 +88,6 @@ def closed_clouds(
     for name in stale:
         seen = snapshot.account_of(name).source.seen_s is not None
         words[name] = "it has not answered for too long" if seen else "it has not answered yet"
-    for name in clouds_with_nodes(snapshot, policy)[len(policy.cloud_names) :]:
+    for name in _lost_clouds(snapshot, policy):
         words[name] = "nodes are there, and the site has no such cloud any more"
     return {name: because(Code.CLOUD_CLOSED, cloud=name, why=why) for name, why in words.items()}

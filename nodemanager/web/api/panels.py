@@ -88,15 +88,21 @@ def clouds(published: Publication) -> list[Document]:
     states: dict[CloudName, Counter[str]] = {name: Counter() for name in names}
     for node in snapshot.nodes.values():
         states[policy.cloud_of(node.launch)][str(node.state)] += 1
-    budgets = _budgets(published)
-    return [_cloud(name, published, states[name], budgets.get(name, [])) for name in names]
+    budgets, closed = _budgets(published), _closed(published)
+    troubles = {name: [*closed.get(name, ()), *_troubles(name, published)] for name in names}
+    return [_cloud(name, published, states[name], budgets.get(name, []), troubles[name]) for name in names]
 
 
-def _cloud(name: CloudName, published: Publication, by_state: Counter[str], budgets: list[Document]) -> Document:
+def _cloud(
+    name: CloudName,
+    published: Publication,
+    by_state: Counter[str],
+    budgets: list[Document],
+    troubles: list[Document],
+) -> Document:
     rules = published.policy.clouds.get(name, CloudRules())
     room = room_of(name, published.snapshot, published.policy)
     most = rules.price_per_hour_max
-    troubles = list(_troubles(name, published))
     return {
         "name": name,
         "state": troubles[0]["state"] if troubles else "open",
@@ -124,20 +130,28 @@ def _budgets(published: Publication) -> dict[CloudName, list[Document]]:
     return found
 
 
-def _troubles(name: CloudName, published: Publication) -> Iterator[Document]:
-    """What keeps nodes from being created in a cloud, the worst first."""
+def _closed(published: Publication) -> dict[CloudName, list[Document]]:
+    """Why nothing at all is done in a cloud: one trouble for each that is closed."""
     snapshot, policy = published.snapshot, published.policy
     stale, unsafe = stale_clouds(snapshot, policy), unsafe_clouds(snapshot, policy)
-    account = snapshot.account_of(name)
-    closed = closed_clouds(snapshot, policy, stale, unsafe)
-    if name in stale:
-        seen_s = account.source.seen_s
-        since_s = seen_s + policy.timing.stale_after_s if seen_s is not None else None
-        yield _trouble("stale", closed[name], published, since_s=since_s)
-    elif name in unsafe:
-        yield _trouble("safe mode", closed[name], published, since_s=account.unready_since_s)
-    elif name in closed:
-        yield _trouble("not in the site", closed[name], published)
+    found: dict[CloudName, list[Document]] = {}
+    for name, why in closed_clouds(snapshot, policy, stale, unsafe).items():
+        account = snapshot.account_of(name)
+        if name in stale:
+            seen_s = account.source.seen_s
+            since_s = seen_s + policy.timing.stale_after_s if seen_s is not None else None
+            trouble = _trouble("stale", why, published, since_s=since_s)
+        elif name in unsafe:
+            trouble = _trouble("safe mode", why, published, since_s=account.unready_since_s)
+        else:
+            trouble = _trouble("not in the site", why, published)
+        found[name] = [trouble]
+    return found
+
+
+def _troubles(name: CloudName, published: Publication) -> Iterator[Document]:
+    """What keeps nodes from being created in a cloud that is open, the worst first."""
+    snapshot, policy = published.snapshot, published.policy
     basis = published.plan.basis
     overspent = basis.placement.limits.overspent_clouds if basis is not None and policy.budgets else {}
     if name in overspent:
