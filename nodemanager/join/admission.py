@@ -20,7 +20,8 @@ from nodemanager.core.slots import CloudName
 from nodemanager.flux.parse.versions import named_broker, parse_version
 from nodemanager.join import tickets
 from nodemanager.join.exchange import RosterSource, RosterUnreadableError
-from nodemanager.join.identity.proof import IdentityUnproven, InstanceReader, ProvenInstance, purpose_of
+from nodemanager.join.flux_node_join import purpose_of
+from nodemanager.join.identity.proof import IdentityUnproven, InstanceReader, ProvenInstance
 from nodemanager.join.key_material import Material, MaterialError
 from nodemanager.join.lease_holders import LeaseHolders
 from nodemanager.join.rate_limits import TokenBuckets, parse_address

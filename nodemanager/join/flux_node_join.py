@@ -101,6 +101,11 @@ class ClientSettings:
         self.shell_empty_max_s = float(values.get("SHELL_EMPTY_MAX_S") or SHELL_EMPTY_MAX_S)
 
 
+def purpose_of(batch: str, nonce_hash: str) -> str:
+    """Return the only use of an identity: one node's request to join with the ticket of a batch."""
+    return "{}/{}".format(batch, nonce_hash)
+
+
 def google_audience(fingerprint: str, purpose: str) -> str:
     """Return the audience of an identity token: the join service with this certificate, and the purpose."""
     return "flux-node-join://{}/{}".format(fingerprint, purpose)
@@ -207,7 +212,7 @@ class JoinClient:
         proof = {"ticket": self.ticket, "nonce": self.nonce}
         if self.batch:
             # What the provider signs is for this request only, if the provider lets an instance choose.
-            purpose = "{}/{}".format(self.batch, hashlib.sha256(self.nonce.encode()).hexdigest())
+            purpose = purpose_of(self.batch, hashlib.sha256(self.nonce.encode()).hexdigest())
             proof.update(batch=self.batch, identity=self.machine.identity(purpose))
         answer = self._ask("redeem-batch" if self.batch else "redeem", proof)
         self.launch = str(answer["launch"]) if self.batch else self.launch

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from nodemanager.core.nodes import JoinPhase, ProviderId, launch_id
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, SlotName
 from nodemanager.join.admission import Answer
-from nodemanager.join.flux_node_join import google_audience
+from nodemanager.join.flux_node_join import google_audience, purpose_of
 from nodemanager.join.identity.google import GoogleNodes
 from nodemanager.join.identity.google_keys import GoogleKeys, KeysUnusable
-from nodemanager.join.identity.proof import IdentityUnproven, by_form, purpose_of
+from nodemanager.join.identity.proof import IdentityUnproven, by_form
 from nodemanager.join.tickets import hash_nonce
 from tests.join.admission import KEY, NONCE, OTHER_NONCE, SOURCE, AdmissionRig, code, entry, granted
 from tests.join.google_tokens import (

@@ -6,7 +6,6 @@ in Google's documentation.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import CloudName
 from nodemanager.join.flux_node_join import google_audience
-from nodemanager.join.identity.google_keys import GoogleKeys, KeysUnusable
+from nodemanager.join.identity.google_keys import GoogleKeys, KeysUnusable, decode_base64url
 from nodemanager.join.identity.proof import IdentityUnproven, ProvenInstance
 
 _ISSUER = "https://accounts.google.com"
@@ -89,7 +88,7 @@ class GoogleIdentities:
         if key is None:
             raise IdentityUnproven("it is signed by an unknown key; the manager fetches Google's keys once more")
         signed = f"{header}.{payload}".encode()
-        key.verify(_decode(signature), signed, padding.PKCS1v15(), hashes.SHA256())
+        key.verify(decode_base64url(signature), signed, padding.PKCS1v15(), hashes.SHA256())
         return _object(payload)
 
 
@@ -104,11 +103,7 @@ def _instance_in(claims: Mapping[str, Any]) -> tuple[ProviderId, GoogleNodes]:
 
 
 def _object(part: str) -> dict[str, Any]:
-    found = json.loads(_decode(part))
+    found = json.loads(decode_base64url(part))
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - of a token
     return found
-
-
-def _decode(part: str) -> bytes:
-    return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))

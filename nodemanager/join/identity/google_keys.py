@@ -130,7 +130,7 @@ def _read_keys(document: Any) -> Keys:
         if not isinstance(key, dict) or key.get("kty") != "RSA" or key.get("alg", "RS256") != "RS256":
             continue  # for another algorithm than that of identity tokens
         try:
-            modulus, exponent = (int.from_bytes(_decode(key[name]), "big") for name in ("n", "e"))
+            modulus, exponent = (int.from_bytes(decode_base64url(key[name]), "big") for name in ("n", "e"))
             public = rsa.RSAPublicNumbers(exponent, modulus).public_key()
             key_id = str(key["kid"])
         except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -143,5 +143,6 @@ def _read_keys(document: Any) -> Keys:
     return keys
 
 
-def _decode(text: str) -> bytes:
+def decode_base64url(text: str) -> bytes:
+    """Decode a part of a token or a key: base64url without padding (RFC 7515). Raises ``ValueError``."""
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

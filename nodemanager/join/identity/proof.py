@@ -21,13 +21,8 @@ class ProvenInstance(NamedTuple):
 
 
 # Returns the instance that a signed document names. Raises ``IdentityUnproven``. The second argument is the purpose
-# (``purpose_of``): where an instance can choose what its provider signs, the document must name it.
+# (``flux_node_join.purpose_of``): where an instance can choose what its provider signs, the document must name it.
 InstanceReader = Callable[[str, str], ProvenInstance]
-
-
-def purpose_of(batch: str, nonce_hash: str) -> str:
-    """Return the only use of a document: one node's request to join with the ticket of a batch."""
-    return f"{batch}/{nonce_hash}"
 
 
 def by_form(documents: InstanceReader | None, tokens: InstanceReader | None) -> InstanceReader | None:

@@ -19,9 +19,8 @@ from nodemanager.core.nodes import CloudNode, JoinPhase, LaunchId
 from nodemanager.core.ports import CloudError
 from nodemanager.join.admission import Answer, Granted, JoinAdmission, Refusal
 from nodemanager.join.exchange import ExchangePaths, FileExchange
-from nodemanager.join.flux_node_join import google_audience
+from nodemanager.join.flux_node_join import google_audience, purpose_of
 from nodemanager.join.identity.google_keys import GoogleKeys
-from nodemanager.join.identity.proof import purpose_of
 from nodemanager.join.key_material import MaterialPaths, fingerprint, make_material
 from nodemanager.join.server import make_admission
 from nodemanager.join.tickets import hash_nonce, read_site_key
