@@ -21,6 +21,14 @@ from nodemanager.core.slots import TypeName
 
 _NAMES_ONLY = (Provider.FLUX, Provider.STATIC)  # of nodes, and no addresses
 _HAS_GROUPS = (Provider.EC2, Provider.OPENSTACK, Provider.GCE, Provider.AZURE, Provider.SIMULATED)  # of nodes
+_FAULTS = {
+    Provider.EC2: ec2.faults,
+    Provider.OPENSTACK: openstack.faults,
+    Provider.GCE: gce.faults,
+    Provider.AZURE: azure.faults,
+    Provider.MINICLUSTER: minicluster.faults,
+    Provider.STATIC: static.faults,
+}
 
 
 def contradictions(
@@ -109,18 +117,5 @@ def provider_faults(
         yield from common.unsupported_keys(document, cloud, nodes, static.KEYS, f"provider = {cloud.provider}")
     if cloud.provider not in _HAS_GROUPS:
         yield from common.unsupported_placement(document, nodes, f"provider = {cloud.provider}")
-    match cloud.provider:
-        case Provider.EC2:
-            yield from ec2.faults(document, cloud, nodes)
-        case Provider.OPENSTACK:
-            yield from openstack.faults(document, cloud, nodes)
-        case Provider.GCE:
-            yield from gce.faults(document, cloud, nodes)
-        case Provider.AZURE:
-            yield from azure.faults(document, cloud, nodes)
-        case Provider.MINICLUSTER:
-            yield from minicluster.faults(document, cloud, nodes)
-        case Provider.STATIC:
-            yield from static.faults(document, cloud, nodes)
-        case Provider.LOCAL | Provider.SIMULATED:
-            pass
+    if (faults_of := _FAULTS.get(cloud.provider)) is not None:
+        yield from faults_of(document, cloud, nodes)

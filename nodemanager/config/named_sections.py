@@ -1,4 +1,4 @@
-"""Read the sections of which there may be several: node types, peers, ensembles and schedules."""
+"""Read the sections with names: node types, peers, ensembles and schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANY_PEER = "any"  # --dependency=delegate:any
 
 
 def read_nodes(sections: Sections) -> dict[TypeName, NodeSettings]:
-    """Read the sections of node types, of which there must be one."""
+    """Read the sections of node types. A site without any has a fault."""
     if not any(name.startswith(NODE) for name in sections.document.sections):
         sections.fault("", "", "at least one [Node NAME] section must be given")
     nodes = {TypeName(name): node for name, node in sections.named(NODE, NodeSettings).items()}

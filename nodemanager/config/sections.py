@@ -28,7 +28,7 @@ PEER = "Peer "
 ENSEMBLE = "Ensemble "
 SCHEDULE = "Schedule "
 
-# The sections of which there may be several: how they may be named.
+# How sections with names may be named.
 _NAMED = {
     NODE: (NAME, NAME_ALLOWED),
     several.NAMED: (ENSEMBLE_NAME, ENSEMBLE_NAME_ALLOWED),
