@@ -22,7 +22,7 @@ OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to 
 MARKER = "delegated-from"  # within OUR_ATTRIBUTES, in the copy
 PATIENCE = "patience"  # within OUR_ATTRIBUTES, in our job
 _OF_THE_PROXY = (DELEGATE, "alloc-bypass", "dependencies")
-_OF_OUR_SITE = ("near", "data")  # within OUR_ATTRIBUTES: they name a cloud of our site, which the peer lacks
+NEAR, DATA = "near", "data"  # within OUR_ATTRIBUTES: a cloud of our site, which a peer lacks
 _NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
 
 
@@ -76,7 +76,7 @@ def copy_jobspec(original: Mapping[str, Any], marker: Marker) -> dict[str, Any]:
     for key in _OF_THE_PROXY:
         system.pop(key, None)
     ours = system.get(OUR_ATTRIBUTES)
-    kept = {key: it for key, it in ours.items() if key not in _OF_OUR_SITE} if isinstance(ours, Mapping) else {}
+    kept = {key: it for key, it in ours.items() if key not in (NEAR, DATA)} if isinstance(ours, Mapping) else {}
     system[OUR_ATTRIBUTES] = {**kept, MARKER: marker.encode()}
     return {**original, "attributes": {**attributes, "system": system}}
 

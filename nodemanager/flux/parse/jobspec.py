@@ -20,10 +20,10 @@ from typing import Any
 
 from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Near, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
-from nodemanager.delegation.jobspec import DELEGATE, MARKER, OUR_ATTRIBUTES, PATIENCE, read_patience_s
+from nodemanager.delegation.jobspec import DATA, DELEGATE, MARKER, NEAR, OUR_ATTRIBUTES, PATIENCE, read_patience_s
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
-from nodemanager.flux.parse.near import DATA, NEAR, read_near
+from nodemanager.flux.parse.near import read_near
 
 COUNT_MAX = 2**31 - 1  # as in flux-core, where a count is a C int
 DEPTH_MAX = 100  # of nested resources, the limit of flux-core

@@ -12,9 +12,9 @@ from typing import Any
 from nodemanager.core.jobs import Near
 from nodemanager.core.notation import escape_unprintable, parse_bytes
 from nodemanager.core.slots import CloudName
+from nodemanager.delegation.jobspec import DATA, NEAR
 from nodemanager.flux.parse.json_fields import wrong_value
 
-NEAR, DATA = "near", "data"
 NAME_MAX = 64  # characters
 SIZE_TEXT_MAX = 40
 DATA_BYTES_MAX = 2**60

@@ -15,7 +15,7 @@ from typing import Any
 
 from nodemanager.core.jobs import All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks, Shape
 from nodemanager.core.notation import expand_hostlist, format_bytes, parse_idset
-from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
+from nodemanager.delegation.jobspec import DATA, NEAR, OUR_ATTRIBUTES
 
 Jobspec = Mapping[str, Any]
 
@@ -192,9 +192,9 @@ def write_jobspec(
         system["dependencies"] = [{"scheme": DependencyScheme.ANY, "value": job} for job in after]
     ours: dict[str, Any] = {"requeue": 1} if requeue else {}
     if shape.near is not None:
-        ours["near"] = str(shape.near.cloud)
+        ours[NEAR] = str(shape.near.cloud)
         if shape.near.data_bytes:
-            ours["data"] = format_bytes(shape.near.data_bytes)
+            ours[DATA] = format_bytes(shape.near.data_bytes)
     if ours:
         system[OUR_ATTRIBUTES] = ours
     return {
