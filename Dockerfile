@@ -1,6 +1,8 @@
 # flux-node-manager in a container next to a Flux instance. The image contains flux-core, whose Python bindings must have
 # exactly the instance's version. With another version the manager exits at its start and names both versions.
 #   docker build --build-arg FLUX_VERSION=0.88.0 --tag flux-node-manager .
+# A release names its base by digest, because a tag may be moved: with REVISION the build refuses any other base.
+#   docker build --build-arg FLUX_IMAGE=fluxrm/flux-core@sha256:DIGEST --build-arg REVISION=$(git rev-parse HEAD) ...
 # Without flux-core, for an instance that the manager reaches by ssh ([Flux] uri = ssh://HOST/PATH), of any version:
 #   docker build --build-arg FLUX_IMAGE=debian:bookworm-slim --build-arg FLUX_VERSION= --tag flux-node-manager:ssh .
 ARG FLUX_VERSION=0.88.0
@@ -10,6 +12,10 @@ FROM ${FLUX_IMAGE} AS build
 # Only /opt/flux-node-manager is copied out of this stage.
 # hadolint ignore=DL3002
 USER 0
+ARG FLUX_IMAGE
+ARG REVISION=unknown
+RUN case "${REVISION} ${FLUX_IMAGE}" in "unknown "* | *@sha256:*) ;; \
+        *) echo "FLUX_IMAGE=${FLUX_IMAGE}: a release needs a base by digest: IMAGE@sha256:DIGEST" >&2; exit 1 ;; esac
 # No versions are pinned, because Debian keeps only one version of a package.
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -40,12 +46,14 @@ RUN cd / && for part in cloud.azure cloud.ec2 cloud.gce cloud.openstack; do \
 
 FROM ${FLUX_IMAGE}
 ARG FLUX_VERSION
+ARG FLUX_IMAGE
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="flux-node-manager" \
       org.opencontainers.image.description="Cloud nodes for a Flux instance, when its jobs need them" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.base.name="${FLUX_IMAGE}" \
       org.opencontainers.image.revision="${REVISION}"
 USER 0
 # curl runs the health check; ssh is for instances whose uri begins with ssh://. flux-core's image has python3 already.

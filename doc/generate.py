@@ -2,7 +2,7 @@
 """Write the generated pages of this folder: ``python -m doc.generate``, from the project's root.
 
 ``settings.md`` comes from ``nodemanager/config/text/settings.py`` and the meanings below; ``lifecycle.md`` from the
-table in ``nodemanager/planner/state/lifecycle.py`` and its comments; the man pages and the bash completion from the
+table in ``nodemanager/planner/snapshot.py`` and its comments; the man pages and the bash completion from the
 same settings and the parser in ``nodemanager/cli/main.py``, by ``manuals.py``. ``tests/project/test_docs.py`` fails
 when a page is out of date.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 
 from doc import manuals
 from nodemanager.cli import main
+from nodemanager.config.reload import NOT_RELOADABLE, RELOADABLE, key_in_file
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
@@ -44,9 +45,10 @@ from nodemanager.config.text.settings import (
 )
 from nodemanager.core import nodes
 from nodemanager.core.notation import format_bytes, format_fsd
-from nodemanager.planner.state import lifecycle
+from nodemanager.planner import snapshot
 
 FOLDER = Path(__file__).parent
+RELOAD_BEGINS, RELOAD_ENDS = "<!-- generated: reload -->", "<!-- end -->"
 
 SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Site": SiteSettings,
@@ -390,6 +392,10 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "hosts": "For `static`: the hosts of this type, at least as many as its slots.",
         "placement": "`cluster`, on `ec2`, `gce`, `azure` and `openstack`: nodes of this type are created near "
         "each other, in a placement group for each zone ([slots.md](slots.md#nodes-near-each-other)).",
+        "only_for": "`gpu`: buy nodes of this type only for jobs that ask for GPUs. `any`: for every job. Default: "
+        "a type with GPUs is bought for jobs that ask for GPUs, and for a job that the other types could never "
+        "serve. Flux does not know this rule and starts any job on a node that is up "
+        "([flux.md](flux.md#traps)).",
         "spares": "How many idle nodes to keep ready beyond what jobs need, so that the next job starts at once. "
         "They cost money.",
         "prepaid": "So many nodes of this type cost nothing more, at once: reserved instances, savings plans, your "
@@ -494,7 +500,7 @@ PLAIN: Mapping[str, str] = {
 LIFECYCLE_HEAD = """\
 # The life of a node
 
-<!-- Made by `python -m doc.generate` from nodemanager/planner/state/lifecycle.py. Do not edit. -->
+<!-- Made by `python -m doc.generate` from nodemanager/planner/snapshot.py. Do not edit. -->
 
 A node begins with the lease of a slot and ends with the end of that lease. The table below lists every legal move.
 An observation may be old news, so an observed event without a row changes nothing. A decided event without a row is
@@ -509,6 +515,7 @@ def pages() -> Mapping[str, str]:
     return {
         "settings.md": settings_page(),
         "lifecycle.md": lifecycle_page(),
+        "operating.md": operating_page(),
         "man/flux-node-manager.1": manuals.command_page(parser),
         "man/site.ini.5": manuals.site_page(settings, CREDENTIALS.partition("\n\n")[2]),
         "../config/bash-completion/flux-node-manager": manuals.bash_completion(parser),
@@ -519,6 +526,29 @@ def _settings(section: str, settings: type[SectionSettings]) -> Iterator[manuals
     for key in allowed_keys(settings):
         _, meaning, written_as, default = _setting(section, settings, key)
         yield manuals.Setting(key, meaning, written_as, default)
+
+
+# --- what a reload applies ------------------------------------------------------------------------------------
+
+
+def operating_page() -> str:
+    """The page as it is, with a new table of what ``reload`` applies."""
+    head, _, rest = (FOLDER / "operating.md").read_text(encoding="utf-8").partition(RELOAD_BEGINS)
+    _, _, tail = rest.partition(RELOAD_ENDS)
+    return f"{head}{RELOAD_BEGINS}\n{_table(('section', 'keys'), [*_reload_rows()])}{RELOAD_ENDS}{tail}"
+
+
+def _reload_rows() -> Iterator[tuple[str, str]]:
+    for name, taken in RELOADABLE.items():
+        section = {"nodes": "Node NAME", "schedules": "Schedule NAME"}.get(name, name.title())
+        settings = SECTIONS[section]
+
+        def written(keys: Iterable[str], settings: type[SectionSettings] = settings) -> str:
+            return ", ".join(f"`{key}`" for key in sorted(key_in_file(settings, it) for it in keys))
+
+        left_out = NOT_RELOADABLE.get(name, frozenset())
+        keys = written(taken) if taken is not None else "all" + (f" but {written(left_out)}" if left_out else "")
+        yield f"`[{section}]`", keys
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -571,11 +601,11 @@ def _default(name: str, field: FieldInfo) -> str:
 
 def lifecycle_page() -> str:
     states = _comments_of_members(Path(nodes.__file__), "NodeState")
-    events = _comments_of_members(Path(lifecycle.__file__), "Event")
-    moves = _comments_of_rows(Path(lifecycle.__file__), "NEXT_STATE")
+    events = _comments_of_members(Path(snapshot.__file__), "Event")
+    moves = _comments_of_rows(Path(snapshot.__file__), "NEXT_STATE")
     rows = [
         (str(state), str(event), str(after), moves[index])
-        for index, ((state, event), after) in enumerate(lifecycle.NEXT_STATE.items())
+        for index, ((state, event), after) in enumerate(snapshot.NEXT_STATE.items())
     ]
     drawn = [f"    {state} --> {after} : {event}" for state, event, after, _ in rows]
     return "\n".join(
@@ -592,7 +622,7 @@ def lifecycle_page() -> str:
             _table(("state", "meaning"), [(str(state), states[state.name]) for state in nodes.NodeState]),
             "## Events\n",
             'An event is an observation unless its meaning begins with "decided".\n',
-            _table(("event", "meaning"), [(str(event), events[event.name]) for event in lifecycle.Event]),
+            _table(("event", "meaning"), [(str(event), events[event.name]) for event in snapshot.Event]),
             "## Moves\n",
             _table(("from", "event", "to", ""), rows),
         )

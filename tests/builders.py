@@ -63,22 +63,28 @@ from nodemanager.core.orders import (
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.records import NOTHING_SPENT
-from nodemanager.core.slots import DEFAULT_CLOUD, Billing, NodeType, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.slots import DEFAULT_CLOUD, Billing, NodeType, OnlyFor, Rank, SlotName, Tariff, TypeName
 from nodemanager.planner.brain import Brain
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.state.node import Create, Health, JoinReport, Listing, Node, Seen, Stop
-from nodemanager.planner.state.policy import Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
-from nodemanager.planner.state.snapshot import (
+from nodemanager.planner.policy import Calls, Fixed, Limits, Policy, Rules, Timing, Upkeep
+from nodemanager.planner.snapshot import (
     Account,
+    Create,
+    Health,
+    JoinReport,
     Learned,
+    Listing,
     News,
+    Node,
     Operator,
     Queues,
+    Seen,
     SlotSettings,
     Snapshot,
     Source,
     Sources,
     Spending,
+    Stop,
 )
 
 _OF_POLICY = (Limits, Timing, Rules, Calls, Upkeep, Fixed)
@@ -123,6 +129,7 @@ def a_type(
 
 CLOUD = a_type("cloud")
 GPU = a_type("gpu", slots=2, cores=8, gpus=2, price="3.00", properties=["gpu"])
+GPU_FOR_ALL = replace(GPU, only_for=OnlyFor.ANY)  # bought for jobs without GPUs too
 
 
 def a_policy(*node_types: NodeType, **changes: Any) -> Policy:
@@ -274,6 +281,7 @@ def a_node(
             "cloud": a_cloud_node(launch),
             "billed_from_s": NOW_S - 600,
             "known_s": NOW_S - 1,
+            "listed": True,
         }
     if state is NodeState.IDLE:
         fields |= {"idle_looks": 2, "idle_since_s": NOW_S - 300}

@@ -1,6 +1,6 @@
 """A second reading of Flux's sched-simple, slow and plain, to compare ours with.
 
-It shares no code with ``planner/scheduler/sched_simple.py``: it reads the jobspec itself and tries slot by slot.
+It shares no code with ``planner/seating.py``: it reads the jobspec itself and tries slot by slot.
 ``tests/live/test_sched_simple.py`` compares it with flux-core's own pool.
 """
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import assert_never
+from typing import Any, assert_never
+
+import structlog
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.messages import Mailbox
@@ -34,8 +37,32 @@ from nodemanager.core.ports import (
     FluxError,
     Mandate,
     SizedCloudPort,
+    unforeseen_as_cloud_error,
 )
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
+
+REPEATED_AT = (10, 100, 1_000, 10_000, 100_000)  # the counts at which a repeated error is logged once more
+
+
+class _UnforeseenLog:
+    """Logs each unforeseen error of an adapter with its traceback when it first occurs, and then counts it."""
+
+    def __init__(self) -> None:
+        self._log: Any = structlog.get_logger()
+        self._count: Counter[tuple[str, str]] = Counter()
+
+    def note(self, operation: str, error: CloudError, cloud: CloudName) -> None:
+        """Log the error if it was not foreseen."""
+        if error.foreseen:
+            return
+        kind = operation, type(error.__cause__).__name__
+        self._count[kind] += 1
+        if self._count[kind] == 1:
+            self._log.error("cloud_call_not_understood", cloud=cloud, operation=operation, exc_info=error)
+        elif self._count[kind] in REPEATED_AT:
+            self._log.warning(
+                "cloud_call_not_understood", cloud=cloud, operation=operation, times=self._count[kind]
+            )
 
 
 class CloudWatcher(CrashOnlyActor):
@@ -54,6 +81,7 @@ class CloudWatcher(CrashOnlyActor):
         self._clock = clock
         self._manager = manager
         self._cloud = cloud
+        self._unforeseen = _UnforeseenLog()
 
     def on_receive(self, message: ListCloud | SweepCloud) -> None:
         match message:
@@ -66,7 +94,8 @@ class CloudWatcher(CrashOnlyActor):
 
     def _sweep(self) -> None:
         try:
-            removed = self._port.sweep()
+            with unforeseen_as_cloud_error():
+                removed = self._port.sweep()
         except CloudError as error:
             self._tell_failed("sweep", error)
         else:
@@ -75,15 +104,25 @@ class CloudWatcher(CrashOnlyActor):
     def _list(self) -> None:
         started_s = self._clock.monotonic_s()
         try:
-            nodes = self._port.list_nodes()
+            with unforeseen_as_cloud_error():
+                nodes = self._port.list_nodes()
         except CloudError as error:
             self._tell_failed("list", error)
         else:
             self._manager.tell(CloudListed(started_s, nodes, self._cloud))
 
     def _tell_failed(self, operation: str, error: CloudError) -> None:
+        self._unforeseen.note(operation, error, self._cloud)
         self._manager.tell(
-            CloudCallFailed(operation, None, error.kind, error.detail, error.retry_after_s, cloud=self._cloud)
+            CloudCallFailed(
+                operation,
+                None,
+                error.kind,
+                error.detail,
+                error.retry_after_s,
+                cloud=self._cloud,
+                foreseen=error.foreseen,
+            )
         )
 
 
@@ -104,6 +143,7 @@ class CloudWorker(CrashOnlyActor):
         self._mandate = mandate
         self._clock = clock
         self._manager = manager
+        self._unforeseen = _UnforeseenLog()
 
     def on_receive(self, message: CloudOrder) -> None:
         order = message.order
@@ -133,12 +173,16 @@ class CloudWorker(CrashOnlyActor):
 
     def _carry_out(self, orders: Sequence[CloudEffect]) -> None:
         """Carry out several orders by one call. If it fails as a whole, all of them have failed."""
+        creates = any(isinstance(order, CreateNode) for order in orders)
         try:
-            answers = self._call_once(orders)
+            with unforeseen_as_cloud_error(creating=creates):
+                answers = self._call_once(orders)
+                facts = [_fact_of_answer(*pair) for pair in zip(orders, answers, strict=True)]
         except CloudError as error:
-            answers = [error] * len(orders)
-        for order, answer in zip(orders, answers, strict=True):
-            self._manager.tell(_fact_of_answer(order, answer))
+            self._note(orders[0], error)
+            facts = [_fact_of_answer(order, error) for order in orders]
+        for fact in facts:
+            self._manager.tell(fact)
 
     def _call_once(self, orders: Sequence[CloudEffect]) -> Sequence[CloudNode | CloudError | None]:
         port = self._port
@@ -154,18 +198,28 @@ class CloudWorker(CrashOnlyActor):
 
     def _create(self, order: CreateNode) -> None:
         try:
-            answer: CloudNode | CloudError = self._port.create(order.launch, order.node_type)
+            with unforeseen_as_cloud_error(creating=True):
+                fact = _fact_of_answer(order, self._port.create(order.launch, order.node_type))
         except CloudError as error:
-            answer = error
-        self._manager.tell(_fact_of_answer(order, answer))
+            self._note(order, error)
+            fact = _fact_of_answer(order, error)
+        self._manager.tell(fact)
 
     def _destroy(self, order: DestroyNode) -> None:
         answer: CloudError | None = None
         try:
-            self._port.destroy(order.provider_id)
+            with unforeseen_as_cloud_error():
+                self._port.destroy(order.provider_id)
         except CloudError as error:
+            self._note(order, error)
             answer = error
         self._manager.tell(_fact_of_answer(order, answer))
+
+    def _note(self, order: CloudEffect, error: CloudError) -> None:
+        if isinstance(order, CreateNode):
+            self._unforeseen.note("create", error, order.launch.cloud)
+        else:
+            self._unforeseen.note("destroy", error, order.cloud)
 
 
 def _fact_of_answer(order: CloudEffect, answer: CloudNode | CloudError | None) -> CloudFact:
@@ -180,12 +234,20 @@ def _fact_of_answer(order: CloudEffect, answer: CloudNode | CloudError | None) -
                 error.retry_after_s,
                 error.quota_scope,
                 cloud=launch.cloud,
+                foreseen=error.foreseen,
             )
         case CreateNode(launch=launch), CloudNode() as node:
             return NodeCreated(launch.id, node, launch.cloud)
         case DestroyNode(launch=launch_id, provider_id=id_, cloud=cloud), CloudError() as error:
             return CloudCallFailed(
-                "destroy", launch_id, error.kind, error.detail, error.retry_after_s, provider_id=id_, cloud=cloud
+                "destroy",
+                launch_id,
+                error.kind,
+                error.detail,
+                error.retry_after_s,
+                provider_id=id_,
+                cloud=cloud,
+                foreseen=error.foreseen,
             )
         case DestroyNode(launch=launch_id, provider_id=id_, cloud=cloud), None:
             return NodeDestroyed(launch_id, id_, cloud)

@@ -18,29 +18,18 @@ from nodemanager.core.facts import (
     QueueSeen,
     RanksMeasured,
 )
-from nodemanager.core.nodes import JoinPhase
+from nodemanager.core.nodes import JoinPhase, NodeState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import (
     BootNode,
-    CancelCopy,
-    ChangeSlots,
-    CreateNode,
-    DelegateJob,
-    DestroyNode,
-    EndLease,
-    HoldJobs,
-    ReadResult,
     RecordLaunches,
-    RefuseSlots,
-    ReleaseJobs,
-    StartCopy,
 )
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason
-from nodemanager.planner.explain.job_reasons import REASON_BY_AVAILABILITY
+from nodemanager.planner.node_index import node_index_of
 from nodemanager.planner.plan import Action, Plan
-from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.reasons import REASON_BY_AVAILABILITY
+from nodemanager.planner.snapshot import Node, Snapshot
 
 BOOT = BootNode.__name__
 # Reasons to wait that are not logged: the job's nodes are there, booting or ordered, or will be soon.
@@ -68,10 +57,11 @@ class DecisionLog:
                 | OrderLapsed(order=order, launches=launches, why=why)
             ):
                 what = "order_lapsed" if isinstance(fact, OrderLapsed) else "flux_call_failed"
-                self._log.warning(what, order=order, nodes=list(launches), why=why)
+                counted = _failed_before(order, known)
+                self._log.warning(what, order=order, nodes=list(launches), why=why, **counted)
             case QueueSeen(unreadable=unreadable):
                 for job in unreadable:
-                    if job.id not in known.queues.unreadable:
+                    if job.id not in known.queues.unreadable and not job.set_aside:
                         self._log.warning("unreadable_job", job=str(job.id), why=job.why)
             case NodeReported():
                 self._log_report(fact, known)
@@ -108,13 +98,7 @@ class DecisionLog:
         if after.sources.claimed and not before.sources.claimed:
             self._log.info("claimed" if self._acts else "observes", launches=len(after.nodes))
         if after.nodes is not before.nodes:
-            for id_, node in after.nodes.items():
-                old = before.nodes.get(id_)
-                if old is None or (old is not node and old.state is not node.state):
-                    was = str(old.state) if old is not None else "unknown"
-                    self._log.info("node", node=id_, was=was, now=str(node.state), why=node.moves[-1:])
-            for id_ in before.nodes.keys() - after.nodes.keys():
-                self._log.info("lease_ended", node=id_)
+            self._log_node_moves(before, after)
         if after.accounts is before.accounts:
             return
         known = before.intruders
@@ -122,17 +106,42 @@ class DecisionLog:
             if intruder not in known:
                 self._log.error("foreign_cluster_uuid", provider_id=intruder.provider_id)
 
+    def _log_node_moves(self, before: Snapshot, after: Snapshot) -> None:
+        for id_, node in after.nodes.items():
+            old = before.nodes.get(id_)
+            if old is None and _is_another_try(node, after):
+                continue
+            if old is None or (old is not node and old.state is not node.state):
+                was = str(old.state) if old is not None else "unknown"
+                self._log.info("node", node=id_, was=was, now=str(node.state), why=node.moves[-1:])
+        for id_ in before.nodes.keys() - after.nodes.keys():
+            if not _is_another_try(before.nodes[id_], after):
+                self._log.info("lease_ended", node=id_)
+
+    def log_set_aside(self, before: Snapshot, after: Snapshot) -> None:
+        """Log each job that is new among those set aside: a fault of this program."""
+        known = before.queues.unreadable
+        if after.queues.unreadable is known:
+            return
+        for job in after.queues.unreadable.values():
+            if job.set_aside and not (job.id in known and known[job.id].set_aside):
+                self._log.error("job_set_aside", job=format_job_id(job.id), userid=job.userid, why=job.why)
+
     def log_plan(self, new_plan: Plan) -> None:
         """Log each decision once. In observe mode every plan makes the same decisions again."""
         verb = "decided" if self._acts else "would"
+        # While leases cannot be recorded, each try orders the same boots again.
+        tries_again = any(it.code == Code.RECORD_NOT_WRITTEN for it in new_plan.faults)
         for action in new_plan.actions:
-            if self._acts or _order_line(action) not in self._logged:
+            is_new = _order_line(action) not in self._logged
+            if is_new or (self._acts and not (tries_again and isinstance(action, BootNode))):
                 self._log.info(verb, order=_order_line(action), **_because(action))
         for action in new_plan.would:
             if _order_line(action) not in self._logged:
                 self._log.info("would", order=_order_line(action), **_because(action))
         lines = {_order_line(action) for action in (*new_plan.actions, *new_plan.would)}
-        if not new_plan.settled:  # until the queue has settled, a plan has no decisions on buying
+        # Until the queue has settled, or before the next try, a plan has no decisions on buying.
+        if not new_plan.settled or tries_again:
             lines |= {line for line in self._logged if line.startswith(BOOT)}
         if new_plan.stands_still is not None:
             # The numbers change with every plan; only other words are worth a new line.
@@ -156,33 +165,25 @@ class DecisionLog:
         return {line}
 
 
+def _failed_before(order: str, known: Snapshot) -> dict[str, int]:
+    """How often in a row the same call failed before, if leases cannot be recorded."""
+    fault = known.sources.record_fault
+    return {"failed_before": fault.failures} if fault is not None and order == RecordLaunches.__name__ else {}
+
+
+def _is_another_try(node: Node, now: Snapshot) -> bool:
+    """Whether a lease is one that Flux refused to record, or another try. The failed call and a warning tell it."""
+    return now.sources.record_fault is not None and node.state is NodeState.REQUESTED and not node.create.recorded
+
+
 def _warning_subject(warning: Reason) -> object:
     figures = warning.figures
-    return next((figures[name] for name in ("node", "node_type", "job") if name in figures), "")
+    return next((figures[name] for name in ("node", "node_type", "job", "operation") if name in figures), "")
 
 
 def _order_line(action: Action) -> str:
-    match action:
-        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
-            subject: str = launch.slot
-        case RecordLaunches(launches=launches):
-            subject = ",".join(launch.slot for launch in launches)
-        case DestroyNode(provider_id=provider_id):
-            subject = provider_id
-        case ChangeSlots(moves=moves):
-            subject = ",".join(f"{slot}={name}" for slot, name in moves.items())
-        case RefuseSlots(wish=wish):
-            subject = ",".join(f"{name}={count}" for name, count in wish.counts.items())
-        case HoldJobs(jobs=jobs) | ReleaseJobs(jobs=jobs):
-            subject = ",".join(map(format_job_id, jobs))
-        case DelegateJob(job=job) | ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
-            subject = format_job_id(job)
-        case _:
-            subject = action.launch
-    return f"{type(action).__name__} {subject}"
+    return f"{action.name} {action.subject_in_log}"
 
 
 def _because(action: Action) -> dict[str, str]:
-    """The reason of an order. A create has none of its own: that of the order to boot was logged before it."""
-    reason = getattr(action, "reason", None)
-    return {} if reason is None else {"because": str(reason)}
+    return {"because": str(action.why)} if action.why is not None else {}

@@ -41,7 +41,7 @@ from nodemanager.core.facts import (
     SteeringNotKept,
 )
 from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import FluxRank, LaunchId
+from nodemanager.core.nodes import FluxRank
 from nodemanager.core.orders import (
     CancelCopy,
     ChangeSlots,
@@ -161,7 +161,7 @@ class FluxWorker(CrashOnlyActor):
 
     def _carry_out(self, order: FluxEffect, start_before_s: float) -> None:
         started_s = self._clock.monotonic_s()
-        name, launches = type(order).__name__, _launches_of(order)
+        name, launches = order.name, order.launch_ids if order.call is not None else ()
         job = order.job if isinstance(order, RequeueJob | ReadResult | StartCopy | CancelCopy) else None
         if started_s > start_before_s:
             late = f"{started_s - start_before_s:.1f} s too late"
@@ -246,17 +246,3 @@ class FluxWorker(CrashOnlyActor):
         if rank not in looked:
             raise FluxError(f"rank {rank} is not in the instance's resources")
         return started_s, looked[rank]
-
-
-def _launches_of(order: FluxEffect) -> tuple[LaunchId, ...]:
-    match order:
-        case RecordLaunches(launches=launches):
-            return tuple(launch.id for launch in launches)
-        case EndLease(launch=launch):
-            return (launch.id,)
-        case ChangeSlots() | RefuseSlots() | RequeueJob() | HoldJobs() | ReleaseJobs():
-            return ()
-        case ReadResult() | StartCopy() | CancelCopy():
-            return ()
-        case _:
-            return (order.launch,)

@@ -17,9 +17,9 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import ClockReading, format_wall_time, to_sentence
 from nodemanager.core.reasons import Reason
-from nodemanager.planner.cost import timings
+from nodemanager.planner import timings
 from nodemanager.planner.plan import Plan
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.snapshot import Snapshot
 
 UPDATE_EVERY_S = 1.0
 TEXTS_PER_UPDATE_MAX = 20
@@ -46,6 +46,7 @@ class JobMemos:
     def removals(self, fact: QueueSeen) -> Mapping[JobId, None]:
         """Return the memos to remove at once: those of jobs that have just started."""
         started = [job.id for job in fact.jobs if job.state in STARTED_STATES]
+        started += [bad.id for bad in fact.unreadable if bad.has_started]
         removed = {job_id: None for job_id in started if self._shown.pop(job_id, None) is not None}
         for job_id in fact.ended:
             self._shown.pop(job_id, None)
@@ -64,12 +65,13 @@ class JobMemos:
         self._forget_started(snapshot)
         texts: dict[JobId, str | None] = {}
         while self._started and len(texts) < TEXTS_PER_UPDATE_MAX:
-            if (job_id := self._started.pop()) in snapshot.jobs:
+            if (job_id := self._started.pop()) in snapshot.jobs or job_id in snapshot.queues.unreadable:
                 texts[job_id] = None
         for job_id, reason in islice(made.jobs.items(), JOBS_WITH_MEMO_MAX):
             if len(texts) >= TEXTS_PER_UPDATE_MAX:
                 break
-            held = HELD_TEXT if snapshot.jobs[job_id].held_by_us else ""
+            job = snapshot.jobs.get(job_id)  # None if its jobspec cannot be read
+            held = HELD_TEXT if job is not None and job.held_by_us else ""
             words = _text_without_times(reason) + held
             if self._shown.get(job_id) != words:
                 self._shown[job_id] = words
@@ -80,15 +82,17 @@ class JobMemos:
         """Assume that every job has an unknown memo. Those of waiting jobs are replaced, the others removed."""
         self._trusted = True
         self._shown = dict.fromkeys(islice(made.jobs, JOBS_WITH_MEMO_MAX), UNKNOWN_TEXT)
+        unreadable = [bad.id for bad in snapshot.queues.unreadable.values() if bad.has_started]
         started = [job for job in snapshot.jobs.values() if job.state in STARTED_STATES]
-        self._started = [job.id for job in sorted(started, key=_start_order)]
+        self._started = [*unreadable, *(job.id for job in sorted(started, key=_start_order))]
 
     def _forget_started(self, snapshot: Snapshot) -> None:
         for job_id in list(self._shown):
-            job = snapshot.jobs.get(job_id)
-            if job is None or job.state in STARTED_STATES:
+            job, bad = snapshot.jobs.get(job_id), snapshot.queues.unreadable.get(job_id)
+            has_started = job.state in STARTED_STATES if job is not None else bad is not None and bad.has_started
+            if has_started or (job is None and bad is None):
                 del self._shown[job_id]
-            if job is not None and job.state in STARTED_STATES:
+            if has_started:
                 self._started.append(job_id)
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
-from nodemanager.actors.batches import gather_orders
 from nodemanager.actors.decision_log import DecisionLog
 from nodemanager.actors.job_memos import JobMemos
-from nodemanager.actors.messages import Begin, ManagerMessage, UsePolicy
-from nodemanager.actors.worker_pool import WorkerPool
+from nodemanager.actors.messages import Begin, Mailbox, ManagerMessage, UsePolicy
 from nodemanager.core.facts import (
     ClaimHeld,
     CloudCallFailed,
@@ -32,42 +30,29 @@ from nodemanager.core.facts import (
 from nodemanager.core.nodes import Launch
 from nodemanager.core.orders import (
     BootNode,
-    CancelCopy,
-    ChangeSlots,
     ClaimInstance,
-    CordonNode,
+    CloudEffect,
+    CloudOrder,
     CreateNode,
     DelegateJob,
     DestroyNode,
-    DrainNode,
-    EndLease,
-    HoldJobs,
     KeepSpend,
     KeepSteering,
-    KillHousekeeping,
     ListCloud,
     LookAtRanks,
     PostRoster,
-    ReadResult,
     RecordLaunches,
-    RefuseSlots,
-    ReleaseJobs,
-    RequeueJob,
     ShowOnJobs,
-    StartCopy,
-    StopBroker,
     SweepCloud,
     Together,
-    UndrainNode,
     WithDeadline,
+    key_of_call,
 )
 from nodemanager.core.slots import CloudName
-from nodemanager.planner.asks import Ask
 from nodemanager.planner.brain import Brain, Decision
-from nodemanager.planner.plan import Plan
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.roster import roster
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.plan import Ask, Plan
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Snapshot, roster
 
 POST_EVERY_S = 1.0
 # Without news, a decision is made and published all the same: for the memos of waiting jobs, and so that figures
@@ -134,6 +119,7 @@ class Manager(CrashOnlyActor):
         self._remove_memos(fact)
         self._brain.take(fact)
         self._log.log_moves(before, self._brain.snapshot)
+        self._log.log_set_aside(before, self._brain.snapshot)
         self._phases_s["observe"] += time.perf_counter() - began_s
 
     def _remove_memos(self, fact: Fact) -> None:
@@ -159,6 +145,7 @@ class Manager(CrashOnlyActor):
         before = self._brain.snapshot
         decision = self._brain.decide()
         decided_s = time.perf_counter()
+        self._log.log_set_aside(before, decision.snapshot)
         for ask in decision.asks:
             _send_ask(ask, addresses)
         self._log.log_plan(decision.plan)
@@ -198,25 +185,8 @@ class Manager(CrashOnlyActor):
                 case DelegateJob():
                     if addresses.delegator is not None:
                         addresses.delegator.tell(order)
-                case (
-                    DrainNode()
-                    | CordonNode()
-                    | UndrainNode()
-                    | StopBroker()
-                    | KillHousekeeping()
-                    | RequeueJob()
-                    | ReadResult()
-                    | StartCopy()
-                    | CancelCopy()
-                    | HoldJobs()
-                    | ReleaseJobs()
-                    | EndLease()
-                    | ChangeSlots()
-                    | RefuseSlots()
-                ):
-                    addresses.flux.tell(WithDeadline(order, start_before_s))
                 case _:
-                    assert_never(order)
+                    addresses.flux.tell(WithDeadline(order, start_before_s))
         self._call_cloud(to_cloud, decision.policy, start_before_s)
         if leases:
             # One commit for all leases, so that a burst of jobs costs one flush and not one per node.
@@ -237,7 +207,7 @@ class Manager(CrashOnlyActor):
                 calls = list(gather_orders(to_cloud, limits.nodes_per_create, limits.nodes_per_destroy))
             for call in calls:
                 together = len(call) > 1 or policy.stacked
-                subjects = [_subject_of(order) for order in call]
+                subjects = [order.subject for order in call]
                 timed = WithDeadline(Together(call) if together else call[0], start_before_s)
                 self._workers[cloud].dispatch_together(subjects, timed)
 
@@ -250,13 +220,6 @@ def _send_ask(ask: Ask, addresses: Begin) -> None:
             addresses.clouds[name].lister.tell(ask)
         case _:
             assert_never(ask)
-
-
-def _subject_of(order: CreateNode | DestroyNode) -> str:
-    """The subject of a cloud order, as given to the worker pool."""
-    if isinstance(order, CreateNode):
-        return order.launch.id
-    return order.launch or order.provider_id
 
 
 def _cloud_of(order: CreateNode | DestroyNode) -> CloudName:
@@ -277,3 +240,56 @@ def _answered_subject(fact: Fact) -> str | None:
             return launch
         case _:
             return None
+
+
+# --- gathers orders that one call can carry out -----------------------------------------------------------
+#
+# Which orders are given is decided elsewhere.
+
+
+def gather_orders(
+    orders: Sequence[CloudEffect], nodes_per_create: int, nodes_per_destroy: int
+) -> Iterator[tuple[CloudEffect, ...]]:
+    """Yield the orders of each call, with so many nodes at most.
+
+    One call creates launches of one plan that differ only in their slots, or destroys any nodes.
+    """
+    alike: dict[Hashable, list[CloudEffect]] = {}
+    for order in orders:
+        alike.setdefault(key_of_call(order) if isinstance(order, CreateNode) else (), []).append(order)
+    for group in alike.values():
+        most = nodes_per_create if isinstance(group[0], CreateNode) else nodes_per_destroy
+        for start in range(0, len(group), most):
+            yield tuple(group[start : start + most])
+
+
+# --- the pool of cloud workers: the next order goes to the one with the fewest open orders ----------------
+
+
+class WorkerPool:
+    """A few cloud workers. A call that hangs blocks its own worker only."""
+
+    def __init__(self, workers: Sequence[Mailbox[CloudOrder]]) -> None:
+        self._workers = workers
+        self._load = [0] * len(workers)
+        self._busy_with: dict[str, list[int]] = {}
+
+    def dispatch(self, subject: str, order: CloudOrder) -> None:
+        """Send an order about a subject (a launch or a provider id) to the worker with the fewest open orders."""
+        self.dispatch_together([subject], order)
+
+    def dispatch_together(self, subjects: Sequence[str], order: CloudOrder) -> None:
+        """Send one order about several subjects to the worker with the fewest open orders."""
+        worker = min(range(len(self._workers)), key=lambda index: (self._load[index], index))
+        self._load[worker] += len(subjects)
+        for subject in subjects:
+            self._busy_with.setdefault(subject, []).append(worker)
+        self._workers[worker].tell(order)
+
+    def mark_done(self, subject: str) -> None:
+        """Record that the oldest open order about a subject was answered."""
+        workers = self._busy_with.get(subject)
+        if workers:
+            self._load[workers.pop(0)] -= 1
+            if not workers:
+                del self._busy_with[subject]

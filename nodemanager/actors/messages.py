@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from nodemanager.core.facts import Fact, Tick
 from nodemanager.core.orders import CloudOrder, DelegateJob, FluxOrder, ListCloud, PostRoster, SweepCloud
 from nodemanager.core.slots import CloudName
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.policy import Policy
 
 M_contra = TypeVar("M_contra", contravariant=True)
 

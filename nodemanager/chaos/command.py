@@ -9,7 +9,7 @@ import multiprocessing
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -19,9 +19,9 @@ from typing import Any
 import structlog
 
 from nodemanager.chaos.join_network import JoinScenario
+from nodemanager.chaos.run.invariants import Violation
 from nodemanager.chaos.run.script import Script, draw_script
 from nodemanager.chaos.scenario import Scenario
-from nodemanager.chaos.shrink import ActNumbers, find_shortest
 from nodemanager.service.child_processes import end_with_parent
 
 EXIT_OK = 0
@@ -100,8 +100,10 @@ def run_seed(
     scenario = scenario_for_seed(seed, only, trace, stacked=stacked, twin=twin)
     try:
         scenario.run()
-    except Exception as broken:  # noqa: BLE001 - a bug of the service may raise anything
-        rule = str(broken) if isinstance(broken, AssertionError) else f"{type(broken).__name__}: {broken}"
+    except (Exception, Violation) as broken:  # noqa: BLE001 - a bug of the service may raise anything
+        rule = (
+            str(broken) if isinstance(broken, AssertionError | Violation) else f"{type(broken).__name__}: {broken}"
+        )
         return FailedSeed(seed, rule, len(scenario.script.acts), tuple(only or ()), stacked=stacked, twin=twin)
     return None
 
@@ -215,3 +217,38 @@ def _numbers(text: str) -> ActNumbers:
     if not re.fullmatch(r"[0-9]{1,6}(,[0-9]{1,6})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f'"{text}": give numbers separated by commas')
     return tuple(int(number) for number in text.split(","))
+
+
+# --- shrinks a failing script: finds a short list of acts that still fails --------------------------------
+
+
+ActNumbers = tuple[int, ...]
+
+
+def find_shortest(numbers: Sequence[int], fails: Callable[[ActNumbers], bool], runs_max: int) -> ActNumbers:
+    """Leave out as many acts as possible: first halves, then quarters, down to single acts (Zeller's ddmin).
+
+    ``fails`` tells whether a part still fails; it is called at most ``runs_max`` times. All ``numbers`` together
+    are assumed to fail, and are returned if no act can be left out.
+    """
+    kept = tuple(numbers)
+    left = runs_max
+    pieces = 2
+    while len(kept) >= 1:
+        size = -(-len(kept) // pieces)
+        shorter = None
+        for start in range(0, len(kept), size):
+            if left == 0:
+                return kept
+            left -= 1
+            rest = kept[:start] + kept[start + size :]
+            if fails(rest):
+                shorter = rest
+                break
+        if shorter is not None:
+            kept, pieces = shorter, max(pieces - 1, 2)
+        elif size == 1:
+            break
+        else:
+            pieces = min(2 * pieces, len(kept))
+    return kept

@@ -10,18 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from functools import partial
 from random import Random
 
+from nodemanager.actors.base import Fate
+from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Publication
-from nodemanager.actors.messages import UsePolicy
+from nodemanager.actors.messages import Mailbox, ManagerMessage, UsePolicy
 from nodemanager.chaos.faults.registry import apply_fault
 from nodemanager.chaos.faults.types import EndFault
-from nodemanager.chaos.manager_process import ManagerProcess
-from nodemanager.chaos.run.history_file import HistoryFile
-from nodemanager.chaos.run.invariants import Invariants, Violation
+from nodemanager.chaos.run.history_file import HistoryFile, ProcessHistory
+from nodemanager.chaos.run.invariants import (
+    Invariants,
+    Violation,
+    WatchedBatches,
+    WatchedCloud,
+    WatchedFlux,
+    WatchedStack,
+    Witness,
+)
 from nodemanager.chaos.run.peers import PeerWorld
+from nodemanager.chaos.run.plan_checks import PlanChecks
+from nodemanager.chaos.run.run import Run
 from nodemanager.chaos.run.script import FAULTS_S, JOB, PEER_JOB, Act, Script, pick
 from nodemanager.chaos.run.site import (
+    CLUSTER,
+    CLUSTER_UUID,
     P_LOSES_POWER,
     PREPAID,
     SCRATCH,
@@ -34,16 +48,30 @@ from nodemanager.chaos.run.site import (
     types_of,
 )
 from nodemanager.chaos.run.upkeep import UpkeepTruth
-from nodemanager.core.facts import DecisionsResumed, NodeReleased, OperatorFact
+from nodemanager.core.facts import (
+    DecisionsResumed,
+    FluxUnreachable,
+    NodeReleased,
+    OperatorFact,
+    PeersSeen,
+    QueueProbed,
+    QueueSeen,
+    RanksChanged,
+)
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudNode, CloudState, ProviderId
 from nodemanager.core.ports import FluxError, JoinPort
-from nodemanager.core.slots import SlotName, TypeName
+from nodemanager.core.slots import CloudName, SlotName, TypeName
 from nodemanager.delegation.jobspec import ANY
-from nodemanager.planner.cost import spending
-from nodemanager.planner.health.node_health import survives_kills
-from nodemanager.planner.observe.hardware import with_promises
-from nodemanager.planner.state.policy import Policy
+from nodemanager.delegation.offers import peers_seen
+from nodemanager.delegation.view import DelegationView
+from nodemanager.planner import spending
+from nodemanager.planner.hardware import with_promises
+from nodemanager.planner.node_health import survives_kills
+from nodemanager.planner.plan import Action
+from nodemanager.planner.policy import Policy
+from nodemanager.service.assembly.ports import DelegationPorts, SitePorts
+from nodemanager.service.assembly.wiring import wire, wire_delegation
 from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.cloud.stacked import StackedProvider
@@ -51,6 +79,8 @@ from nodemanager.simulation.delegation.flux_home import DelegatingFlux
 from nodemanager.simulation.flux.faults import FluxFaults
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.flux.jobspec import write_jobspec
+from nodemanager.simulation.flux.watch import SimulatedFluxWatch
+from nodemanager.simulation.time.pump import Killed, Pump
 from nodemanager.simulation.time.world import World
 
 AMPLE_BUDGET = Decimal(1000)
@@ -110,6 +140,8 @@ class Scenario:
         self.provider = SimulatedProvider(self.world, healthy_cloud())
         if self.script.stacked:
             self.provider = StackedProvider(self.world, healthy_cloud(), types[0].slots)
+        if self.script.list_lag_s:
+            self.provider.faults.list_lag_s = (0.0, self.script.list_lag_s)
         self.boots = BootFaults(self.world, self.flux, self.provider)
         self.provider.on_boot, self.provider.on_end = self.boots.on_node_booted, self.boots.on_node_ended
         self.twin = twin = None
@@ -442,3 +474,127 @@ def _peaceful(policy: Policy) -> Policy:
         node_types=tuple(replace(it, prepaid=0) for it in policy.node_types),
         upkeep=replace(policy.upkeep, schedules=()),
     )
+
+
+# --- one manager process of a run: actors in a pump, a claim, a watch, and ports that check every call ----
+
+
+USER = 0  # who submits all jobs
+
+
+class ManagerProcess:
+    """A process of the service. It runs from its construction until it is killed."""
+
+    def __init__(self, run: Run, token: str, killed_at_a_call: Callable[[ManagerProcess], None]) -> None:
+        self._run = run
+        self.token = token
+        self.calls_left: int | None = None  # how many calls until it is killed; None: it is not killed at a call
+        self.down_s = 0.0
+        world = run.world
+        self.witness = Witness(world, run.policy.timing.absences, self._maybe_die)
+        self.plan_checks = PlanChecks(
+            run.invariants, self.witness, run.jobs, run.script, run.spend_is_knowable, run.peace
+        )
+        self.history_writer = ProcessHistory(run.history) if run.history is not None else None
+        self._draws = world.draws_for(f"{token} on the wire")
+        self._watch = SimulatedFluxWatch(run.flux)
+        self._pump = Pump(
+            world,
+            token,
+            idle_tick_s=run.script.idle_tick_s,
+            on_killed=lambda: killed_at_a_call(self),
+        )
+        clock = world.clock()
+        join = run.join_port()
+        self.delegation = run.peers.ports(token, self.witness.step) if run.peers is not None else None
+        self._told: PeersSeen | None = None
+        delegator: Mailbox[DelegatorMessage] | None = None
+        if run.peers is not None and self.delegation is not None:
+            ports = DelegationPorts(self.delegation.home, self.delegation.peer, run.peers.targets)
+            delegator = wire_delegation(
+                ports, CLUSTER_UUID, clock, self._on_delegation, Fate(), spawn=self._pump.spawn
+            )
+        clouds = {
+            name: partial(self._watched_cloud, name, provider)
+            for name, provider in zip(run.policy.cloud_names, run.invariants.providers, strict=True)
+        }
+        outside = SitePorts(
+            clock=clock,
+            flux=lambda: WatchedFlux(run.flux, token, run.invariants, self.witness),
+            clouds=clouds,
+            watch=self._watch,
+            close=lambda: None,
+            join=(lambda: join) if join is not None else None,
+        )
+        self.manager: Mailbox[ManagerMessage] = wire(
+            outside,
+            with_promises(run.policy, run.flux.promises),
+            acts=True,
+            publish=self._on_published,
+            fate=Fate(),
+            spawn=self._pump.spawn,
+            delegator=delegator,
+        )
+        self._pump.start_ticks(self.manager, clock)
+        if delegator is not None:
+            self._pump.start_ticks(delegator, clock)
+        self._watch.start(self._take_news, lambda why: self.manager.tell(FluxUnreachable(clock.monotonic_s(), why)))
+
+    def _watched_cloud(self, name: CloudName, provider: SimulatedProvider) -> WatchedCloud:
+        run = self._run
+        watched = WatchedStack if run.policy.stacked else WatchedBatches
+        return watched(provider.port(CLUSTER, CLUSTER_UUID), run.invariants, self.witness, name)
+
+    def kill(self) -> None:
+        self.calls_left = None  # a call on the wire may still be carried out, and must not kill the process again
+        self._watch.stop()
+        self._pump.kill(lambda: self._draws.random() < 0.5)
+        if self.delegation is not None:
+            self.delegation.kill(lambda: self._draws.random() < 0.5)
+        self._run.flux.drop_claim(self.token)
+        self.close()
+
+    def close(self) -> None:
+        """Close the files that the end of a real process would close."""
+        if self.history_writer is not None:
+            self.history_writer.close()
+
+    def freeze(self, until_s: float) -> None:
+        self._pump.freeze_until(until_s)
+
+    def _maybe_die(self) -> None:
+        """Before and after each call: kill the process here if ``calls_left`` is used up."""
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                self.calls_left = None
+                raise Killed
+
+    def _take_news(self, news: QueueSeen | QueueProbed | RanksChanged) -> None:
+        if not isinstance(news, RanksChanged):
+            self.witness.note_answer("queue")
+        self.manager.tell(news)
+
+    def _on_delegation(self, view: DelegationView) -> None:
+        seen = peers_seen(view, USER)
+        if self._run.policy.bursts and seen != self._told:
+            self._told = seen
+            self.manager.tell(seen)
+
+    def _on_published(self, published: Publication) -> None:
+        run = self._run
+        run.decisions += 1
+        if self.history_writer is not None:
+            self.history_writer.record(published)
+        if run.trace is not None:
+            for action in published.plan.actions:
+                run.note(f"{self.token} {_describe_order(action)}")
+        if published.snapshot.sources.claimed:
+            self.witness.knows_leases = True
+            run.published = published
+            self.plan_checks.check(published)
+
+
+def _describe_order(action: Action) -> str:
+    """Write an order as one line: its kind, its node, slot or job, and the reason."""
+    return f"{action.name} {action.subject or action.subject_in_log} {action.why or ''}".rstrip()

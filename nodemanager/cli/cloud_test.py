@@ -9,19 +9,18 @@ it down after half an hour.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
-from nodemanager.cli.cloud_test_leftovers import GONE_STATES, MadeNodes
 from nodemanager.config.site import Provider, Site
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, LaunchId, Leftover, ProviderId
-from nodemanager.core.ports import Clock, CloudError, CloudPort
+from nodemanager.core.ports import Clock, CloudError, CloudPort, unforeseen_as_cloud_error
 from nodemanager.core.slots import NodeType, Rank, SlotName
-from nodemanager.planner.cost.billing import cost
+from nodemanager.planner.billing import cost
 
 LIFE_MAX_MIN = 30
 POLL_S = 2.0
@@ -131,7 +130,7 @@ class CloudTest:
             f"cluster {self.site.cluster}, node type {self.node_type.name} ({self.node_type.size}{where}), "
             f"{price} an hour by the site's price"
         )
-        with self._step("list"):
+        with self._step("list"), unforeseen_as_cloud_error():
             seen = self.port.list_nodes()
         self._say_earlier_leftovers(seen)
         with self._step("create"):
@@ -164,7 +163,8 @@ class CloudTest:
     def _create_once(self) -> CloudNode:
         self.made_nodes.note_create_sent(self.clock.monotonic_s())
         try:
-            made = self.port.create(self.launch, self.node_type)
+            with unforeseen_as_cloud_error(creating=True):
+                made = self.port.create(self.launch, self.node_type)
         except CloudError as error:
             if error.kind is not FailureKind.AMBIGUOUS:
                 self.made_nodes.note_create_answered(None)
@@ -176,9 +176,11 @@ class CloudTest:
 
     def _list_own(self) -> tuple[CloudNode, ...]:
         """List the nodes of this test."""
+        with unforeseen_as_cloud_error():
+            listed = self.port.list_nodes()
         ours = tuple(
             node
-            for node in self.port.list_nodes()
+            for node in listed
             if node.identity is not None
             and (node.identity.cluster_uuid, node.identity.launch) == (self.site.cluster_uuid, self.launch.id)
         )
@@ -272,7 +274,8 @@ class CloudTest:
 
     def _attempt(self, call: Callable[[], object]) -> bool:
         try:
-            call()
+            with unforeseen_as_cloud_error():
+                call()
         except CloudError as error:  # retried after the next list
             if str(error) != self._last_trouble:
                 self.say(f"  {error}: retrying for up to {self._patience_s:g} s")
@@ -285,7 +288,8 @@ class CloudTest:
         swept: list[Leftover] = []
         try:
             for _ in range(2):  # the second sweep deletes what the first one found
-                swept += self.port.sweep()
+                with unforeseen_as_cloud_error():
+                    swept += self.port.sweep()
                 self.pause(POLL_S)
         except CloudError as error:
             self.say(f"  cannot find or delete what the node left behind: {error}")
@@ -338,3 +342,59 @@ class CloudTest:
             if self.clock.monotonic_s() > deadline_s:
                 raise CloudTestFailed(f"waited {self.wait_max_s:g} s without success for {what}")
             self.pause(POLL_S)
+
+
+# --- the nodes that ``cloud-test`` may have created, and which of them must still be destroyed ------------
+
+
+GONE_STATES = (CloudState.TERMINATED,)
+
+
+@dataclass
+class MadeNodes:
+    """The nodes that one test may have created, by the replies to its creates and by the lists since.
+
+    Times are monotonic. ``grace_s``: how long after a create a list may lack its node.
+    """
+
+    grace_s: float
+    _states: dict[ProviderId, CloudState | None] = field(default_factory=dict, init=False)  # None: never listed
+    _unanswered: bool = field(default=False, init=False)
+    _absence_counts_from_s: float = field(
+        default=0.0, init=False
+    )  # an absence from a list counts from this time on
+
+    def note_create_sent(self, now_s: float) -> None:
+        """Note that a create is about to be sent."""
+        self._unanswered = True
+        self._absence_counts_from_s = now_s + self.grace_s
+
+    def note_create_answered(self, made: ProviderId | None) -> None:
+        """Note the answer to a create: a node, or None for a refusal that proves that there is none."""
+        self._unanswered = False
+        if made is not None:
+            self._states.setdefault(made, None)
+
+    def note_listed(self, nodes: Iterable[CloudNode]) -> None:
+        """Take the nodes in a complete list. A node in an earlier list that is missing from this one is gone."""
+        now = {node.provider_id: node.state for node in nodes}
+        if now.keys() - self._states.keys():
+            self._unanswered = False  # the new node is that of the open create
+        for provider_id, state in self._states.items():
+            if state is not None:
+                self._states[provider_id] = CloudState.TERMINATED
+        self._states.update(now)
+
+    def maybe_running(self, now_s: float) -> list[ProviderId]:
+        """The nodes that may exist: those in the last list, and for a time those that no list has shown yet."""
+        late = CloudState.PENDING if now_s < self._absence_counts_from_s else CloudState.TERMINATED
+        return [provider_id for provider_id, state in self._states.items() if (state or late) not in GONE_STATES]
+
+    def is_in_doubt(self, now_s: float) -> bool:
+        """Whether a create without an answer may have made a node."""
+        return self._unanswered and now_s < self._absence_counts_from_s
+
+    @property
+    def not_known_gone(self) -> list[ProviderId]:
+        """The nodes that are not known to be gone."""
+        return [provider_id for provider_id, state in self._states.items() if state not in GONE_STATES]

@@ -33,7 +33,7 @@ from nodemanager.core.reason_text import format_money
 from nodemanager.core.slots import NodeType
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.view import DelegationView, PeerRun
-from nodemanager.planner.cost import billing
+from nodemanager.planner import billing
 from nodemanager.service import logs
 from nodemanager.service.assembly.cluster import with_cluster_uuid
 from nodemanager.service.assembly.ports import SitePorts

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 
 from nodemanager.config.site import Site
 from nodemanager.web.listen import ListenAddress, TcpAddress, UnixSocket, listen_addresses
-from nodemanager.web.state.token import TokenError, read_token
+from nodemanager.web.state.token import NoTokenFile, TokenError, read_token
 
 TIMEOUT_S = 30.0
 STATUS_WITHIN_S = 5.0  # it is ready at any time
@@ -113,6 +113,17 @@ class Client:
         finally:
             connection.close()
 
+    def _why_no_token(self, error: TokenError) -> str:
+        """Say why there is no token to show. If the service runs, it knows why it could not make one."""
+        if not isinstance(error, NoTokenFile):
+            return str(error)
+        try:
+            ready = self._request_json("GET", "/readyz", b"", must_have_token=False, within_s=STATUS_WITHIN_S)
+        except (ServiceUnreachable, NotAllowed, RequestDeclined):
+            return str(error)
+        why = ready.get("why") if isinstance(ready, dict) else ""
+        return f"{self.token_file}: no token found, though the service runs: {why or 'it uses another token_file'}"
+
     def _describe_hang(self, connection: http.client.HTTPConnection) -> str:
         """Say that the service runs and does not answer, with its process if it is on this machine's socket."""
         process = ""
@@ -143,7 +154,7 @@ class Client:
             headers["Authorization"] = f"Bearer {read_token(self.token_file)}"
         except TokenError as error:
             if must_have_token:
-                raise NotAllowed(str(error)) from error
+                raise NotAllowed(self._why_no_token(error)) from error
         try:
             connection.request(method, path, body or None, headers)
             response = connection.getresponse()

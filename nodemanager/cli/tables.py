@@ -96,12 +96,18 @@ def _status_head(document: Mapping[str, Any]) -> Table:
                 "cost",
                 (
                     f"{money(document['price_per_hour'])} an hour of {money(limits['price_per_hour_max'])},"
-                    f" {money(spent['today'])} today (an estimate)"
+                    f" {money(spent['today'])} today (an estimate){_budgets(spent.get('budgets', ()))}"
                 ),
             ),
             ("data age", sources),
             ("history", _history_size(document["journal"])),
         ]
+    )
+
+
+def _budgets(budgets: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(
+        f"; {money(it['spent'])} of the {it['period']}'s budget of {money(it['budget'])}" for it in budgets
     )
 
 
@@ -223,6 +229,8 @@ def _troubles(document: Mapping[str, Any]) -> list[RenderableType]:
         for block in document["blocks"]
     ]
     lines += [f"warning: {why(warning)}" for warning in document["warnings"]]
+    if failure := document["journal"]["failure"]:
+        lines.append(f"warning: the history is not written: {failure}")
     lines += [
         f"{name} does not answer: {source['failure']}"
         for name, source in document["sources"].items()
@@ -481,7 +489,7 @@ def plan(document: Mapping[str, Any]) -> Group:
     for action in (*document["actions"], *would):
         table.add_row(
             action["order"],
-            action["slot"] or action["node"],
+            action["slot"] or action["node"] or action.get("job") or "",
             action["node_type"] or "",
             ", ".join(action["serves"]),
             why(action["reason"]),
@@ -529,6 +537,7 @@ def report(document: Mapping[str, Any]) -> Group:
                 f"{money(cost)} for {document['node_hours']:.1f} node-hours (an estimate){_whole_hours(document)}",
             ),
             ("without jobs", f"{money(waste)}{share}"),
+            *([("GPUs unused", misused(document["misused"]))] if document.get("misused") else []),
             (
                 "jobs started",
                 f"{waits['jobs']}; waited {span(waits['median_s'])} (median), {span(waits['p95_s'])} (95 of 100)",
@@ -554,6 +563,12 @@ def report(document: Mapping[str, Any]) -> Group:
     sums += _by_cloud(document.get("by_cloud", ()))
     sums += [_by_peer(document["by_peer"])] if document["by_peer"] else []
     return Group(head, *sums, *_boots(document["boots"]), *_failures(document["failures"]))
+
+
+def misused(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Say what nodes with GPUs cost while they ran only jobs without GPUs, in one sentence."""
+    costs = ", ".join(f"{row['node_type']} nodes cost {money(row['cost'])}" for row in rows)
+    return f"{costs} while they ran only jobs without GPUs"
 
 
 def _by_cloud(rows: Sequence[Mapping[str, Any]]) -> list[Table]:

@@ -10,7 +10,7 @@ from nodemanager.cloud.common.findings import REMEDY_OF_QUOTA, Finding, Verdict,
 from nodemanager.config.price_list import ec2_hardware
 from nodemanager.config.site import Provider, Site
 from nodemanager.core.nodes import CloudState, Launch, LaunchId
-from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.ports import Clock, CloudError, unforeseen_as_cloud_error
 from nodemanager.core.slots import NodeType, Rank, SlotName
 
 if TYPE_CHECKING:
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 def check_creates(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:
     """Check images, sizes, networks, permissions and quotas, as far as the provider answers without a create."""
+    try:
+        with unforeseen_as_cloud_error():
+            yield from _checks_of_provider(site, user_data, clock)
+    except CloudError as error:
+        yield refused("creates", error)
+
+
+def _checks_of_provider(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:
     match site.cloud.provider:
         case Provider.EC2:
             yield from _check_ec2(site, user_data, clock)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID
@@ -13,27 +14,35 @@ from pydantic import SecretStr
 
 from nodemanager.config import clouds as several
 from nodemanager.config.clouds import CloudSection
-from nodemanager.config.contradictions import contradictions, provider_faults, simulated_clouds, unknown_sources
 from nodemanager.config.defaults import (
     absolute,
     complete_cloud,
     complete_flux,
     complete_join,
     complete_web,
+    with_absolute_uri,
     with_default_misfit,
 )
-from nodemanager.config.fingerprints import with_fingerprints
-from nodemanager.config.named_sections import read_ensembles, read_nodes, read_peers, read_schedules
-from nodemanager.config.node_types import node_types_of, with_configured_slots
-from nodemanager.config.sections import Sections, without_credentials
+from nodemanager.config.price_list import PriceTable
+from nodemanager.config.providers import azure, common, ec2, gce, minicluster, openstack, static
+from nodemanager.config.sections import ENSEMBLE, NODE, PEER, SCHEDULE, Sections, without_credentials
 from nodemanager.config.site import ConfigError, Site, name_file, uuid_file
+from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of, sizes_on_both_markets
 from nodemanager.config.text import credentials
+from nodemanager.config.text.flux_toml import (
+    ConfigFile,
+    FluxConfigError,
+    read_promises,
+    read_slot_types,
+    with_promises,
+)
 from nodemanager.config.text.ini import Document, Fault, nearest_name, read_ini
 from nodemanager.config.text.settings import (
     NEVER,
     BudgetSettings,
     CloudSettings,
     DisruptionSettings,
+    EnsembleSettings,
     FluxSettings,
     JoinMethod,
     JoinSettings,
@@ -41,13 +50,17 @@ from nodemanager.config.text.settings import (
     LimitsSettings,
     NodeSettings,
     NotifySettings,
+    PeerSettings,
     PolicySettings,
+    Provider,
+    ScheduleSettings,
     SimulationSettings,
     SiteSettings,
     TimingSettings,
     WebSettings,
 )
-from nodemanager.core.slots import CloudName, NodeType, TypeName
+from nodemanager.core.slots import CloudName, Market, NodePlacement, NodeType, OnlyFor, Size, TypeName
+from nodemanager.core.upkeep.rules import fingerprint_of
 
 
 def load_site(
@@ -293,3 +306,325 @@ class _SiteLoader:
         if nodes and name not in known:
             problem = f"no [Node NAME] has this property: give never, or one of {', '.join(known) or 'theirs'}"
             self._sections.fault("Policy", "wait_for_data", problem, nearest_name(name, known))
+
+
+# --- find keys of a site that contradict each other, or that a provider needs or does not know ------------
+
+
+_NAMES_ONLY = (Provider.FLUX, Provider.STATIC)  # of nodes, and no addresses
+_HAS_GROUPS = (Provider.EC2, Provider.OPENSTACK, Provider.GCE, Provider.AZURE, Provider.SIMULATED)  # of nodes
+_FAULTS = {
+    Provider.EC2: ec2.faults,
+    Provider.OPENSTACK: openstack.faults,
+    Provider.GCE: gce.faults,
+    Provider.AZURE: azure.faults,
+    Provider.MINICLUSTER: minicluster.faults,
+    Provider.STATIC: static.faults,
+}
+
+
+def contradictions(
+    document: Document,
+    *,
+    flux: FluxSettings | None,
+    cloud: CloudSettings | None,
+    limits: LimitsSettings | None,
+    timing: TimingSettings | None,
+    nodes: Mapping[TypeName, NodeSettings],
+) -> Iterator[Fault]:
+    """Find keys that contradict each other. A section with faults of its own (None) is not checked."""
+    if flux:
+        yield from _outside_contradictions(document, flux, cloud)
+        yield from _join_contradictions(document, flux, nodes)
+    if limits and limits.nodes_min > limits.nodes_max:
+        yield document.fault("Limits", "nodes_min", f"must not be above nodes_max = {limits.nodes_max}")
+    if timing:
+        yield from _timing_contradictions(document, timing)
+    yield from _slots_named_twice(document, flux, nodes)
+    for name, node in nodes.items():
+        if node.only_for is OnlyFor.GPU and not node.gpus:
+            yield document.fault(NODE + name, "only_for", "the type has no GPUs: give gpus, or remove the key")
+    yield from static.hosts_named_twice(document, flux.head_host if flux else "", nodes)
+
+
+def _join_contradictions(
+    document: Document, flux: FluxSettings, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """Find what the chosen way to join cannot do."""
+    if flux.join is JoinMethod.FLUB and len(nodes) > 1:
+        yield document.fault(
+            "Flux", "join", "with flub a node gets any free rank, so all slots must belong to one [Node NAME]"
+        )
+
+
+def unknown_sources(document: Document, clouds: Sequence[CloudSettings]) -> Iterator[Fault]:
+    """Find a check of addresses that the provider does not tell."""
+    for cloud in clouds:
+        if cloud.provider in _NAMES_ONLY:
+            problem = f"provider = {cloud.provider} gives only the names of its nodes: write no"
+            yield document.fault("Join", "check_source", problem)
+
+
+def _timing_contradictions(document: Document, timing: TimingSettings) -> Iterator[Fault]:
+    if timing.settle_s > timing.settle_max_s:
+        yield document.fault("Timing", "settle", "must not be longer than settle_max")
+    if timing.stale_after_s <= max(timing.probe_s, timing.relist_s):
+        yield document.fault("Timing", "stale_after", "must be longer than probe and relist, or all data is stale")
+
+
+def _slots_named_twice(
+    document: Document, flux: FluxSettings | None, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """Find slots of two node types, and slots with the leader's name."""
+    taken = {flux.head_host: "the name of the leader (head_host)"} if flux else {}
+    for name, node in nodes.items():
+        for slot in node.slots:
+            if slot in taken:
+                problem = f'slot "{slot}" is already {taken[slot]}: give it another name'
+                yield document.fault(NODE + name, "slots", problem)
+            taken.setdefault(slot, f"a slot of [Node {name}]")
+
+
+def _outside_contradictions(document: Document, flux: FluxSettings, cloud: CloudSettings | None) -> Iterator[Fault]:
+    if flux.simulated and flux.join is not JoinMethod.DIRECTORY:
+        yield document.fault("Flux", "join", "no node joins a simulated Flux: write join = directory")
+    if cloud and cloud.provider is Provider.MINICLUSTER and "join" in flux.model_fields_set:
+        yield document.fault("Flux", "join", "the operator configures the pods of a MiniCluster: remove the key")
+    if not flux.simulated and not flux.head_address and not (cloud and cloud.provider is Provider.MINICLUSTER):
+        yield document.fault("Flux", "head_address", "must be given: the address at which nodes reach rank 0")
+
+
+def simulated_clouds(
+    document: Document, flux: FluxSettings, clouds: Mapping[CloudSection, CloudSettings]
+) -> Iterator[Fault]:
+    """Find simulated clouds for a real Flux."""
+    for section, cloud in clouds.items():
+        if cloud.provider is Provider.SIMULATED and not flux.simulated:
+            problem = "a simulated cloud has no nodes for a real Flux: choose another provider"
+            yield document.fault(section.section, "provider", problem)
+
+
+def provider_faults(
+    document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """Check what only this provider needs."""
+    if cloud.provider is not Provider.STATIC:
+        yield from common.unsupported_keys(document, cloud, nodes, static.KEYS, f"provider = {cloud.provider}")
+    if cloud.provider not in _HAS_GROUPS:
+        yield from common.unsupported_placement(document, nodes, f"provider = {cloud.provider}")
+    if (faults_of := _FAULTS.get(cloud.provider)) is not None:
+        yield from faults_of(document, cloud, nodes)
+
+
+# --- fingerprints -----------------------------------------------------------------------------------------
+#
+# Compute the fingerprint of what the nodes of each type are made from: image, size, network, user-data.
+
+
+# The settings of which a node's user-data is made. Keys that only the service reads are left out, and so is what
+# differs from node to node. What a digest covers must not change (``core.upkeep.rules``).
+_FLUX_KEYS = ("join", "head_host", "head_address", "port", "bootstrap_dir", "image_start", "boot_server")
+_JOIN_KEYS = (
+    "addresses", "flux_version", "renew_s", "client", "flux", "node_user", "node_dir", "hosts_file", "poweroff",
+    "systemd",
+)  # fmt: skip
+_NETWORK_KEYS = ("network", "subnets", "security_groups", "key_name", "instance_profile")
+
+
+def with_fingerprints(
+    node_types: Sequence[NodeType],
+    nodes: Mapping[TypeName, NodeSettings],
+    cloud: CloudSettings,
+    flux: FluxSettings,
+    join: JoinSettings,
+) -> tuple[NodeType, ...]:
+    """Return the types, each with the fingerprint of what its nodes are made from now."""
+    user_data = [str(getattr(flux, key)) for key in _FLUX_KEYS] + [str(getattr(join, key)) for key in _JOIN_KEYS]
+    return tuple(
+        replace(
+            node_type,
+            made_from=fingerprint_of(
+                {
+                    "image": node_type.image,
+                    "size": node_type.size if not node_type.sizes else "",  # any of them serves
+                    "network": [
+                        *(str(getattr(nodes[node_type.name], key) or getattr(cloud, key)) for key in _NETWORK_KEYS),
+                        # Only if it is set: the digests of other sites stay as they were.
+                        *([node_type.placement] if node_type.placement is not NodePlacement.ANYWHERE else []),
+                        *([cloud.node_service_account] if cloud.node_service_account else []),
+                    ],
+                    "user-data": user_data,
+                }
+            ),
+        )
+        for node_type in node_types
+    )
+
+
+# --- read the sections with names: node types, peers, ensembles and schedules -----------------------------
+
+
+ANY_PEER = "any"  # --dependency=delegate:any
+
+
+def read_nodes(sections: Sections) -> dict[TypeName, NodeSettings]:
+    """Read the sections of node types. A site without any has a fault."""
+    if not any(name.startswith(NODE) for name in sections.document.sections):
+        sections.fault("", "", "at least one [Node NAME] section must be given")
+    nodes = {TypeName(name): node for name, node in sections.named(NODE, NodeSettings).items()}
+    for name, node in nodes.items():
+        if node.prepaid and node.sizes:
+            sections.fault(NODE + name, "prepaid", "a contract names one size: leave out sizes, or give it a type")
+    return nodes
+
+
+def read_peers(sections: Sections) -> dict[str, PeerSettings]:
+    """Read the peers. Each has a name and an instance of its own."""
+    found: dict[str, PeerSettings] = {}
+    for name, peer in sections.named(PEER, PeerSettings).items():
+        if name == ANY_PEER:
+            sections.fault(PEER + name, "", f"{ANY_PEER} means all peers: give this one another name")
+        for other, known in found.items():
+            if known.uri == peer.uri:
+                sections.fault(PEER + name, "uri", f"[Peer {other}] has the same uri: one instance is one peer")
+        found[name] = with_absolute_uri(peer, sections.folder)
+    return found
+
+
+def read_ensembles(sections: Sections) -> dict[str, EnsembleSettings]:
+    """Read the ensembles that the service runs."""
+    found = sections.named(ENSEMBLE, EnsembleSettings)
+    for name, ensemble in found.items():
+        if ensemble.nodes_max is not None and ensemble.nodes_min > ensemble.nodes_max:
+            sections.fault(ENSEMBLE + name, "nodes_min", f"must not be above nodes_max = {ensemble.nodes_max}")
+    return {
+        name: ensemble.model_copy(update={"file": absolute(sections.folder / ensemble.file)})
+        for name, ensemble in found.items()
+    }
+
+
+def read_schedules(sections: Sections, nodes: Mapping[TypeName, NodeSettings]) -> dict[str, ScheduleSettings]:
+    """Read the schedules, which name node types of the site."""
+    found = sections.named(SCHEDULE, ScheduleSettings)
+    for name, schedule in found.items():
+        section = SCHEDULE + name
+        if not schedule.when:
+            sections.fault(section, "when", "must name a window such as Mon-Fri 08:00-18:00 Europe/Berlin")
+        for node_type in schedule.node_types:
+            if node_type not in nodes:
+                sections.fault(
+                    section, "node_types", f"there is no [Node {node_type}]", nearest_name(node_type, nodes)
+                )
+        if schedule.nodes_max == 0 and not schedule.node_types:
+            sections.fault(section, "nodes_max", "0 closes a node type: name it in node_types, or write 1 or more")
+        for of in schedule.node_types if schedule.nodes_min else ():
+            if of in nodes and len(nodes[TypeName(of)].slots) < (schedule.nodes_min or 0):
+                sections.fault(section, "nodes_min", f"[Node {of}] has only {len(nodes[TypeName(of)].slots)} slots")
+        nodes_min, nodes_max = schedule.nodes_min, schedule.nodes_max
+        if nodes_min is not None and nodes_max is not None and nodes_min > nodes_max:
+            sections.fault(section, "nodes_min", f"must not be above nodes_max = {nodes_max}")
+    return found
+
+
+# --- make node types of the sections ``[Node NAME]``: with sizes, prices and the slots of the instance ----
+
+
+def node_types_of(
+    sections: Sections, nodes: Mapping[TypeName, NodeSettings], cloud: CloudSettings, document: Document
+) -> tuple[NodeType, ...]:
+    """Return the node types with their sizes and prices. A type without a price is left out, with a fault."""
+    table: PriceTable | None = None
+    node_types: list[NodeType] = []
+    for name, node in nodes.items():
+        sizes: tuple[Size, ...] = ()
+        if node.sizes:
+            if table is None:
+                read = read_price_list(document, cloud)
+                if isinstance(read, Fault):
+                    sections.faults.append(read)
+                    return ()
+                table = read
+            sizes = _sizes(sections, name, node, cloud, table)
+        elif node.price_per_hour is None:
+            sections.fault(NODE + name, "price_per_hour", "must be given: a price of 0 or more")
+        elif node.market is None:
+            sizes = sizes_on_both_markets(name, node)
+            if not sizes:
+                sections.fault(NODE + name, "spot_price_per_hour", "must be given with market = any")
+        if sizes or not node.sizes:
+            node_types.append(_node_type(name, node, cloud, sizes))
+    return tuple(node_types)
+
+
+def _sizes(
+    sections: Sections, name: TypeName, node: NodeSettings, cloud: CloudSettings, table: PriceTable
+) -> tuple[Size, ...]:
+    """Return the sizes of a node type, or none and add a fault."""
+    regions = regions_of(cloud, node.zones or cloud.zones)
+    if len(regions) > 1:
+        where = ", ".join(regions)
+        sections.fault(
+            NODE + name, "sizes", f"the zones must be in one region, for its prices; they are in {where}"
+        )
+        return ()
+    only = next(iter(table.prices), "") if len(table.prices) == 1 else ""
+    expander = SizeExpander(sections.document, name, node, table, "".join(regions) or only)
+    sizes = expander.expand()
+    if node.size:
+        sections.fault(NODE + name, "size", "give size or sizes, not both")
+    sections.faults += expander.faults
+    return sizes
+
+
+def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: tuple[Size, ...]) -> NodeType:
+    return NodeType(
+        name=name,
+        size=sizes[0].name if sizes else node.size or name,
+        cores=node.cores,
+        gpus=node.gpus,
+        memory_bytes=node.memory_bytes,
+        price_per_hour=sizes[0].price_per_hour if sizes else node.price_per_hour or Decimal(0),
+        billing=node.billing,
+        slots=node.slots,
+        properties=node.properties,
+        market=sizes[0].market if sizes else node.market or Market.ON_DEMAND,
+        image=node.image or cloud.image,
+        zones=ec2.zones_of(node) or ec2.zones_of(cloud),
+        placement=node.placement,
+        spares=node.spares,
+        sizes=sizes,
+        max_age_s=node.max_age_s,
+        prepaid=node.prepaid,
+        prepaid_until_at=node.prepaid_until_at,
+        price_until_at=node.price_until_at,
+        only_for=node.only_for,
+    )
+
+
+def with_configured_slots(
+    sections: Sections, node_types: tuple[NodeType, ...], flux: FluxSettings
+) -> tuple[NodeType, ...]:
+    """Return the types with the slots from the instance's configuration, once ``init`` has written that."""
+    # A service with a user of its own may be unable to read that configuration. Then the site's slots count.
+    if not os.access(flux.bootstrap_dir / "conf.d", os.R_OK | os.X_OK):
+        return node_types
+    try:
+        if not ConfigFile.resource_files(flux.bootstrap_dir):
+            return node_types  # it declares no slots yet
+        file = ConfigFile.find(flux.bootstrap_dir)
+        config = file.read()
+        slot_types, node_types = read_slot_types(config), with_promises(node_types, read_promises(config))
+    except FluxConfigError as error:
+        sections.faults.append(Fault(flux.bootstrap_dir / "conf.d", str(error)))
+        return node_types
+    unknown = set(slot_types.values()) - {node_type.name for node_type in node_types}
+    if unknown and node_types:
+        name = min(unknown)
+        sections.faults.append(
+            Fault(file.path, f"it has slots of type {name}: keep [Node {name}] until they have another type")
+        )
+    known = {slot: node_type.name for node_type in node_types for slot in node_type.slots} | slot_types
+    return tuple(
+        replace(node_type, slots=tuple(slot for slot, name in known.items() if name == node_type.name))
+        for node_type in node_types
+    )

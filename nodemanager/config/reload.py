@@ -33,6 +33,7 @@ RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
             "billing_window_s",
             "billing_minimum_s",
             "spares",
+            "only_for",
             "mode",
             "image",
             "sizes",
@@ -84,7 +85,7 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
         left_out = NOT_RELOADABLE.get(name, frozenset())
         for key in _changed_keys(old, new):
             if key in left_out or not (taken is None or key in taken):
-                yield f"[{name.title()}] {_key_in_file(type(old), key)}"
+                yield f"[{name.title()}] {key_in_file(type(old), key)}"
     else:
         yield f"[Site] {name}"
 
@@ -103,10 +104,10 @@ def _node_restart_keys(old: Mapping[str, BaseModel], new: Mapping[str, BaseModel
     for name in old.keys() & new.keys():
         for key in _changed_keys(old[name], new[name]):
             if key not in (RELOADABLE["nodes"] or ()):
-                yield f"[Node {name}] {_key_in_file(type(old[name]), key)}"
+                yield f"[Node {name}] {key_in_file(type(old[name]), key)}"
 
 
-def _key_in_file(settings: type[BaseModel], name: str) -> str:
+def key_in_file(settings: type[BaseModel], name: str) -> str:
     """The key of a field, as written in the file."""
     return str(settings.model_fields[name].validation_alias or name)
 

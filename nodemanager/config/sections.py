@@ -70,9 +70,9 @@ class Sections:
         entries = self.document.section(name).entries
         for key in entries.keys() - allowed.keys():
             nearest = nearest_name(key, allowed)
-            self.fault(
-                name, key, "no such key" + ("" if nearest else f"; the keys are {', '.join(allowed)}"), nearest
-            )
+            problem = "no such key" + ("" if nearest else f"; the keys are {', '.join(allowed)}")
+            # Nobody knows whether the value of an unknown key is a secret.
+            self.faults.append(self.document.fault(name, key, problem, nearest, shows_value=False))
         texts = {key: entry.text for key, entry in entries.items() if key in allowed and entry.text is not None}
         try:
             return settings.model_validate(texts)

@@ -35,6 +35,7 @@ from nodemanager.config.text.settings import (
     TimingSettings,
     WebSettings,
 )
+from nodemanager.core.notation import format_fsd
 from nodemanager.core.slots import (
     DEFAULT_CLOUD,
     CloudName,
@@ -225,16 +226,28 @@ def name_file(state_dir: Path) -> Path:
 
 def site_warnings(site: Site) -> tuple[str, ...]:
     """Warn about probable mistakes in a valid site, one text each."""
-    return (*_unaffordable_types(site), *_unguarded_types(site))
+    return (*_unaffordable_types(site), *_short_lived_types(site), *_unguarded_types(site))
 
 
 def _unaffordable_types(site: Site) -> Iterator[str]:
     price_max = site.limits.price_per_hour_max
     for node_type in site.node_types:
-        if node_type.price_per_hour > price_max:
+        if node_type.price_per_hour > price_max and not node_type.prepaid:
             yield (
                 f"[Node {node_type.name}] will never be bought: its price_per_hour = {node_type.price_per_hour} "
                 f"is above price_per_hour_max = {price_max}. Raise the limit, or remove the type."
+            )
+
+
+def _short_lived_types(site: Site) -> Iterator[str]:
+    """Warn of nodes that can be too old when they join: each would be replaced by one that is too old again."""
+    boot_s = site.timing.boot_timeout_s
+    for node_type in site.node_types:
+        if node_type.max_age_s is not None and node_type.max_age_s <= boot_s:
+            yield (
+                f"[Node {node_type.name}] max_age = {format_fsd(node_type.max_age_s)} is not above boot_timeout = "
+                f"{format_fsd(boot_s)}: a node may be too old when it joins, and is then replaced again and again. "
+                "Set a longer max_age."
             )
 
 

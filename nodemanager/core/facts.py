@@ -377,6 +377,7 @@ class CloudCallFailed:
     quota_scope: QuotaScope | None = None  # of a refusal for lack of quota; None if the provider does not say
     provider_id: ProviderId | None = None  # of a destroy
     cloud: CloudName = DEFAULT_CLOUD
+    foreseen: bool = True  # False: the adapter met an answer that its author did not foresee
 
 
 # --- from the workers that carry orders out ---------------------------------------------------------------
@@ -466,10 +467,17 @@ class PeersSeen:
     refused: Mapping[JobId, frozenset[str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class SteeringSeen:
+    """Whether operators can steer this manager. ``lost``: why not; "" if they can."""
+
+    lost: str
+
+
 OperatorFact = (
     HoldPlaced | RetirementRequested | ReplacementsRequested | NodeReleased | DecisionsPaused | DecisionsResumed
 )
 CloudFact = (
     CloudListed | CloudChanged | NodeCreated | NodeDestroyed | LeftoversRemoved | CloudCallFailed | OrderLapsed
 )
-Fact = FluxFact | CloudFact | OperatorFact | JoinFact | PeersSeen
+Fact = FluxFact | CloudFact | OperatorFact | SteeringSeen | JoinFact | PeersSeen

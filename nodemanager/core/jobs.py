@@ -170,6 +170,8 @@ class Job:
     began_at: float | None = None
     # We hold it in Flux by urgency 0. ``urgency`` and ``priority`` are those that it has again once it is released.
     held_by_us: bool = False
+    # Of a job that depends on other jobs: the first of these, as Flux names them in its dependencies.
+    awaits: tuple[JobId, ...] = ()
 
     # The parts of the request that are read everywhere.
 
@@ -218,10 +220,17 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class UnreadableJob:
-    """A job whose jobspec could not be read. It is reported and gets no nodes; other jobs are not affected."""
+    """A job whose jobspec could not be read. It is reported and gets no nodes; other jobs are not affected.
+
+    ``has_started``: it has resources, or had them, so it waits for nothing. ``userid``: None if unreadable too.
+    ``set_aside``: its jobspec can be read, but this program fails on it.
+    """
 
     id: JobId
     why: str
+    has_started: bool = False
+    userid: int | None = None
+    set_aside: bool = False
 
 
 class Unserved(StrEnum):

@@ -119,7 +119,7 @@ class UnsafeData:
     ended_at: float  # by Flux's clock
 
 
-@dataclass(frozen=True)  # without slots, so that copies are fastest (``planner/state/frozen.py``)
+@dataclass(frozen=True)  # without slots, so that copies are fastest (``planner/frozen.py``)
 class FluxRank:
     """A rank of the instance, as one look showed it.
 
@@ -266,7 +266,7 @@ Roster = tuple[RosterEntry, ...]  # every launch that holds a slot
 
 
 class NodeState(StrEnum):
-    """A node's state, from its lease to the end of the lease. ``planner/state/lifecycle.py`` lists the moves."""
+    """A node's state, from its lease to the end of the lease. ``planner/snapshot.py`` lists the moves."""
 
     REQUESTED = "requested"  # leased; the provider has not shown it yet
     BOOTING = "booting"  # the provider shows it; its rank has not been online

@@ -224,15 +224,15 @@ def _bracketed(numbers: Sequence[str]) -> str:
 # --- id sets ----------------------------------------------------------------------------------------------
 
 
-def parse_idset(text: str) -> tuple[int, ...]:
+def parse_idset(text: str, most: int = IDS_MAX) -> tuple[int, ...]:
     """List the ids of a set such as "0-2,5" or "[0-2,5]" in ascending order; "" is the empty set.
 
     Extra commas are ignored, as in flux-core's ``idset_decode``: a job with ``--requires=rank:1,`` runs.
     """
     ids: list[int] = []
     for low, high in parse_idset_ranges(text):
-        if len(ids) + high - low >= IDS_MAX:
-            _fail(text, 0, f"more than {IDS_MAX} ids")
+        if len(ids) + high - low >= most:
+            _fail(text, 0, f"more than {most} ids")
         ids.extend(range(low, high + 1))
     return tuple(ids)
 

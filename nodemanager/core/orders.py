@@ -7,13 +7,108 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from nodemanager.core.jobs import JobId, NodeLoad
-from nodemanager.core.nodes import Launch, LaunchId, ProviderId, Roster, stamp_of
+from nodemanager.core.nodes import CallKind, Launch, LaunchId, ProviderId, Roster, stamp_of
+from nodemanager.core.notation import format_job_id
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import HeldJob, Spend, Steering
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, NodeType, Rank, SlotName, SlotsWish, TypeName
+
+# --- what every order knows of itself ---------------------------------------------------------------------
+
+
+class Order:
+    """What the log, the history and the workers ask any order of a plan.
+
+    ``call``: the kind of the call that a node waits for after this order; None if no node waits.
+    """
+
+    __slots__ = ()
+    call: ClassVar[CallKind | None] = None
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    @property
+    def launch_ids(self) -> tuple[LaunchId, ...]:
+        """The launches that it is about: none, one, or several."""
+        return ()
+
+    @property
+    def subject(self) -> str:
+        """What it is about, as the history has it: launches, a provider's id, or a job."""
+        return ",".join(self.launch_ids)
+
+    @property
+    def only_job(self) -> JobId | None:
+        """The job that it is about, if it is about a job alone. Not everybody may see jobs."""
+        return None
+
+    @property
+    def subject_in_log(self) -> str:
+        """What it is about, as the log has it. Slots are easier to read than launches."""
+        return self.subject
+
+    @property
+    def why(self) -> Reason | None:
+        """Its reason. A create has none of its own: that of the order to boot was given before it."""
+        return getattr(self, "reason", None)
+
+
+class _OfNode(Order):
+    __slots__ = ()
+    launch: LaunchId
+
+    @property
+    def launch_ids(self) -> tuple[LaunchId, ...]:
+        return (self.launch,)
+
+
+class _OfLaunch(Order):
+    __slots__ = ()
+    launch: Launch
+
+    @property
+    def launch_ids(self) -> tuple[LaunchId, ...]:
+        return (self.launch.id,)
+
+    @property
+    def subject_in_log(self) -> str:
+        return self.launch.slot
+
+
+class _OfJob(Order):
+    __slots__ = ()
+    job: JobId
+
+    @property
+    def only_job(self) -> JobId:
+        return self.job
+
+    @property
+    def subject_in_log(self) -> str:
+        return format_job_id(self.job)
+
+
+class _OfCopy(_OfJob):
+    __slots__ = ()
+
+    @property
+    def subject(self) -> str:
+        return str(self.job)
+
+
+class _OfJobs(Order):
+    __slots__ = ()
+    jobs: Mapping[JobId, HeldJob]
+
+    @property
+    def subject_in_log(self) -> str:
+        return ",".join(map(format_job_id, self.jobs))
+
 
 # --- to Flux ----------------------------------------------------------------------------------------------
 
@@ -29,19 +124,29 @@ class LookAtRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordLaunches:
+class RecordLaunches(Order):
     """Record the leases, and clear the drains of ours and of Flux's own that their slots still carry."""
 
+    call: ClassVar[CallKind] = CallKind.RECORD
     launches: tuple[Launch, ...]
+
+    @property
+    def launch_ids(self) -> tuple[LaunchId, ...]:
+        return tuple(launch.id for launch in self.launches)
+
+    @property
+    def subject_in_log(self) -> str:
+        return ",".join(launch.slot for launch in self.launches)
 
 
 @dataclass(frozen=True, slots=True)
-class DrainNode:
+class DrainNode(_OfNode):
     """Drain the rank so that it takes no more jobs, then look at it again. Flux shows ``note`` after our mark.
 
     ``replaces``: the reason of Flux's own drain that ours replaces, if the rank still has it.
     """
 
+    call: ClassVar[CallKind] = CallKind.DRAIN
     launch: LaunchId
     rank: Rank
     reason: Reason
@@ -52,9 +157,10 @@ class DrainNode:
 
 
 @dataclass(frozen=True, slots=True)
-class CordonNode:
+class CordonNode(_OfNode):
     """Drain the rank so that no new job starts, and leave running jobs alone. Flux shows ``text`` as the reason."""
 
+    call: ClassVar[CallKind] = CallKind.DRAIN
     launch: LaunchId
     rank: Rank
     text: str
@@ -63,29 +169,32 @@ class CordonNode:
 
 
 @dataclass(frozen=True, slots=True)
-class UndrainNode:
+class UndrainNode(_OfNode):
     """Undo our drain of the node's rank."""
 
+    call: ClassVar[CallKind] = CallKind.UNDRAIN
     launch: LaunchId
     rank: Rank
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
-class StopBroker:
+class StopBroker(_OfNode):
     """Let the broker leave the overlay cleanly before its machine is terminated."""
 
+    call: ClassVar[CallKind] = CallKind.STOP_BROKER
     launch: LaunchId
     rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
-class KillHousekeeping:
+class KillHousekeeping(_OfNode):
     """Kill the housekeeping on the rank, which frees the resources it holds. No job is affected.
 
     ``hard``: an earlier signal did not end it.
     """
 
+    call: ClassVar[CallKind] = CallKind.KILL_HOUSEKEEPING
     launch: LaunchId
     rank: Rank
     hard: bool
@@ -93,7 +202,7 @@ class KillHousekeeping:
 
 
 @dataclass(frozen=True, slots=True)
-class RequeueJob:
+class RequeueJob(_OfNode):
     """Submit the job again, held until the first one has ended. ``launch``: the node that is taken back."""
 
     job: JobId
@@ -102,7 +211,7 @@ class RequeueJob:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadResult:
+class ReadResult(_OfCopy):
     """Read how ``original`` ended. ``job``: its copy, which waits for that."""
 
     job: JobId
@@ -111,7 +220,7 @@ class ReadResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StartCopy:
+class StartCopy(_OfCopy):
     """Take our hold off the copy of a job that failed."""
 
     job: JobId
@@ -119,7 +228,7 @@ class StartCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelCopy:
+class CancelCopy(_OfCopy):
     """Cancel the copy of a job that needs none. Flux shows the reason to its user."""
 
     job: JobId
@@ -127,15 +236,16 @@ class CancelCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class EndLease:
+class EndLease(_OfLaunch):
     """Undo our drain of the slot's rank and forget the launch: the node is proven gone."""
 
+    call: ClassVar[CallKind] = CallKind.END_LEASE
     launch: Launch
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
-class HoldJobs:
+class HoldJobs(_OfJobs):
     """Record that we hold these jobs, then set their urgency to 0."""
 
     jobs: Mapping[JobId, HeldJob]
@@ -143,7 +253,7 @@ class HoldJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseJobs:
+class ReleaseJobs(_OfJobs):
     """Give jobs that we hold their urgency again, then forget them."""
 
     jobs: Mapping[JobId, HeldJob]
@@ -151,7 +261,7 @@ class ReleaseJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class DelegateJob:
+class DelegateJob(_OfJob):
     """Run a waiting job at a peer, although its user did not ask for that. ``urgency``: the one that it has."""
 
     job: JobId
@@ -182,20 +292,28 @@ class ShowOnJobs:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeSlots:
+class ChangeSlots(Order):
     """Change the type of each slot in ``moves``."""
 
     wish: SlotsWish
     moves: Mapping[SlotName, TypeName]
     reason: Reason
 
+    @property
+    def subject_in_log(self) -> str:
+        return ",".join(f"{slot}={name}" for slot, name in self.moves.items())
+
 
 @dataclass(frozen=True, slots=True)
-class RefuseSlots:
+class RefuseSlots(Order):
     """Refuse a wish to change the slots, with the reason."""
 
     wish: SlotsWish
     reason: Reason
+
+    @property
+    def subject_in_log(self) -> str:
+        return ",".join(f"{name}={count}" for name, count in self.wish.counts.items())
 
 
 # --- to the cloud -----------------------------------------------------------------------------------------
@@ -216,9 +334,10 @@ class SweepCloud:
 
 
 @dataclass(frozen=True, slots=True)
-class CreateNode:
+class CreateNode(_OfLaunch):
     """Create the node of a launch that is on record."""
 
+    call: ClassVar[CallKind] = CallKind.CREATE
     launch: Launch
     node_type: NodeType
 
@@ -234,13 +353,26 @@ def key_of_call(order: CreateNode) -> Hashable:
 
 
 @dataclass(frozen=True, slots=True)
-class DestroyNode:
+class DestroyNode(Order):
     """Terminate a node. ``launch`` is None for an instance of ours that has no launch."""
 
+    call: ClassVar[CallKind] = CallKind.DESTROY
     launch: LaunchId | None
     provider_id: ProviderId
     reason: Reason
     cloud: CloudName = DEFAULT_CLOUD
+
+    @property
+    def launch_ids(self) -> tuple[LaunchId, ...]:
+        return (self.launch,) if self.launch is not None else ()
+
+    @property
+    def subject(self) -> str:
+        return self.launch or self.provider_id
+
+    @property
+    def subject_in_log(self) -> str:
+        return self.provider_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +402,10 @@ class PostRoster:
 
 
 @dataclass(frozen=True, slots=True)
-class BootNode:
+class BootNode(_OfLaunch):
     """Lease a slot and create its node. ``serves``: the first ten jobs it is bought for. ``load``: all of them."""
 
+    call: ClassVar[CallKind] = CallKind.RECORD
     launch: Launch
     serves: tuple[JobId, ...]
     reason: Reason

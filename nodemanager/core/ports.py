@@ -1,13 +1,16 @@
 """The interfaces to the outside world: a clock, a cloud, a Flux instance, the join service.
 
 Each method's docstring is a contract. ``tests/contract/`` checks every adapter against it, real and simulated.
-Adapters raise :class:`CloudError` or :class:`FluxError` for outside failures; any other exception is a bug and ends
-the process.
+Adapters raise :class:`CloudError` or :class:`FluxError` for outside failures. Any other exception of a cloud's
+adapter counts as a failed call (:func:`unforeseen_as_cloud_error`). Of any other adapter it is a bug and ends the
+process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -29,7 +32,9 @@ from nodemanager.core.slots import Hardware, NodeType, Rank, SlotName, SlotsWish
 
 
 class CloudError(Exception):
-    """A cloud call failed in an expected way."""
+    """A cloud call failed. ``foreseen``: in a way that the adapter knows."""
+
+    foreseen = True
 
     def __init__(
         self, kind: FailureKind, detail: str, retry_after_s: float = 0.0, reach: QuotaScope | None = None
@@ -39,6 +44,30 @@ class CloudError(Exception):
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.quota_scope = reach
+
+
+class UnforeseenError(CloudError):
+    """A cloud's adapter raised something else than :class:`CloudError`, which is the ``__cause__``."""
+
+    foreseen = False
+
+
+@contextmanager
+def unforeseen_as_cloud_error(*, creating: bool = False) -> Iterator[None]:
+    """Raise any exception of a cloud's adapter as :class:`CloudError`.
+
+    What a provider answers is written by strangers, so an adapter may meet what its author did not foresee. That
+    must not end the process, which also looks after the nodes of all other clouds. ``creating``: whether the call
+    creates nodes. Then the error is ``AMBIGUOUS``, because the node may exist.
+    """
+    try:
+        yield
+    except CloudError:
+        raise
+    except Exception as error:
+        kind = FailureKind.AMBIGUOUS if creating else FailureKind.TRANSIENT
+        text = re.sub(r"\?\S+", "?...", f"{type(error).__name__}: {error}")  # the query of a URL may hold secrets
+        raise UnforeseenError(kind, f"the answer was not understood: {text[:300]}") from error
 
 
 @dataclass(frozen=True, slots=True)

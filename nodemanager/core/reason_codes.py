@@ -30,6 +30,7 @@ class Figures(TypedDict, total=False):
     by: str
     call: str
     detail: str
+    operation: str
     others: str
     peer: str
     drain_reason: str
@@ -49,6 +50,7 @@ class Figures(TypedDict, total=False):
     queue: str
     remote: str
     result: str
+    schedule: str
     scope: str
     size: str
     source: str
@@ -119,6 +121,8 @@ class Figures(TypedDict, total=False):
     age_s: float
     away_s: float
     boot_timeout_s: float
+    unlisted_s: float
+    create_grace_s: float
     broker_stop_s: float
     creates_per_s: float
     calls_per_s: float
@@ -180,6 +184,9 @@ class Code(StrEnum):
     PAUSED = "paused", "by since_at", "why until_at"
     INSTANCE_DIFFERS = "instance_differs", "why missing otherwise slots"
     SAFE_MODE = "safe_mode", "why ends", "lists lists_max unready node_count unready_max until_s"
+    # no node is bought
+    NOT_STEERABLE = "not_steerable", "why"
+    RECORD_NOT_WRITTEN = "record_not_written", "failures why retry_s"
     # a job waits
     SETTLING = "settling", "settles_at_s"
     FITS_ON_A_NODE_THAT_IS_UP = "fits_on_a_node_that_is_up", "nodes", f"unheeded {_NEAR}"
@@ -192,6 +199,7 @@ class Code(StrEnum):
     NODE_ORDERED = "node_ordered", "nodes", f"zone unheeded {_NEAR}"
     BEHIND_A_STUCK_JOB = "behind_a_stuck_job", "job"
     BEYOND_LIMITS = "beyond_limits", "node_count nodes_max price_per_hour price_per_hour_max"
+    BEYOND_SCHEDULE = "beyond_schedule", "until_at"
     BEYOND_CLOUD = "beyond_cloud", "cloud node_type node_count why"
     BEYOND_BUDGET = "beyond_budget", "account period budget node_count price_per_hour"
     TOO_FEW_SLOTS = "too_few_slots", "slots short"
@@ -202,26 +210,30 @@ class Code(StrEnum):
     BUDGET_OF_ACCOUNT = "budget_of_account", "account period forecast budget"
     ONE_ZONE_SHORT = "one_zone_short", "zone have short"
     HELD = "held", "urgency priority"
-    DEPENDENCY = "dependency"
+    DEPENDENCY = "dependency", "", "jobs"
     COPY_WAITS = "copy_waits", "job"
     NOT_YET_SCHEDULED = "not_yet_scheduled", "state"
     QUEUE_STOPPED = "queue_stopped", "queue"
     TOO_MANY_SHAPES = "too_many_shapes", "shapes considered"
+    TOO_MUCH_TO_PLAN = "too_much_to_plan", "shapes"
     USER_DRAINS_NODES = "user_drains_nodes", "account job failures retry_s"  # also a warning
+    GANG_REFUSED = "gang_refused", "node_type node_count detail until_s"  # also a warning
     UNREADABLE = "unreadable", "why"
+    SET_ASIDE = "set_aside", "why"
     NO_TYPE_FITS = "no_type_fits", "nearest lacks"
+    ONLY_FOR_GPU_JOBS = "only_for_gpu_jobs", "node_types"
     NO_NODE_TYPE = "no_node_type"
-    TYPE_LIMIT = "type_limit", "node_type nodes_max", "short jobs"
+    TYPE_LIMIT = "type_limit", "schedule node_type nodes_max", "short until_at ends jobs"
     NO_FREE_SLOT = "no_free_slot", "node_type slots short", "jobs"
-    NODES_MAX = "nodes_max", "node_type nodes_max short"
+    NODES_MAX = "nodes_max", "node_type nodes_max short", "jobs"
     SPOT_SHARE_MAX = "spot_share_max", "node_type spot_share_max"
-    PRICE_PER_HOUR_MAX = "price_per_hour_max", "node_type price_per_hour left price_per_hour_max"
+    PRICE_PER_HOUR_MAX = "price_per_hour_max", "node_type price_per_hour left price_per_hour_max", "jobs"
     ONLY_OBSERVED = "only_observed", "node_type"
     CLOUD_CLOSED = "cloud_closed", "cloud why"
     CLOUD_BUDGET_SPENT = "cloud_budget_spent", "cloud period spent forecast budget"
     CLOUD_BUDGET_USED_UP = "cloud_budget_used_up", "cloud period spent forecast budget"
     CLOUD_BUDGET_LEFT = "cloud_budget_left", "cloud period spent forecast budget hours"
-    CLOUD_FULL = "cloud_full", "cloud why"
+    CLOUD_FULL = "cloud_full", "cloud why", "jobs"
     AT_QUOTA = "at_quota", "scope node_count detail until_s"
     BREAKER_OPEN = "breaker_open", "node_type image failures why retry_s"
     BREAKER_TRYING = "breaker_trying", "node_type image failures why"
@@ -268,12 +280,14 @@ class Code(StrEnum):
     NOTHING_IS_SHORT = "nothing_is_short"
     JOB_HELD_UP = "job_held_up", "job why"
     FITS_NO_JOB_THAT_IS_SHORT = "fits_no_job_that_is_short"
+    KEPT_FOR_GPU_JOBS = "kept_for_gpu_jobs"
     ANOTHER_MIX_IS_CHEAPER = "another_mix_is_cheaper", "node_types price_per_hour"
     ANOTHER_TYPE_IS_CHEAPER = "another_type_is_cheaper", "node_type price_per_hour"
     ANOTHER_SIZE_IS_CHEAPER = "another_size_is_cheaper", "size market price_per_hour"
     # warnings
     JOBS_HELD = "jobs_held", "job job_count"
     JOBS_RELEASED = "jobs_released", "job job_count"
+    JOBS_SET_ASIDE = "jobs_set_aside", "job job_count"
     JOB_NEVER_RUNS = "job_never_runs", "job job_count"
     GPU_NODE_UNGUARDED = "gpu_node_unguarded", "node_type job"
     DRAINED_YET_PAID = "drained_yet_paid", "node_type nodes node_count price_per_hour"
@@ -290,7 +304,9 @@ class Code(StrEnum):
     UNFIT = "unfit", "node why"
     HANGS_AT_WORK = "hangs_at_work", "node hangs_s"
     DATA_NOT_SAFE = "data_not_safe", "node jobs lasts_s data_max_s"
+    ANSWER_MISREAD = "answer_misread", "source operation times detail"
     GONE_AT_PROVIDER_YET_UP = "gone_at_provider_yet_up", "node absences"
+    VANISHED_NOT_DESTROYED = "vanished_not_destroyed", "node unlisted_s detail"
     # the slots change
     SLOTS_WISHED = "slots_wished", "slots"
     DECLARED_AS_MEASURED = "declared_as_measured", "node_type"
@@ -310,7 +326,7 @@ class Code(StrEnum):
     CREATE_CALLS_PACED = "create_calls_paced", "calls_per_s"
     CALLS_IN_FLIGHT_MAX = "calls_in_flight_max", "calls_in_flight_max"
     CALL_IN_FLIGHT = "call_in_flight", "call deadline_s"
-    RETRY_LATER = "retry_later", "retry_s tries"
+    RETRY_LATER = "retry_later", "retry_s tries", "detail"
     LOOKED_FOR = "looked_for", "absences since_s"
     UNKNOWN_TYPE = "unknown_type", "node_type"
     UNKNOWN_SIZE = "unknown_size", "node_type size"
@@ -323,10 +339,14 @@ class Code(StrEnum):
     BUSY = "busy"
     WANTED = "wanted", "jobs"
     IDLE_UNCONFIRMED = "idle_unconfirmed", "looks needs"
-    IDLE_NOT_LONG = "idle_not_long", "idle_s idle_timeout_s"
-    PAID_TIME_LEFT = "paid_time_left", "idle_s window_left_s stop_lead_s"
-    NEXT_WINDOW_BEGINS = "next_window_begins", "idle_s window_left_s stop_lead_s quickest_stop_s goes_in_s"
-    PREPAID = "prepaid", "node_type prepaid"
+    IDLE_NOT_LONG = "idle_not_long", "idle_s idle_timeout_s", "drain_reason"
+    PAID_TIME_LEFT = "paid_time_left", "idle_s window_left_s stop_lead_s", "drain_reason"
+    NEXT_WINDOW_BEGINS = (
+        "next_window_begins",
+        "idle_s window_left_s stop_lead_s quickest_stop_s goes_in_s",
+        "drain_reason",
+    )
+    PREPAID = "prepaid", "node_type prepaid", "drain_reason"
     DRAINED_BY_FLUX = "drained_by_flux", "drain_reason lasts_s foreign_drain_after_s"
     HELD_BY_DRAIN = "held_by_drain", "drain_reason"
     HELD_BY_OPERATOR = "held_by_operator", "by since_at", "why until_at"
@@ -367,6 +387,7 @@ class Code(StrEnum):
     ABOVE_NODES_MAX = "above_nodes_max", "node_count nodes_max"
     RETIRED_BY_OPERATOR = "retired_by_operator", "by since_at", "why until_at"
     NEVER_JOINED = "never_joined", "waited_s boot_timeout_s", "phase detail"
+    VANISHED = "vanished", "unlisted_s create_grace_s"
     FAILED_AT_PROVIDER = "failed_at_provider", "detail"
     JOIN_FAILED = "join_failed", "detail"
     TICKET_REPLAYED = "ticket_replayed"

@@ -26,7 +26,7 @@ MOMENT_FIGURES: Mapping[str, str] = {
     "since_s": "since_at",
 }
 JOB_FIGURES = frozenset({"job", "jobs"})  # if they hold ids; ``jobs`` may also be a count
-_USER = re.compile(r"\buser ([0-9]{1,10})\b")  # an account, as ``planner.cost.budget`` names it
+_USER = re.compile(r"\buser ([0-9]{1,10})\b")  # an account, as ``planner.budget`` names it
 # "1 jobs" and "1 other jobs", where a sentence counts: no digit, "." or letter before it.
 _ONE_OF_MANY = re.compile(r"(?<![\w.,-])1( other|) (job|node|shape|time|signal|core|GPU)s\b")
 _TRAILING_MOMENT = re.compile(r" at (-?[0-9]+\.[0-9]+)$")
@@ -136,6 +136,11 @@ SENTENCES: Mapping[str, str] = {
     Code.PAUSED: "nothing is decided: paused by {by} since {since_at}",
     Code.INSTANCE_DIFFERS: "nothing is done: the instance does not match the site: {why}",
     Code.SAFE_MODE: "nothing is done: {why}; until {ends}",
+    # no node is bought
+    Code.NOT_STEERABLE: "no node is bought while nobody can steer the manager: {why}",
+    Code.RECORD_NOT_WRITTEN: (
+        "no node is bought: Flux refused to record leases, {failures} times in a row; next try at {retry_at}: {why}"
+    ),
     # a job waits
     Code.SETTLING: "nodes are bought once the queue is quiet",
     Code.FITS_ON_A_NODE_THAT_IS_UP: "fits on {nodes}: about to start",
@@ -151,6 +156,7 @@ SENTENCES: Mapping[str, str] = {
         "can never run: it needs {node_count} nodes at {price_per_hour} an hour, and the site allows {nodes_max}"
         " nodes at {price_per_hour_max} an hour"
     ),
+    Code.BEYOND_SCHEDULE: "the limits do not allow its nodes until {until_at}, when a schedule changes them",
     Code.BEYOND_CLOUD: (
         "can never run: it needs {node_count} nodes of {node_type}, and the cloud {cloud} allows fewer: {why}"
     ),
@@ -167,14 +173,24 @@ SENTENCES: Mapping[str, str] = {
     Code.NOT_YET_SCHEDULED: "Flux has not handed it to the scheduler yet",
     Code.QUEUE_STOPPED: "queue {queue} is stopped",
     Code.TOO_MANY_SHAPES: "its user's jobs have {shapes} different shapes, and one plan has time for {considered}",
+    Code.TOO_MUCH_TO_PLAN: (
+        "not all waiting jobs can get nodes now, and with {shapes} different shapes among them one plan has no time"
+        " to find out whether this one can"
+    ),
     Code.USER_DRAINS_NODES: (
         "{failures} jobs of {account} made Flux drain nodes, {job} the last: nothing is bought for {account} until"
         " {retry_at}"
     ),
+    Code.GANG_REFUSED: (
+        "the provider has too few nodes for all of it: {node_count} existed when it refused one more {node_type};"
+        " next try at {until_at}: {detail}"
+    ),
     Code.JOBS_HELD: "{job_count} jobs held, {job} the first: they cannot be served for long",
     Code.JOBS_RELEASED: "{job_count} jobs released, {job} the first: they can be served",
     Code.UNREADABLE: "its jobspec cannot be read: {why}",
+    Code.SET_ASIDE: "this job cannot be handled: {why}",
     Code.NO_TYPE_FITS: "no node type fits: the nearest, {nearest}, lacks {lacks}",
+    Code.ONLY_FOR_GPU_JOBS: "it needs {node_types}, which the site buys only for jobs that ask for GPUs",
     Code.ONLY_OBSERVED: "{node_type} is only observed: [Node {node_type}] mode = act would allow it",
     Code.CLOUD_CLOSED: "nothing is done in the cloud {cloud}: {why}",
     Code.CLOUD_BUDGET_SPENT: "the cloud {cloud} has spent its {budget} for the {period} ({spent}): its nodes leave",
@@ -185,7 +201,7 @@ SENTENCES: Mapping[str, str] = {
     ),
     Code.CLOUD_FULL: "the cloud {cloud} gets no more nodes: {why}",
     Code.NO_NODE_TYPE: "the site has no node type",
-    Code.TYPE_LIMIT: "a schedule allows {nodes_max} nodes of {node_type}",
+    Code.TYPE_LIMIT: "[Schedule {schedule}] allows {nodes_max} nodes of {node_type}",
     Code.NO_FREE_SLOT: "{short} short of {node_type}: too few of the {slots} slots that fit are free",
     Code.ALL_SLOTS_TAKEN: "all {slots} slots of {node_type} are taken",
     Code.NODES_MAX: "the fleet has reached nodes_max, {short} more needed",
@@ -217,6 +233,7 @@ SENTENCES: Mapping[str, str] = {
     Code.NOTHING_IS_SHORT: "running and booting nodes serve every waiting job",
     Code.JOB_HELD_UP: "nothing is bought: job {job} holds up the queue ({why})",
     Code.FITS_NO_JOB_THAT_IS_SHORT: "no job that needs nodes fits on it",
+    Code.KEPT_FOR_GPU_JOBS: "it is bought for jobs that ask for GPUs, and none of them needs a node",
     Code.ANOTHER_MIX_IS_CHEAPER: "{node_types} serve the jobs for {price_per_hour} an hour, and no mix is cheaper",
     Code.ANOTHER_TYPE_IS_CHEAPER: "{node_type} is no smaller, is free, and costs no more: {price_per_hour} an hour",
     Code.ANOTHER_SIZE_IS_CHEAPER: (
@@ -224,6 +241,9 @@ SENTENCES: Mapping[str, str] = {
         " that one runs out"
     ),
     Code.ONE_ZONE_SHORT: "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
+    Code.JOBS_SET_ASIDE: (
+        "{job_count} jobs cannot be handled, {job} the first: report it, with the line job_set_aside of the log"
+    ),
     Code.JOB_NEVER_RUNS: (
         "job {job} needs more nodes than a limit or a budget ever allows, and holds up {job_count} other jobs:"
         " raise it, or flux cancel {job}"
@@ -248,6 +268,10 @@ SENTENCES: Mapping[str, str] = {
     Code.DATA_NOT_SAFE: (
         "the data of job {jobs} on {node} is not safe, {lasts_s} after its end: copy it, then flux-node-manager"
         " data-safe"
+    ),
+    Code.ANSWER_MISREAD: "the answer of {source} to {operation} was not understood, {times} times: {detail}",
+    Code.VANISHED_NOT_DESTROYED: (
+        "the provider has not listed {node} for {unlisted_s}, and no destroy of it succeeds: {detail}"
     ),
     Code.GONE_AT_PROVIDER_YET_UP: "{absences} lists of the provider lack {node}, but it is still up",
     # the slots change
@@ -335,6 +359,7 @@ SENTENCES: Mapping[str, str] = {
     Code.ABOVE_NODES_MAX: "the fleet has {node_count} nodes, and nodes_max is {nodes_max}",
     Code.RETIRED_BY_OPERATOR: "retired by {by}",
     Code.NEVER_JOINED: "did not join within {boot_timeout_s}",
+    Code.VANISHED: "the provider has not listed it for {unlisted_s}, and it has not joined",
     Code.FAILED_AT_PROVIDER: "failed at the provider: {detail}",
     Code.LESS_THAN_DECLARED: "has less than its slot declares as {node_type}: {lacks}",
     Code.BROKER_LOST: "its broker disconnected {away_s} ago",
@@ -392,9 +417,24 @@ _NEAR = (
     ("at_home", " ({cost} and {egress} of egress; as {at_home} {other_cost})"),
     ("not_near", "; {not_near}"),
 )
+_EMPTYING = (("drain_reason", "; drained so that no new job starts there ({drain_reason})"),)
 ENDINGS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    Code.TYPE_LIMIT: (("short", ", {short} more needed"), ("jobs", "; waits for jobs {jobs}")),
+    Code.RETRY_LATER: (("detail", ": {detail}"),),
+    Code.IDLE_NOT_LONG: _EMPTYING,
+    Code.PAID_TIME_LEFT: _EMPTYING,
+    Code.NEXT_WINDOW_BEGINS: _EMPTYING,
+    Code.PREPAID: _EMPTYING,
+    Code.TYPE_LIMIT: (
+        ("until_at", " until {until_at}"),
+        ("short", ", {short} more needed"),
+        ("ends", "; {ends}"),
+        ("jobs", "; waits for jobs {jobs}"),
+    ),
     Code.NO_FREE_SLOT: (("jobs", "; waits for jobs {jobs}"),),
+    Code.DEPENDENCY: (("jobs", " on jobs {jobs}"),),
+    Code.CLOUD_FULL: (("jobs", "; waits for jobs {jobs}"),),
+    Code.NODES_MAX: (("jobs", "; waits for jobs {jobs}"),),
+    Code.PRICE_PER_HOUR_MAX: (("jobs", "; waits for jobs {jobs}"),),
     Code.FITS_ON_A_NODE_THAT_IS_UP: _NEAR,
     Code.NODE_KEPT_FOR_IT: _NEAR,
     Code.NODE_FREE_SOON: _NEAR,

@@ -9,6 +9,7 @@ from math import inf
 from types import MappingProxyType
 
 from nodemanager.core.nodes import LaunchId
+from nodemanager.core.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class Mark:
 
 def _no_marks() -> Mapping[LaunchId, Mark]:
     return MappingProxyType({})
+
+
+def with_words(reason: Reason, mark: Mark) -> Reason:
+    """The reason of something that an operator set, with the operator's own reason and its end, if given."""
+    if mark.why:
+        reason = reason.with_figures(why=mark.why)
+    return reason.with_figures(until_at=mark.until_at) if mark.until_at is not None else reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,17 @@ class TypeLimits:
     nodes_min: int = 0
     nodes_max: int | None = None
     price_per_hour_max: Decimal | None = None
+    schedule: str = field(default="", compare=False)  # the last one that allows fewer nodes
 
 
 NO_LIMITS = TypeLimits()
+
+
+class OnlyFor(StrEnum):
+    """Which jobs nodes of a type are bought for."""
+
+    GPU = "gpu"  # jobs that ask for GPUs
+    ANY = "any"
 
 
 class NodePlacement(StrEnum):
@@ -106,6 +114,12 @@ class NodeType:
     made_from: str = ""  # the fingerprint of what its nodes are made from (``core.upkeep.rules``); "" if unknown
     cloud: CloudName = DEFAULT_CLOUD  # where its nodes are created
     priority: int = 0  # of its cloud: the highest is bought first, whatever the price
+    only_for: OnlyFor | None = None  # None: jobs that ask for GPUs if it has some, and jobs that fit no other type
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether its nodes are bought for jobs that ask for GPUs, and for others only if no other type fits."""
+        return self.only_for is OnlyFor.GPU or (self.only_for is None and self.gpus > 0)
 
     def with_promise(self, promise: Promise) -> NodeType:
         """The type with the resources that the instance declares instead of the site's."""

@@ -17,6 +17,7 @@ from nodemanager.delegation.choose import Needs
 from nodemanager.delegation.jobs import PeerName, read_number
 
 ANY = "any"
+COUNT_MAX = 2**31 - 1  # of one resource, as in flux-core
 DELEGATE = "delegate"  # the attribute that the frobnicator makes of the dependency
 OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
 MARKER = "delegated-from"  # within OUR_ATTRIBUTES, in the copy
@@ -132,7 +133,7 @@ def read_cores(jobspec: object) -> int:
     """Read how many cores a job asks for; 0 if the jobspec cannot be read."""
     try:
         return read_needs(jobspec).cores if isinstance(jobspec, Mapping) else 0
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, ArithmeticError):
         return 0
 
 
@@ -146,6 +147,8 @@ def _count(resource: object) -> dict[str, int]:
     if isinstance(count, str):
         count = re.split(r"[-:,+]", count)[0]
     many = int(count) if count is not None else 1
+    if not 0 <= many <= COUNT_MAX:
+        raise ValueError(f"resources: a count from 0 to {COUNT_MAX} is needed")
     kind = str(resource.get("type", ""))
     total = {"node": 0, "core": 0, "gpu": 0}
     if kind in total:

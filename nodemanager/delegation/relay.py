@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nodemanager.core.untrusted import Unreadable
+
 OUTPUT = "output"
 EXEC = "exec.eventlog"
 _SHELL = "shell."
@@ -50,22 +52,29 @@ class OutputRelay:
             if self._seen[key] > self._skip.get(key, 0) and not (self.cut and key == OUTPUT):
                 lines.append(self._line(key, event))
             elif key == OUTPUT:
-                self._left_bytes -= len(json.dumps(event))
+                self._left_bytes -= len(_text(event))
         return "".join(lines)
 
     def _line(self, key: str, event: Mapping[str, Any]) -> str:
-        text = json.dumps(event, separators=(",", ":")) + "\n"
+        text = _text(event)
         if key != OUTPUT:
             return text
         self._left_bytes -= len(text)
         if self._left_bytes >= 0:
             return text
         self.cut = True
-        return _cut_line(event, self._where)
+        note = f"\n[output cut here: output_max is reached; the rest is shown by: {self._where}]\n"
+        return _note_line(event, note)
 
 
-def _cut_line(event: Mapping[str, Any], where: str) -> str:
-    note = f"\n[output cut here: output_max is reached; the rest is shown by: {where}]\n"
+def _text(event: Mapping[str, Any]) -> str:
+    for value in event.values():
+        if isinstance(value, Unreadable):
+            return _note_line(event, f"[an event of the output is left out: it {value.why}]\n")
+    return json.dumps(event, separators=(",", ":")) + "\n"
+
+
+def _note_line(event: Mapping[str, Any], note: str) -> str:
     data = {"stream": "stderr", "rank": "0", "data": note}
     cut = {"timestamp": event.get("timestamp", 0.0), "name": "data", "context": data}
     return json.dumps(cut, separators=(",", ":")) + "\n"

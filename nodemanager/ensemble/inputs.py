@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nodemanager.core.untrusted import read_json, read_lines
+
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -73,7 +75,7 @@ def write_inputs(inputs: Iterable[Input]) -> str:
 
 def read_inputs(log: str) -> list[Input]:
     """Read the lines of a log. Raises ``ValueError`` if it is damaged."""
-    return [_from_list(json.loads(line)) for line in log.splitlines() if line]
+    return [_from_list(read_json(line)) for line in read_lines(log)]
 
 
 def _to_list(it: Input) -> list[Any]:

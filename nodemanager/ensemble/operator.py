@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Protocol
 
+from nodemanager.core.untrusted import read_json
+
 NODES_MAX = 1_000_000
 NAME_MAX = 200  # characters
 _GROW, _SHRINK = "grow", "shrink"
@@ -104,8 +106,8 @@ def read_change(name: str, action: str, payload: str) -> SizeChange:
     if action not in {_GROW, _SHRINK}:
         raise ValueError(f'"{action[:NAME_MAX]}" is not an action: use grow or shrink')
     try:
-        content = json.loads(payload) if payload else {}
-    except (ValueError, RecursionError) as error:
+        content = read_json(payload) if payload else {}
+    except ValueError as error:
         raise ValueError(f"the payload is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError('the payload must be an object such as {"grow": 2}')  # noqa: TRY004 - one kind of fault
@@ -165,9 +167,9 @@ def read_resize(status: int, payload: str) -> None:
     if status == ReplyStatus.SUCCESS:
         return
     try:
-        content = json.loads(payload)
+        content = read_json(payload)
         why, nodes, kind = str(content.get("why", "")), content.get("nodes"), str(content.get("kind", ""))
-    except (ValueError, RecursionError, AttributeError):
+    except (ValueError, AttributeError):
         why, nodes, kind = payload[:200], None, ""
     if status == ReplyStatus.DENIED:
         raise ChangeDenied(why, nodes if isinstance(nodes, int) else None)
@@ -191,8 +193,8 @@ def read_reply(status: int, payload: str) -> str:
 
 def _why(payload: str) -> str:
     try:
-        content = json.loads(payload) if payload else {}
-    except (ValueError, RecursionError):
+        content = read_json(payload) if payload else {}
+    except ValueError:
         return payload[:1000]
     return str(content.get("why", ""))[:1000] if isinstance(content, dict) else ""
 
@@ -200,7 +202,7 @@ def _why(payload: str) -> str:
 def read_kept(payload: str) -> int | None:
     """Return how many nodes a status says are kept for the member; None if it does not say."""
     try:
-        nodes = json.loads(payload)["size"]["asked"]
-    except (ValueError, RecursionError, LookupError, TypeError):
+        nodes = read_json(payload)["size"]["asked"]
+    except (ValueError, LookupError, TypeError):
         return None
     return nodes if isinstance(nodes, int) else None

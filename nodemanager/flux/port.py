@@ -88,7 +88,6 @@ class RealFluxPort:
         timeout_s: float = 5.0,
         measures: bool = False,
         flub: bool = False,
-        leader_runs_jobs: bool = False,
         types_with_data: Iterable[TypeName] = (),
         early_release: bool = False,
     ) -> None:
@@ -110,13 +109,14 @@ class RealFluxPort:
         self._last_job_ended_at: Mapping[Rank, float] = {}
         self._config: Any = None
         self._slot_types: Mapping[SlotName, TypeName] = {}
-        self._look = Look(with_leader=leader_runs_jobs)
+        self._look = Look()
         self._early_release = early_release
         types = frozenset(types_with_data)
         others = [slot for it in node_types if it.name not in types for slot in it.slots]
         self._unsafe = UnsafeJobs(types, others) if types else None
         self._ended_known_until_at = 0.0
         self._knows_data = False  # whether what ran before the present leases was left out
+        self._damaged: dict[str, str] = {}  # the records of safe data that cannot be read, by KVS key
         self._node_order: NodeOrder | None = None
         self._log: Any = structlog.get_logger()
 
@@ -479,9 +479,17 @@ class RealFluxPort:
                 self._knows_data = True
             keys = unsafe.keys()
             texts = self._read(list(keys))
-            unsafe.apply({keys[key]: data_record.decode(text) for key, text in texts.items()})
         except ValueError as fault:
-            raise FluxError(f"the records of safe data cannot be read: {fault}") from fault
+            raise FluxError(f"an answer of the instance cannot be read: {fault}") from fault
+        for key, text in texts.items():
+            try:
+                unsafe.apply(keys[key], data_record.decode(text))
+            except ValueError as fault:
+                # Only that job's data stays unsafe. One line for each fault, not one a second.
+                if self._damaged.get(key) != text:
+                    self._log.warning("data_safe_record_unreadable", key=key, why=str(fault))
+                self._damaged[key] = text
+        self._damaged = {key: text for key, text in self._damaged.items() if key in texts}
         return unsafe.mark(ranks)
 
     def _update_last_job_ends(self) -> object:

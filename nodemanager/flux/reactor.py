@@ -7,7 +7,6 @@ is destroyed as soon as it is done, and the rest at the end of the ``with``.
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,8 +17,11 @@ from typing import Any, Self
 import structlog
 
 from nodemanager.core.ports import FluxError
+from nodemanager.core.untrusted import read_object
 from nodemanager.flux.bindings import LEADER, BindingsMissing, CallFailed, Future, connect, flux_call
 from nodemanager.flux.handles.handle import ServiceRequest, Watcher
+
+REQUEST_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +72,14 @@ def _read_request(request: ServiceRequest) -> RpcRequest:
     """Raises ``ValueError``, also if the payload is not JSON or not an object."""
     try:
         text = request.text
-        payload = json.loads(text) if text is not None else {}
-    except (OSError, RuntimeError) as error:  # no text; nested too deep
+    except OSError as error:  # no text
         raise ValueError(f"the payload is unusable: {error}") from error
-    if not isinstance(payload, dict):
-        raise ValueError("the payload must be an object")  # noqa: TRY004 - the asker's fault
+    payload = read_object(text, size_max=REQUEST_BYTES_MAX) if text is not None else {}
     return RpcRequest(payload, None if request.by_owner else request.userid)
 
 
 def _read(future: Future) -> Any:
-    """Raises ``OSError``, with EPROTO if the answer is not JSON or is nested too deep."""
+    """Raises ``OSError``, with EPROTO if the bindings cannot read the answer."""
     try:
         return future.get()
     except (ValueError, RecursionError) as error:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from typing import Any
 
+from nodemanager.core.untrusted import read_json
 from nodemanager.delegation.jobs import HOLD_UNTIL_AT
 from nodemanager.delegation.jobspec import OUR_ATTRIBUTES
 from nodemanager.flux.parse.jobspec import REQUEUED_FROM
@@ -43,6 +43,6 @@ def unwrap_jobspec(signed: object) -> dict[str, Any]:
     payload = parts[1]
     try:
         text = base64.b64decode(payload + "=" * (-len(payload) % 4))
-        return dict(object_at(json.loads(text), "jobspec"))
+        return dict(object_at(read_json(text), "jobspec"))
     except (binascii.Error, UnicodeDecodeError) as fault:
         raise ValueError(f"its payload is not valid Base64: {fault}") from fault

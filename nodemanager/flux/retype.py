@@ -36,6 +36,7 @@ from nodemanager.core.drains import DRAIN_MARK
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.ports import FluxError, SlotsUnchanged
 from nodemanager.core.slots import NodeType, Promise, Rank, SlotName, SlotsWish, TypeName
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.bindings import CallFailed
 from nodemanager.flux.claim import SERVICE
 from nodemanager.flux.parse.json_fields import list_at, object_at, text_at, whole_at
@@ -118,7 +119,7 @@ def encode_wish(wish: SlotsWish) -> str:
 
 def decode_wish(text: str) -> SlotsWish:
     """Read a wish from its KVS value. Raises ``ValueError``."""
-    fields = object_at(json.loads(text), "wish")
+    fields = object_at(read_json(text), "wish")
     counts = object_at(fields.get("counts"), "wish.counts")
     return SlotsWish(
         text_at(fields.get("id"), "wish.id"),
@@ -141,7 +142,7 @@ def encode_answer(answer: Answer) -> str:
 
 def decode_answer(text: str) -> Answer:
     """Read an answer from its KVS value. Raises ``ValueError``."""
-    fields = object_at(json.loads(text), "answer")
+    fields = object_at(read_json(text), "answer")
     moves = object_at(fields.get("moves"), "answer.moves")
     return Answer(
         text_at(fields.get("id"), "answer.id"),
@@ -156,7 +157,7 @@ def _encode_marker(wish_id: str, moves: SlotTypes, schedulers: Sequence[Module])
 
 
 def _decode_marker(text: str) -> tuple[Answer, list[Module]]:
-    fields = object_at(json.loads(text), "marker")
+    fields = object_at(read_json(text), "marker")
     moves = object_at(fields.get("moves"), "marker.moves")
     answer = Answer(
         text_at(fields.get("wish"), "marker.wish"),

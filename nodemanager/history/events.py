@@ -27,27 +27,14 @@ from nodemanager.core.jobs import Job, JobId, JobState
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.orders import (
     BootNode,
-    CancelCopy,
-    ChangeSlots,
-    CreateNode,
-    DelegateJob,
-    DestroyNode,
-    EndLease,
-    HoldJobs,
-    ReadResult,
-    RecordLaunches,
-    RefuseSlots,
-    ReleaseJobs,
-    StartCopy,
 )
 from nodemanager.core.reason_codes import Figure
 from nodemanager.core.reason_text import ClockReading
-from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName
-from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.explain.node_reasons import NodeReasons
+from nodemanager.planner.backoff import refusal_reason
 from nodemanager.planner.plan import Action, type_of_action
+from nodemanager.planner.reasons import NodeReasons
 
 # For this many jobs at the head of the queue, a new reason to wait is an event. The other jobs are only counted.
 JOBS_FOLLOWED = 2000
@@ -61,7 +48,8 @@ class HistoryEvent:
 
     ``kind`` is one of: decided; would (a decision of observe mode); node (``what``: its new state); because (a
     node, job or type has a new reason); job; failed (a call); operator; delegation (a job or a peer); ensemble;
-    standstill; alarm; block. ``at`` and the times in ``figures`` are wall-clock.
+    standstill; alarm; block. ``at`` and the times in ``figures`` are wall-clock. ``of_job``: it is about a job
+    alone, so only those who may see jobs may see it. The history does not keep that.
     """
 
     at: float
@@ -71,43 +59,7 @@ class HistoryEvent:
     code: str = ""
     figures: Mapping[str, Figure] = field(default_factory=lambda: NO_FIGURES)
     node_type: str = ""
-
-
-def order_name(action: Action) -> str:
-    """The order's name, as the history and the log have it."""
-    return type(action).__name__
-
-
-def launches_of(action: Action) -> tuple[LaunchId, ...]:
-    """The launches that an order is about: none, one, or several."""
-    match action:
-        case BootNode(launch=launch) | CreateNode(launch=launch) | EndLease(launch=launch):
-            return (launch.id,)
-        case RecordLaunches(launches=launches):
-            return tuple(launch.id for launch in launches)
-        case ChangeSlots() | RefuseSlots() | HoldJobs() | ReleaseJobs() | DelegateJob():
-            return ()
-        case ReadResult() | StartCopy() | CancelCopy():
-            return ()
-        case _:
-            return (action.launch,) if action.launch is not None else ()
-
-
-def subject_of(action: Action) -> str:
-    """The order's subject: its launches, the provider's id of a node that belongs to no launch, or a copied job."""
-    match action:
-        case DestroyNode(launch=None, provider_id=provider_id):
-            return provider_id
-        case ReadResult(job=job) | StartCopy(job=job) | CancelCopy(job=job):
-            return str(job)
-        case _:
-            return ",".join(launches_of(action))
-
-
-def reason_of(action: Action) -> Reason | None:
-    """The reason for an order, if its kind carries one."""
-    reason: Reason | None = getattr(action, "reason", None)
-    return reason
+    of_job: bool = field(default=False, compare=False)
 
 
 class EventTracker:
@@ -152,8 +104,9 @@ class EventTracker:
             if code is None and (earlier := before.get(job_id)) is not None:
                 code = earlier.code  # the job was not yet among the first
             if code != reason.code:
+                figures = clock.figures(reason)
                 yield HistoryEvent(
-                    clock.wall_at, "because", str(job_id), "waits", reason.code, clock.figures(reason)
+                    clock.wall_at, "because", str(job_id), "waits", reason.code, figures, of_job=True
                 )
         self._waits = codes
 
@@ -162,18 +115,19 @@ class EventTracker:
         observed = (("would", action) for action in published.plan.would)
         action_kind = "decided" if published.acts else "would"
         for kind, action in (*((action_kind, action) for action in published.plan.actions), *observed):
-            subject = subject_of(action)
-            line = f"{order_name(action)} {_slot_of(action) or subject}"
+            subject = action.subject
+            line = f"{action.name} {_slot_of(action) or subject}"
             lines.add(line)
             if kind == "would" and line in self._would:
                 continue
-            reason = reason_of(action)
+            reason = action.why
             figures = dict(clock.figures(reason)) if reason is not None else {}
             if isinstance(action, BootNode):
                 figures["serves"] = tuple(str(job) for job in action.serves)
             node_type = type_of_action(action, published.snapshot) or ""
             code = reason.code if reason is not None else ""
-            yield HistoryEvent(clock.wall_at, kind, subject, order_name(action), code, figures, node_type)
+            of_job = action.only_job is not None
+            yield HistoryEvent(clock.wall_at, kind, subject, action.name, code, figures, node_type, of_job)
         if not published.plan.settled:  # until the queue has settled, a plan has no decisions on buying
             lines |= {line for line in self._would if line.startswith(BootNode.__name__)}
         self._would = frozenset(lines)
@@ -290,9 +244,10 @@ def _job_events(last: Publication | None, now: Publication, clock: ClockReading)
     for id_, job in jobs.items():
         old = known.get(id_)
         if old is not job and job.state is JobState.RUN and (old is None or old.state is not JobState.RUN):
-            yield HistoryEvent(clock.wall_at, "job", str(id_), "began", "", _job_figures(job, clock))
+            yield HistoryEvent(clock.wall_at, "job", str(id_), "began", "", _job_figures(job, clock), of_job=True)
     for id_ in [id_ for id_ in known if id_ not in jobs]:
-        yield HistoryEvent(clock.wall_at, "job", str(id_), "ended", "", _job_figures(known[id_], clock))
+        figures = _job_figures(known[id_], clock)
+        yield HistoryEvent(clock.wall_at, "job", str(id_), "ended", "", figures, of_job=True)
 
 
 def _job_figures(job: Job, clock: ClockReading) -> Mapping[str, Figure]:

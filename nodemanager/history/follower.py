@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
 
 from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import Fact
 from nodemanager.delegation.view import PeerRun
-from nodemanager.history.backlog import Backlog, condense
 from nodemanager.history.cost_ledger import CostLedger, Costs
 from nodemanager.history.ended_jobs import EndedJob, EndedJobTracker
 from nodemanager.history.events import EventTracker, HistoryEvent
 from nodemanager.history.node_lives import LifeTracker, NodeLife
 from nodemanager.history.observe_savings import ObserveSavings, SavingsTracker
+from nodemanager.planner.frozen import replace
+from nodemanager.planner.snapshot import Account, Snapshot
 
 # This thread shares the interpreter with the manager. So after working it rests this many times as long, but at
 # most a second, to keep the dashboard up to date.
@@ -46,6 +49,7 @@ class HistoryUpdate:
     events: tuple[HistoryEvent, ...]
     life_changes: tuple[tuple[NodeLife | None, NodeLife], ...]
     costs: Costs
+    charged_until_at: float = inf  # until when the costs, with those before, are charged
     savings: ObserveSavings | None = None
     ended_jobs: tuple[EndedJob, ...] = ()
     peer_runs: tuple[PeerRun, ...] = ()
@@ -62,12 +66,16 @@ class HistoryUpdate:
 
 
 class Follower:
-    """Derives the history from publications, by one tracker for each kind of record."""
+    """Derives the history from publications, by one tracker for each kind of record.
 
-    def __init__(self) -> None:
+    ``charged_until_at``: until when the costs are on record, as seconds since the epoch; infinity to charge nothing
+    from before the first publication.
+    """
+
+    def __init__(self, charged_until_at: float = inf) -> None:
         self._entries = EventTracker()
         self._lives = LifeTracker()
-        self._spend = CostLedger()
+        self._spend = CostLedger(charged_until_at)
         self._advice = SavingsTracker()
         self._ended = EndedJobTracker()
 
@@ -82,6 +90,7 @@ class Follower:
             events=self._entries.update(publications),
             life_changes=self._lives.update(newest, facts),
             costs=self._spend.accrue(newest),
+            charged_until_at=self._spend.charged_until_at,
             savings=self._advice.update(publications),
             ended_jobs=self._ended.update(publications),
         )
@@ -90,8 +99,11 @@ class Follower:
 class HistoryThread:
     """The thread between the manager, which calls ``publish``, and the sinks, which the thread calls in order."""
 
-    def __init__(self, sinks: Sequence[Callable[[HistoryUpdate], None]]) -> None:
+    def __init__(
+        self, sinks: Sequence[Callable[[HistoryUpdate], None]], charged_until_at: Callable[[], float] = lambda: inf
+    ) -> None:
         self._sinks = sinks
+        self._charged_until_at = charged_until_at  # called once, at the first publication
         self._backlog = Backlog()
         self._thread = threading.Thread(target=self._follow, name="history", daemon=True)
         self._ended = threading.Event()
@@ -115,10 +127,84 @@ class HistoryThread:
         self._thread.join(within_s)
 
     def _follow(self) -> None:
-        follower = Follower()
+        follower: Follower | None = None
         while publications := self._backlog.take():
             began_s = time.monotonic()
+            follower = follower or Follower(self._charged_until_at())
             update = follower.follow(publications)
             for sink in self._sinks:
                 sink(update)
             self._ended.wait(rest_s(time.monotonic() - began_s))
+
+
+# --- the publications waiting for the history thread: the newest complete, the earlier ones condensed -----
+#
+# Each publication holds a whole snapshot. Under load that is a megabyte or two that no other publication shares,
+# and a complete backlog took a quarter of the service's memory.
+
+
+BACKLOG_MAX = 500
+
+_EMPTY_SNAPSHOT = Snapshot()
+
+
+def condense(published: Publication) -> Publication:
+    """Return the parts of a publication that still count once there is a newer one.
+
+    These are its time, facts, decisions, policy and nodes. Its jobs, and the reasons for what was left unchanged,
+    are dropped: the newest publication has them.
+    """
+    known, made = published.snapshot, published.plan
+    return Publication(
+        snapshot=replace(
+            _EMPTY_SNAPSHOT,
+            now_s=known.now_s,
+            wall_at=known.wall_at,
+            nodes=known.nodes,
+            accounts={name: Account(strays=it.strays) for name, it in known.accounts.items()},
+        ),
+        plan=replace(made, jobs={}, nodes={}, basis=None),
+        policy=published.policy,
+        acts=published.acts,
+        facts=published.facts,
+        phases_s=published.phases_s,
+    )
+
+
+class Backlog:
+    """A queue of publications. The manager's thread adds and never blocks; the history thread takes."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._publications: deque[Publication] = deque()
+        self._news = threading.Condition()
+        self._ended = False
+
+    def __len__(self) -> int:
+        return len(self._publications)
+
+    def add(self, published: Publication) -> None:
+        """Add the newest publication. If the backlog is full, the one before it is dropped and counted."""
+        with self._news:
+            if self._publications:
+                before = self._publications.pop()
+                if len(self._publications) < BACKLOG_MAX - 1:
+                    self._publications.append(condense(before))
+                else:
+                    self.dropped += 1
+            self._publications.append(published)
+            self._news.notify()
+
+    def end(self) -> None:
+        """Say that nothing more will be added."""
+        with self._news:
+            self._ended = True
+            self._news.notify()
+
+    def take(self) -> list[Publication]:
+        """Wait for publications and return all of them, the newest last. Empty once the backlog has ended."""
+        with self._news:
+            self._news.wait_for(lambda: self._publications or self._ended)
+            taken = list(self._publications)
+            self._publications.clear()
+            return taken

@@ -10,9 +10,9 @@ from nodemanager.core.facts import CloudCallFailed, Fact
 from nodemanager.core.nodes import CloudState, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import ClockReading
-from nodemanager.planner.cost import billing
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner import billing
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Node
 
 # Why a boot failed for which the image may be to blame, among the outcomes of boots.
 BOOT_FAILURES = frozenset({Code.NEVER_JOINED, Code.FAILED_AT_PROVIDER, Code.JOIN_FAILED})

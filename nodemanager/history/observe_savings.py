@@ -21,10 +21,9 @@ from nodemanager.core.orders import BootNode, DrainNode
 from nodemanager.core.reason_text import format_money
 from nodemanager.core.slots import Rank, TypeName
 from nodemanager.history.cost_ledger import HOUR_S, STEP_MAX_S
-from nodemanager.planner.cost import billing, timings
+from nodemanager.planner import billing, timings
 from nodemanager.planner.plan import Action
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.snapshot import Node, Snapshot
 
 REPORT_EVERY_S = 60.0
 

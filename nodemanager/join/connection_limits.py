@@ -1,29 +1,32 @@
-"""Limits the join service's connections: their number, their number per source, and their duration.
+"""Limits a service's connections: their number, their number per source, and their duration.
 
-Opening a connection costs a client nothing, but it costs the service an open file. So connections are counted when
-they are accepted, before TLS begins. A connection beyond a limit is cut without an answer. The client then treats
-the service as unreachable and tries again.
+The join service and the gRPC service use it. Opening a connection costs a client nothing, but it costs the service
+an open file. So connections are counted when they are accepted, before TLS begins. At a limit the oldest connection
+that has proven nothing gives way (``open_connections``), so silent connections cannot keep others out. A connection
+whose handshake is under way is not cut for another one, because the work on it would be lost. If no other one can
+give way, the new connection is cut. A client that is cut treats the service as unreachable and tries again.
 
 TLS begins with a client's first byte, because its state and buffers take a hundred times the memory of a plain
 connection. A client that says nothing gets none of them.
 
 If many nodes come at once, few handshakes are under way at a time, and the other connections wait. A client gives
 up after some seconds. If all handshakes began at once, the last ones would be done too late, and the work on them
-lost. A connection whose client gives up while it waits costs nothing.
+lost. A connection whose client gives up while it waits costs nothing. The sources take turns: one whose clients
+stall on purpose delays its own handshakes, not those of the others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
 import ssl
 from asyncio import sslproto
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+from nodemanager.join.open_connections import OpenConnections
+from nodemanager.join.open_files import raise_file_limit
 from nodemanager.join.rate_limits import network_of
 
 BACKLOG = 128  # connections that may be accepted at once, before any of them is counted
@@ -50,19 +53,16 @@ class ConnectionBounds:
     per_launch_max: int = 8  # of those that have proven to be of a launch, which count towards no source
     handshake_s: float = 10.0
     headers_s: float = 10.0
-    lifetime_s: float = 60.0  # of any connection, busy or not
+    lifetime_s: float | None = 60.0  # of any connection, busy or not; None is without limit
 
 
-def allowed_connections(wanted: int) -> int:
-    """Return how many connections the limit of open files allows, after raising that limit as far as possible."""
-    files = wanted + FILES_SPARE
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != soft < files:
-        new_soft = files if hard == resource.RLIM_INFINITY else min(files, hard)
-        with suppress(OSError, ValueError):  # a sandbox may forbid it
-            resource.setrlimit(resource.RLIMIT_NOFILE, (new_soft, hard))
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - FILES_SPARE))
+def allowed_connections(wanted: int, files_each: int = 1, spare: int = FILES_SPARE) -> int:
+    """Return how many connections the limit of open files allows, after raising that limit as far as possible.
+
+    ``spare``: how many files the process needs for everything else.
+    """
+    files = raise_file_limit(wanted * files_each + spare)
+    return wanted if files is None else max(1, min(wanted, (files - spare) // files_each))
 
 
 class SecuredProtocol(asyncio.Protocol):
@@ -85,6 +85,7 @@ class ProvenConnection(Protocol):
 class ConnectionGate:
     """Creates the protocol of each new connection. Pass it to ``asyncio``'s ``create_server`` without TLS.
 
+    ``context`` None is without TLS: then there is no handshake.
     ``is_too_fast`` tells whether a source opens connections too fast, and counts one more; ``give_back`` takes that
     back. ``make_secured`` creates the protocol for a connection whose handshake is done. A gate serves one event
     loop.
@@ -92,7 +93,7 @@ class ConnectionGate:
 
     def __init__(
         self,
-        context: ssl.SSLContext,
+        context: ssl.SSLContext | None,
         bounds: ConnectionBounds,
         is_too_fast: Callable[[str], bool],
         make_secured: Callable[[ProvenConnection], SecuredProtocol],
@@ -104,27 +105,46 @@ class ConnectionGate:
         self.tasks: set[asyncio.Task[None]] = set()
         self._is_too_fast = is_too_fast
         self._give_back = give_back
-        self._open_by_source: Counter[str] = Counter()
+        self._open = OpenConnections[_PendingConnection](_PendingConnection.is_at_work)
+        self._by_launch: Counter[str] = Counter()
         self.handshakes = 0  # under way
-        self._waiting: deque[Callable[[], bool]] = deque()
+        self._waiting: OrderedDict[str, deque[Callable[[], bool]]] = OrderedDict()  # by source, the next one first
 
     def __call__(self) -> asyncio.Protocol:
         return _PendingConnection(self)
 
-    def admit(self, source: str) -> bool:
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: _PendingConnection, source: str) -> bool:
         """Count a connection of this source and return True, or return False if a limit is reached."""
-        is_full = self._open_by_source.total() >= self.bounds.connections_max
-        if is_full or self._open_by_source[source] >= self.bounds.per_source_max or self._is_too_fast(source):
+        if self._is_too_fast(source):
             return False
-        self._open_by_source[source] += 1
+        if self._open.count(source) >= self.bounds.per_source_max:
+            weakest = self._open.weakest(source)
+        elif len(self._open) >= self.bounds.connections_max:
+            weakest = self._open.weakest()
+        else:
+            self._open.add(connection, source)
+            return True
+        if weakest is None or weakest.is_at_work():
+            return False
+        self._open.remove(weakest)
+        weakest.abort()
+        self._open.add(connection, source)
         return True
 
-    def wait_for_turn(self, begin: Callable[[], bool]) -> None:
-        """Call ``begin`` when a handshake may begin: at once, or after those that wait already.
+    def abort_all(self) -> None:
+        """Cut all connections."""
+        for connection in self._open:
+            connection.abort()
+
+    def wait_for_turn(self, source: str, begin: Callable[[], bool]) -> None:
+        """Call ``begin`` when a handshake may begin: at once, or after those that wait already. Sources take turns.
 
         ``begin`` returns false if the client is gone. Else ``end_turn`` must be called when the handshake is done.
         """
-        self._waiting.append(begin)
+        self._waiting.setdefault(source, deque()).append(begin)
         self._begin_waiting()
 
     def end_turn(self) -> None:
@@ -134,24 +154,29 @@ class ConnectionGate:
 
     def _begin_waiting(self) -> None:
         while self._waiting and self.handshakes < HANDSHAKES_MAX:
-            if self._waiting.popleft()():
+            source, waiting = next(iter(self._waiting.items()))
+            if waiting.popleft()():
                 self.handshakes += 1
+                self._waiting.move_to_end(source)
+            if not waiting:
+                del self._waiting[source]
 
-    def count_for(self, launch: str, source: str) -> str:
-        """Count a connection of this source for a launch. Return by what it is counted from now on."""
-        key = f"launch {launch}"
-        if source == key or self._open_by_source[key] >= self.bounds.per_launch_max:
-            return source
-        self.release(source)
-        self._open_by_source[key] += 1
+    def count_for(self, launch: str, connection: _PendingConnection, source: str) -> bool:
+        """Count a connection for a launch and no longer for its source. Return False if the launch has too many."""
+        if self._by_launch[launch] >= self.bounds.per_launch_max:
+            return False
+        self._by_launch[launch] += 1
+        self._open.prove(connection)
         self._give_back(source)
-        return key
+        return True
 
-    def release(self, source: str) -> None:
-        """Stop counting a connection of this source."""
-        self._open_by_source[source] -= 1
-        if not self._open_by_source[source]:
-            del self._open_by_source[source]
+    def release(self, connection: _PendingConnection, launch: str | None) -> None:
+        """Stop counting a connection, which was counted for ``launch`` if that is given."""
+        self._open.remove(connection)
+        if launch is not None:
+            self._by_launch[launch] -= 1
+            if not self._by_launch[launch]:
+                del self._by_launch[launch]
 
 
 class _PendingConnection(asyncio.Protocol):
@@ -163,7 +188,10 @@ class _PendingConnection(asyncio.Protocol):
     def __init__(self, gate: ConnectionGate) -> None:
         self._gate = gate
         self._speaks = False
-        self._source: str | None = None
+        self._source: str | None = None  # None if it is not counted
+        self._launch: str | None = None
+        self._at_work_until_s = 0.0
+        self._end: asyncio.TimerHandle | None = None
         self._hello = b""  # what it said before its handshake begins
         self._early = b""
         self._turn: asyncio.TimerHandle | None = None
@@ -172,25 +200,42 @@ class _PendingConnection(asyncio.Protocol):
         plain = cast("asyncio.Transport", transport)
         peer = plain.get_extra_info("peername")
         source = network_of(peer[0] if peer else "")
-        if not self._gate.admit(source):
+        self._plain = plain
+        if not self._gate.admit(self, source):
             plain.abort()
             return
         self._source = source
-        self._plain = plain
         loop = asyncio.get_running_loop()
-        self._end = loop.call_later(self._gate.bounds.lifetime_s, plain.abort)
+        bounds = self._gate.bounds
+        if bounds.lifetime_s is not None:
+            self._end = loop.call_later(bounds.lifetime_s, plain.abort)
         # It runs until the handshake is done: one byte must not buy a client more time, nor must a long queue.
-        self._handshake_end = loop.call_later(self._gate.bounds.handshake_s, plain.abort)
+        self._handshake_end = loop.call_later(bounds.handshake_s, plain.abort)
+        if self._gate.context is None:
+            self._pass_on(plain)
+
+    def is_at_work(self) -> bool:
+        """Whether its handshake is under way, or was done a moment ago: then it is not cut for another one.
+
+        That is a matter of moments: a client cannot hold its place so.
+        """
+        return asyncio.get_running_loop().time() < self._at_work_until_s
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        self._plain.abort()
 
     def _begin_tls(self) -> bool:
         # Its client gave up. TLS on a transport that is closing would wait for ever: it is never told of the end.
-        if self._source is None or self._plain.is_closing():
+        context = self._gate.context
+        if self._source is None or context is None or self._plain.is_closing():
             return False
         self._speaks = True
         self._plain.pause_reading()  # until TLS starts to read
         loop = asyncio.get_running_loop()
         self._turn = loop.call_later(TURN_S, self._end_turn)
-        task = loop.create_task(self._secure(self._plain, self._hello))
+        self._at_work_until_s = loop.time() + TURN_S
+        task = loop.create_task(self._secure(self._plain, self._hello, context))
         self._gate.tasks.add(task)
         task.add_done_callback(self._gate.tasks.discard)
         task.add_done_callback(lambda _: self._end_turn())
@@ -203,7 +248,7 @@ class _PendingConnection(asyncio.Protocol):
             self._turn = None
             self._gate.end_turn()
 
-    async def _secure(self, plain: asyncio.Transport, hello: bytes) -> None:
+    async def _secure(self, plain: asyncio.Transport, hello: bytes, context: ssl.SSLContext) -> None:
         if plain.is_closing():  # a timer ended it since its turn began
             return
         loop = asyncio.get_running_loop()
@@ -214,7 +259,7 @@ class _PendingConnection(asyncio.Protocol):
             secured = await loop.start_tls(
                 plain,
                 self,
-                self._gate.context,
+                context,
                 server_side=True,
                 ssl_handshake_timeout=self._gate.bounds.handshake_s,
                 ssl_shutdown_timeout=CLOSE_WITHIN_S,
@@ -225,6 +270,11 @@ class _PendingConnection(asyncio.Protocol):
         if secured is None or self._source is None:  # the connection was lost during the handshake
             self._release()
             return
+        self._at_work_until_s = loop.time() + TURN_S  # its request is under way
+        self._pass_on(secured)
+
+    def _pass_on(self, secured: asyncio.Transport) -> None:
+        """Give the connection to the protocol that serves it."""
         self._handshake_end.cancel()
         protocol = self._gate.make_secured(self)
         protocol.on_lost = self._release
@@ -234,8 +284,10 @@ class _PendingConnection(asyncio.Protocol):
             protocol.data_received(self._early)
 
     def count_for(self, launch: str) -> None:
-        if self._source is not None and not self._source.startswith("launch "):
-            self._source = self._gate.count_for(launch, self._source)
+        if self._source is None or self._launch is not None:
+            return
+        if self._gate.count_for(launch, self, self._source):
+            self._launch = launch
 
     def data_received(self, data: bytes) -> None:
         if self._speaks:
@@ -246,7 +298,7 @@ class _PendingConnection(asyncio.Protocol):
         if len(self._hello) > HELLO_MAX_BYTES:
             self._plain.abort()
         elif is_first:
-            self._gate.wait_for_turn(self._begin_tls)
+            self._gate.wait_for_turn(self._source or "", self._begin_tls)
 
     def connection_lost(self, exc: Exception | None) -> None:
         del exc
@@ -255,10 +307,11 @@ class _PendingConnection(asyncio.Protocol):
     def _release(self) -> None:
         """Release the connection once. Later calls do nothing."""
         if self._source is not None:
-            self._end.cancel()
+            if self._end is not None:
+                self._end.cancel()
             self._handshake_end.cancel()
-            source, self._source = self._source, None
-            self._gate.release(source)
+            self._source = None
+            self._gate.release(self, self._launch)
 
 
 def _feed(transport: asyncio.Transport, data: bytes) -> None:

@@ -20,6 +20,7 @@ from nodemanager.core.facts import JoinFact
 from nodemanager.core.nodes import LaunchId, Roster, RosterEntry
 from nodemanager.core.ports import JoinError
 from nodemanager.core.slots import DEFAULT_CLOUD, SlotName
+from nodemanager.core.untrusted import read_json
 from nodemanager.join.ticket_store import ReportPage, TicketStoreError, read_page
 
 _VERSION = 1
@@ -91,7 +92,7 @@ def encode_roster(roster: Roster, wall_at: float) -> str:
 
 def decode_roster(text: str) -> tuple[Roster, float]:
     """Return the roster and the time of writing. Raises ``ValueError``."""
-    document: Any = json.loads(text)
+    document: Any = read_json(text)
     try:
         if document["version"] != _VERSION:
             raise ValueError(f"its version is not {_VERSION}")

@@ -7,7 +7,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 SOURCES_MAX = 10_000
-NETWORK_BITS = 64  # of an IPv6 address: its owner usually has the whole /64
+NETWORK_BITS = 48  # of an IPv6 address: whoever rents a network is given up to a whole /48
 
 
 def parse_address(text: str) -> IPv4Address | IPv6Address | None:
@@ -22,7 +22,7 @@ def parse_address(text: str) -> IPv4Address | IPv6Address | None:
 
 @lru_cache(SOURCES_MAX)
 def network_of(source: str) -> str:
-    """Return the key by which a source is counted: its IPv4 address, or the /64 of its IPv6 address.
+    """Return the key by which a source is counted: its IPv4 address, or the /48 of its IPv6 address.
 
     A text that is not an address is returned unchanged.
     """

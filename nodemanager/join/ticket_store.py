@@ -18,6 +18,7 @@ from typing import Any
 from nodemanager.core.facts import JoinFact, NodeMeasured, NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId
 from nodemanager.core.slots import Hardware
+from nodemanager.core.untrusted import read_json
 
 REPORTS_KEPT_MAX = 50  # for each launch
 REPLAYS_KEPT_MAX = 10  # for each launch
@@ -29,6 +30,7 @@ THREADS_MAX = 100_000
 GPUS_MAX = 10_000
 MEMORY_MAX_BYTES = 2**60
 _HARDWARE_MAX = {"cores": THREADS_MAX, "threads": THREADS_MAX, "gpus": GPUS_MAX, "memory_bytes": MEMORY_MAX_BYTES}
+_HARDWARE_BYTES_MAX = 16_384
 _HARDWARE_ALLOWED = ", ".join(f"{name} (at most {most})" for name, most in _HARDWARE_MAX.items())
 _MARK_MAX = 2**31 - 1
 _BUSY_TIMEOUT_S = 5.0
@@ -244,10 +246,7 @@ def encode_hardware(hardware: Hardware) -> str:
 
 def decode_hardware(text: str) -> Hardware:
     """Parse a client's report about its machine, a JSON object of four whole numbers. Raises ``ValueError``."""
-    try:
-        document = json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    document = read_json(text, size_max=_HARDWARE_BYTES_MAX)
     if not isinstance(document, dict) or not all(
         _is_count(document.get(name), most) for name, most in _HARDWARE_MAX.items()
     ):

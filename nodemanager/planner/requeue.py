@@ -15,11 +15,10 @@ from nodemanager.core.jobs import JobId, JobResult, JobState
 from nodemanager.core.orders import CancelCopy, ReadResult, RequeueJob, StartCopy
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.queue_index import queue_index_of
-from nodemanager.planner.state.snapshot import CopyCall, Snapshot
+from nodemanager.planner.node_index import node_index_of
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.ranks_and_queue import queue_index_of
+from nodemanager.planner.snapshot import CopyCall, Node, Snapshot
 
 CopyOrder = ReadResult | StartCopy | CancelCopy
 _AT_ONCE_MAX = 50  # any user may submit jobs that look like copies
@@ -92,8 +91,6 @@ def copy_orders(snapshot: Snapshot) -> tuple[CopyOrder, ...]:
 def copies_change_s(snapshot: Snapshot) -> float:
     """When the next call about a copy may be repeated; infinity if none is."""
     calls = snapshot.queues.copy_calls
-    if not calls:
-        return inf
     return min((calls[copy].retry_s for copy, _ in _copies_to_settle(snapshot) if copy in calls), default=inf)
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from nodemanager.core.drains import drained_by_others
 from nodemanager.core.nodes import CallKind, FluxRank
 from nodemanager.core.orders import ChangeSlots, RefuseSlots
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import SlotName, SlotsWish, TypeName
-from nodemanager.planner.cost.fleet import ownerless_strays
-from nodemanager.planner.observe.hardware import WISH_PREFIX
-from nodemanager.planner.state.node_index import calls_in_flight
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.core.slots import NodeType, SlotName, SlotsWish, TypeName
+from nodemanager.planner.billing import ownerless_strays
+from nodemanager.planner.hardware import WISH_PREFIX
+from nodemanager.planner.node_index import calls_in_flight
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Snapshot
 
 SlotTypes = Mapping[SlotName, TypeName]
 
@@ -116,8 +116,6 @@ def choose_moves(
 
 def redeclare_type(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
     """Declare a type with what its nodes really have, once none of its slots is in use; None if nothing is due."""
-    if not snapshot.slots.to_promise:
-        return None
     free = set(movable_slots(snapshot))
     for name, promise in sorted(snapshot.slots.to_promise.items()):
         node_type = policy.types.get(name)
@@ -130,3 +128,54 @@ def redeclare_type(snapshot: Snapshot, policy: Policy) -> ChangeSlots | None:
             wish = SlotsWish(f"{WISH_PREFIX}{name}-{int(snapshot.wall_at * 1000):x}", {}, {name: promise})
             return ChangeSlots(wish, dict.fromkeys(slots, name), because(Code.DECLARED_AS_MEASURED, node_type=name))
     return None
+
+
+# --- how many nodes of each type may leave, and must: the limits that a schedule sets for single types ----
+
+
+@dataclass(slots=True)
+class TypeCounts:
+    """The nodes of the types that have limits of their own. The counts change as nodes take their steps.
+
+    ``beyond_min``: nodes that take jobs, beyond ``nodes_min``. ``above_max``: billed nodes that do not leave yet,
+    above ``nodes_max``; 0 or less if there are not too many.
+    """
+
+    beyond_min: dict[TypeName, int] = field(default_factory=dict)
+    above_max: dict[TypeName, int] = field(default_factory=dict)
+
+    def is_at_min(self, name: TypeName) -> bool:
+        """Whether no further node of the type may leave."""
+        return self.beyond_min.get(name, 1) <= 0
+
+    def is_above_max(self, name: TypeName) -> bool:
+        """Whether idle nodes of the type leave because there are too many."""
+        return self.above_max.get(name, 0) > 0
+
+    def note(self, name: TypeName, nodes: int, *, takes_jobs: bool) -> None:
+        """Count so many more nodes of a type, or fewer."""
+        if name in self.beyond_min:
+            self.beyond_min[name] += nodes * takes_jobs
+        if name in self.above_max:
+            self.above_max[name] += nodes
+
+    def copy(self) -> TypeCounts:
+        """The same counts, which no longer change with these."""
+        return TypeCounts(dict(self.beyond_min), dict(self.above_max))
+
+    def signs(self) -> tuple[list[TypeName], list[TypeName]]:
+        """The types at their minimum, and those above their maximum."""
+        return [it for it in self.beyond_min if self.is_at_min(it)], [
+            it for it in self.above_max if self.is_above_max(it)
+        ]
+
+
+def type_counts(
+    node_types: Iterable[NodeType], taking_jobs: Mapping[TypeName, int], live: Mapping[TypeName, int]
+) -> TypeCounts:
+    """The counts for the types that have limits. ``taking_jobs``, ``live``: nodes by type."""
+    types = list(node_types)
+    return TypeCounts(
+        {it.name: taking_jobs.get(it.name, 0) - it.limits.nodes_min for it in types if it.limits.nodes_min},
+        {it.name: live.get(it.name, 0) - it.limits.nodes_max for it in types if it.limits.nodes_max is not None},
+    )

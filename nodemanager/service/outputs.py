@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from nodemanager.actors.manager import Publication
 from nodemanager.config.site import Site
-from nodemanager.config.text.settings import Viewers
+from nodemanager.config.text.settings import NoticeKind, NotifySettings, Viewers
+from nodemanager.core.facts import SteeringSeen
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.ports import Info
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reason_text import format_money, to_sentence
 from nodemanager.delegation.view import DelegationEvent, DelegationView, PeerRun
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryThread, HistoryUpdate
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.schema import HISTORY_FILE
 from nodemanager.history.store.writer import HistoryWriter
-from nodemanager.service.notices import Notifier
+from nodemanager.planner.budget import left_by_period
 from nodemanager.web.api import explain
 from nodemanager.web.api.control import Control, SteeredService
 from nodemanager.web.api.documents import status
@@ -57,9 +68,12 @@ class Outputs:
                 self._writer.take_in,
                 self._samples.take_in,
                 self._notifier.take_in,
-            ]
+            ],
+            HistoryReader(self._writer.path, site.journal.size_max_bytes).charged_until_at,
         )
         self.servers: list[WebServer] = []
+        self._steering: SteeringWatch | None = None  # None if the site wants no web server, and so no steering
+        self.board.journal_failure = lambda: self._writer.trouble
         self._team = Team()
         # Of delegation, from before the first publication.
         self._untold_events: list[DelegationEvent] = []
@@ -81,14 +95,21 @@ class Outputs:
         if posted is None or not (self._untold_events or self._untold_runs):
             return
         events = tuple(
-            HistoryEvent(it.at, "delegation", it.subject, it.what, figures={"detail": it.detail})
+            HistoryEvent(
+                it.at,
+                "delegation",
+                it.subject,
+                it.what,
+                figures={"detail": it.detail},
+                of_job=not it.subject.startswith("peer "),
+            )
             for it in self._untold_events
         )
         runs = tuple(self._untold_runs)
         self._untold_events, self._untold_runs = [], []
         self._writer.take_in(HistoryUpdate(posted.published, (), (), events, (), {}, peer_runs=runs))
         # Everybody may see the board's events, but not everybody may see jobs.
-        of_peers = tuple(event for event in events if event.subject.startswith("peer "))
+        of_peers = tuple(event for event in events if not event.of_job)
         self.board.take_in(HistoryUpdate(posted.published, (), (), of_peers, (), {}))
 
     def record_ensemble(self, events: Sequence[HistoryEvent]) -> bool:
@@ -136,13 +157,13 @@ class Outputs:
         places = listen_addresses(self._site.web.listen, self._site.state_dir)
         if not places:
             return
-        token = self._token()
         self._team.tokens = self._named_tokens()
+        served: list[tuple[WebServer, Access]] = []
         reader = HistoryReader(self._writer.path, self._site.journal.size_max_bytes)
         control = Control(self.board, service)
         for place in places:
             access = Access(
-                token=token,
+                token=None,
                 by_socket=isinstance(place, UnixSocket),
                 jobs_for_everybody=self._site.web.jobs_shown_to is Viewers.EVERYBODY,
                 team=self._team,
@@ -150,14 +171,12 @@ class Outputs:
             context = WebContext(self.board, self._metrics, reader, control, access, job_end)
             server = WebServer(place, context, self._site.web.hosts)
             self.servers.append(server)
+            served.append((server, access))
+        self._steering = SteeringWatch(self._site.web.token_file, self._team, served, service.tell)
+        self._steering.look()  # before the first decision
+        for server in self.servers:
             server.start()
-
-    def _token(self) -> str | None:
-        try:
-            return read_or_make_token(self._site.web.token_file)
-        except TokenError as error:
-            self._log.error("no_token", why=str(error), what="nobody may steer until this is fixed")
-            return None
+        self._steering.start()
 
     def _named_tokens(self) -> tuple[NamedToken, ...]:
         try:
@@ -178,6 +197,8 @@ class Outputs:
 
     def stop(self, within_s: float) -> None:
         """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
+        if self._steering is not None:
+            self._steering.stop(within_s)
         for server in self.servers:
             server.stop(within_s)
         self._history_thread.stop(within_s)
@@ -188,3 +209,281 @@ class Outputs:
 
 def _read_team(site: Site) -> tuple[NamedToken, ...]:
     return read_named_tokens(site.web.tokens_file) if site.web.tokens_file is not None else ()
+
+
+# --- notices ----------------------------------------------------------------------------------------------
+#
+# Tells operators what they should know at once: it runs the site's command with a notice on its standard input.
+#
+# The command may hang or fail: it runs in a thread of its own, for a bounded time, and is tried again a few
+# times. Notices of one kind are collected while that kind is being told, and for a minute after, so that a
+# thousand impossible jobs are one notice and not a thousand.
+
+
+KIND_EVERY_S = 60.0
+COMMAND_TIMEOUT_S = 30.0
+RETRY_AFTER_S = (1.0, 10.0)
+SUBJECTS_MAX = 20
+BUDGET_LEFT = Decimal("0.1")  # of a budget, and less
+ERROR_SHOWN = 300  # characters at the end of what a failed command printed
+
+KIND_OF_CODE: Mapping[tuple[str, str], NoticeKind] = {
+    ("because", Code.BREAKER_OPEN): NoticeKind.BREAKER,
+    ("because", Code.NO_TYPE_FITS): NoticeKind.NEVER_RUNS,
+    ("because", Code.ONLY_FOR_GPU_JOBS): NoticeKind.NEVER_RUNS,
+    ("because", Code.NO_NODE_TYPE): NoticeKind.NEVER_RUNS,
+    ("because", Code.BEYOND_LIMITS): NoticeKind.NEVER_RUNS,
+    ("because", Code.BEYOND_CLOUD): NoticeKind.NEVER_RUNS,
+    ("because", Code.BEYOND_BUDGET): NoticeKind.NEVER_RUNS,
+    ("standstill", Code.SAFE_MODE): NoticeKind.SAFE_MODE,
+    ("decided", Code.ORPHAN): NoticeKind.LEAK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One notice. ``subjects``: the first nodes, jobs or types that it is about; ``count``: how many they are."""
+
+    kind: NoticeKind
+    at: float
+    text: str
+    subjects: tuple[str, ...] = ()
+    count: int = 1
+
+    def with_later(self, later: Notice) -> Notice:
+        """This notice and a later one of its kind as one."""
+        subjects = tuple(dict.fromkeys((*self.subjects, *later.subjects)))[:SUBJECTS_MAX]
+        return replace(self, subjects=subjects, count=self.count + later.count)
+
+
+class NoticeTracker:
+    """Finds the history's updates that are worth a notice."""
+
+    def __init__(self) -> None:
+        self._low: frozenset[tuple[str, str]] = frozenset()  # the owners and periods that have been told
+
+    def update(self, update: HistoryUpdate) -> Iterator[Notice]:
+        """Yield a notice for each event that is worth one, and for each budget that is nearly spent."""
+        for event in update.events:
+            if (kind := _kind_of(event)) is not None:
+                yield Notice(kind, event.at, _text(event), (event.subject,) if event.subject else ())
+        yield from self._budgets(update.newest)
+
+    def _budgets(self, published: Publication) -> Iterator[Notice]:
+        if not published.policy.budgets:
+            return
+        budgets = published.policy.budgets
+        left = left_by_period(published.snapshot, published.policy)
+        low = frozenset(key for key, amount in left.items() if amount <= BUDGET_LEFT * budgets[key])
+        for owner, period in sorted(low - self._low):
+            text = f"{format_money(left[owner, period])} is left of {budgets[owner, period]} for the {period}"
+            whose = f"{period} of {owner}" if owner else period
+            text += f" of the {owner}" if owner else ""
+            yield Notice(NoticeKind.BUDGET, published.snapshot.wall_at, text, (whose,))
+        self._low = low
+
+
+def _kind_of(event: HistoryEvent) -> NoticeKind | None:
+    if event.kind == "alarm":
+        return NoticeKind.LEAK
+    if event.kind == "standstill" and event.what != "begins":
+        return None
+    return KIND_OF_CODE.get((event.kind, event.code))
+
+
+def _text(event: HistoryEvent) -> str:
+    if event.kind == "alarm":
+        return f"{event.subject} has our cluster's name and another cluster's UUID; it is never touched"
+    return to_sentence(event.code, event.figures)
+
+
+# --- telling ----------------------------------------------------------------------------------------------
+
+
+class Notifier:
+    """Runs the command for each notice. ``take_in`` never blocks."""
+
+    def __init__(
+        self, settings: NotifySettings, folder: Path, cluster: str, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``folder``: where the command runs, the site file's."""
+        self._settings = settings
+        self._folder = folder
+        self._cluster = cluster
+        self._clock_s = clock_s
+        self._tracker = NoticeTracker()
+        self._pending: dict[NoticeKind, Notice] = {}
+        self._told_s: dict[NoticeKind, float] = {}
+        self._news = threading.Condition()
+        self._stops = threading.Event()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._tell_all, name="notices", daemon=True)
+        self._log: Any = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def use(self, settings: NotifySettings) -> None:
+        """Use a reloaded site's settings from now on."""
+        self._settings = settings
+
+    def take_in(self, update: HistoryUpdate) -> None:
+        """Queue the notices of an update."""
+        wanted = self._settings.events if self._settings.command else frozenset()
+        notices = [notice for notice in self._tracker.update(update) if notice.kind in wanted]
+        if not notices:
+            return
+        with self._news:
+            for notice in notices:
+                earlier = self._pending.get(notice.kind)
+                self._pending[notice.kind] = earlier.with_later(notice) if earlier is not None else notice
+            self._news.notify()
+
+    def stop(self, within_s: float) -> None:
+        """Tell no more; a command that runs is ended."""
+        self._stops.set()
+        with self._news:
+            self._news.notify()
+        if (running := self._running) is not None:
+            _end(running)
+        self._thread.join(within_s)
+
+    def _tell_all(self) -> None:
+        while (notice := self._next()) is not None:
+            self._tell(notice)
+            self._told_s[notice.kind] = self._clock_s()
+
+    def _next(self) -> Notice | None:
+        """Wait for the next notice whose kind was not told within the last minute; None at the end."""
+        with self._news:
+            while not self._stops.is_set():
+                due_s = {kind: self._told_s.get(kind, float("-inf")) + KIND_EVERY_S for kind in self._pending}
+                first = min(due_s, key=lambda kind: due_s[kind], default=None)
+                wait_s = due_s[first] - self._clock_s() if first is not None else None
+                if first is not None and wait_s is not None and wait_s <= 0:
+                    return self._pending.pop(first)
+                self._news.wait(wait_s)
+        return None
+
+    def _tell(self, notice: Notice) -> None:
+        """Run the command until it succeeds, at most a few times."""
+        document = {
+            "event": notice.kind,
+            "at": notice.at,
+            "cluster": self._cluster,
+            "text": notice.text,
+            "subjects": notice.subjects,
+            "count": notice.count,
+        }
+        for pause_s in (*RETRY_AFTER_S, None):
+            failure = self._run(json.dumps(document).encode() + b"\n")
+            if failure is None or self._stops.is_set():
+                return
+            self._log.warning("notice_failed", kind=str(notice.kind), why=failure, again_s=pause_s)
+            if pause_s is not None and self._stops.wait(pause_s):
+                return
+
+    def _run(self, document: bytes) -> str | None:
+        """Run the command once. Returns why it failed, or None."""
+        try:
+            # The command is the site's own; a session of its own lets us end all that it started.
+            with subprocess.Popen(  # noqa: S603
+                shlex.split(self._settings.command),
+                cwd=self._folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ) as running:
+                self._running = running
+                try:
+                    printed, _ = running.communicate(document, COMMAND_TIMEOUT_S)
+                except subprocess.TimeoutExpired:
+                    _end(running)
+                    return f"it ran longer than {COMMAND_TIMEOUT_S:g} s and was killed"
+        except OSError as error:
+            return str(error)
+        finally:
+            self._running = None
+        if running.returncode == 0:
+            return None
+        said = printed.decode(errors="replace").strip()[-ERROR_SHOWN:]
+        return f"exit status {running.returncode}" + (f": {said}" if said else "")
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+
+
+# --- whether operators can steer the service: it has a token, and listens somewhere -----------------------
+#
+# A thread looks again and again, because both may be lost while the service runs, and may come back: a folder can
+# become read-only, and a full disk can get room. A token that can be written later is made then, without a
+# restart.
+
+
+LOOK_EVERY_S = 2.0
+
+
+class SteeringWatch:
+    """Keeps the servers' token current, and tells the manager when nobody can steer it, and when they can again."""
+
+    def __init__(
+        self,
+        token_file: Path,
+        team: Team,
+        served: Sequence[tuple[WebServer, Access]],
+        tell: Callable[[SteeringSeen], None],
+    ) -> None:
+        self._token_file = token_file
+        self._team = team
+        self._served = served
+        self._tell = tell
+        self._lost = ""
+        self._token_fault = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="steering-watch", daemon=True)
+        self._log: Any = structlog.get_logger()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, within_s: float) -> None:
+        self._ended.set()
+        self._thread.join(within_s)
+
+    def look(self) -> None:
+        """Read the token, or make one; tell the manager if something has changed."""
+        lost = self._refresh_token() or self._why_not_listening()
+        if lost != self._lost:
+            self._lost = lost
+            self._tell(SteeringSeen(lost))
+            if not lost:
+                self._log.info("steerable_again")
+
+    def _refresh_token(self) -> str:
+        """Use the token as its file has it now. Return why nobody can show one; "" if somebody can."""
+        try:
+            token: str | None = read_or_make_token(self._token_file)
+        except TokenError as error:
+            token, fault = None, str(error)
+        else:
+            fault = ""
+        for _, access in self._served:
+            access.token = token
+        if fault and fault != self._token_fault:
+            self._log.error("no_token", why=fault, what="no node is bought until somebody can steer")
+        self._token_fault = fault
+        return "" if self._team.may_steer else fault
+
+    def _why_not_listening(self) -> str:
+        """Why no server listens; "" if one does, or has not tried yet."""
+        servers = [server for server, _ in self._served]
+        if any(it.is_listening.is_set() for it in servers) or not all(it.failure for it in servers):
+            return ""
+        return servers[0].failure
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_EVERY_S):
+            self.look()

@@ -22,7 +22,7 @@ from nodemanager.actors.ticker import Ticker, WakingMailbox
 from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import Burst, ConfigError, Site
-from nodemanager.core.facts import FluxUnreachable, OperatorFact, PeersSeen, Tick
+from nodemanager.core.facts import FluxUnreachable, OperatorFact, PeersSeen, SteeringSeen, Tick
 from nodemanager.delegation.offers import peers_seen
 from nodemanager.delegation.view import DelegationView
 from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
@@ -83,6 +83,9 @@ class Service:
         self._reload_outputs = reload_outputs
         self._site = site
         self._floor = 0
+        # Requests of the web reload, and the main thread reloads and keeps nodes: the last policy told must be the
+        # one of the latest site and floor.
+        self._site_lock = threading.Lock()
         self._ports = ports
         self._news = threading.Event()
         self._publish_delegation = publish_delegation
@@ -141,8 +144,10 @@ class Service:
         """The site as last loaded."""
         return self._site
 
-    def tell(self, fact: OperatorFact) -> None:
-        """Send an operator's fact to the manager."""
+    def tell(self, fact: OperatorFact | SteeringSeen) -> None:
+        """Send an operator's fact to the manager, or whether operators can send any."""
+        if isinstance(fact, SteeringSeen) and not self._site.acts:
+            return  # it changes nothing, so there is nothing to steer
         self._manager.tell(fact)
 
     def reload(self, by: str = "SIGHUP") -> dict[str, Any]:
@@ -150,6 +155,10 @@ class Service:
 
         Raises ``ReloadRefused``, with nothing changed.
         """
+        with self._site_lock:
+            return self._reload(by)
+
+    def _reload(self, by: str) -> dict[str, Any]:
         try:
             site = with_cluster_uuid(load_site(self._site.path))
         except (ConfigError, NotInitialised) as error:
@@ -169,10 +178,11 @@ class Service:
 
     def keep_nodes(self, floor: int) -> None:
         """Keep at least so many nodes for ensembles, as ``nodes_min`` does for the site."""
-        if floor != self._floor:
-            self._floor = floor
-            structlog.get_logger().info("ensembles_keep_nodes", nodes=floor)
-            self._use_policy()
+        with self._site_lock:
+            if floor != self._floor:
+                self._floor = floor
+                structlog.get_logger().info("ensembles_keep_nodes", nodes=floor)
+                self._use_policy()
 
     def _use_policy(self) -> None:
         policy = policy_of(self._site)
@@ -215,7 +225,9 @@ def serve(
     service = Service(site, ports, publish_and_notify, outputs.publish_delegation, outputs.reload)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.fate.ended.set())
-    signal.signal(signal.SIGHUP, lambda *_: _reload_or_log(service))
+    # A handler interrupts the main thread anywhere, so it only asks: the loop below reloads.
+    reload_asked = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: reload_asked.set())
     # A bug in any other thread (the watch, the ticker) ends the process too.
     threading.excepthook = lambda failed: service.fate.crash(failed.exc_value or RuntimeError(str(failed.thread)))
     log.info("started", cluster=site.cluster, cluster_uuid=site.cluster_uuid, mode=site.mode_text)
@@ -226,6 +238,9 @@ def serve(
         companion.start()
     # The kernel may deliver a signal to another thread. Python then handles it only after this wait has ended.
     while not service.fate.ended.wait(SIGNALS_EVERY_S):
+        if reload_asked.is_set():
+            reload_asked.clear()
+            _reload_or_log(service)
         if floors is not None:
             floors.nodes_max = service.site.limits.nodes_max
             floors.lapse()

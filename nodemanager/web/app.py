@@ -22,6 +22,7 @@ from nodemanager.history.store.reader import HistoryUnreadable
 from nodemanager.web.api import explain, openapi
 from nodemanager.web.api.endpoints import ENDPOINTS, Endpoint
 from nodemanager.web.api.handlers import Handler, WebContext, json_response
+from nodemanager.web.api.hidden_jobs import HiddenBodies
 from nodemanager.web.api.sse import EventStreams
 from nodemanager.web.state.access import AccessCheck, RequestRefused, allow_anybody
 
@@ -59,13 +60,14 @@ def make_application(context: WebContext, hosts: Sequence[str], ended: Callable[
 
     ``hosts``: the ``Host`` names it answers to. ``ended``: whether the server stops, which ends open streams.
     """
-    streams = EventStreams(context.board, ended)
+    streams = EventStreams(context.board, context.access, ended)
+    hidden = HiddenBodies(context.board)
     routes = [
-        *(_route(context, endpoint) for endpoint in ENDPOINTS),
+        *(_route(context, endpoint, hidden) for endpoint in ENDPOINTS),
         Route("/events", streams.respond, methods=["GET"]),
-        Route("/openapi.json", _http_handler(context, allow_anybody, _openapi), methods=["GET"]),
+        Route("/openapi.json", _http_handler(context, allow_anybody, _openapi, hidden), methods=["GET"]),
         *(
-            Route(path, _http_handler(context, allow_anybody, _page_handler(file, kind)), methods=["GET"])
+            Route(path, _http_handler(context, allow_anybody, _page_handler(file, kind), hidden), methods=["GET"])
             for path, file, kind in PAGES
         ),
     ]
@@ -80,21 +82,25 @@ def make_application(context: WebContext, hosts: Sequence[str], ended: Callable[
     )
 
 
-def _route(context: WebContext, endpoint: Endpoint) -> Route:
+def _route(context: WebContext, endpoint: Endpoint, hidden: HiddenBodies) -> Route:
     return Route(
         endpoint.path,
-        _http_handler(context, endpoint.access_check, endpoint.handler),
+        _http_handler(context, endpoint.access_check, endpoint.handler, hidden),
         methods=[endpoint.method],
         name=f"{endpoint.method} {endpoint.path}",
     )
 
 
-def _http_handler(context: WebContext, check_access: AccessCheck, handler: Handler) -> Callable[[Request], Any]:
+def _http_handler(
+    context: WebContext, check_access: AccessCheck, handler: Handler, hidden: HiddenBodies
+) -> Callable[[Request], Any]:
     async def handle(request: Request) -> Response:
         try:
             check_access(context.access, request)
             body = await _read_body(request)
             response = await run_in_threadpool(handler, context, request, body)
+            if response.media_type == "application/json" and not context.access.may_see_jobs(request):
+                response = await run_in_threadpool(_without_jobs, hidden, request, response)
         except RequestRefused as refused:
             response = json_response({"error": refused.why}, refused.status)
             if refused.status == 401:
@@ -106,6 +112,11 @@ def _http_handler(context: WebContext, check_access: AccessCheck, handler: Handl
         return response
 
     return handle
+
+
+def _without_jobs(hidden: HiddenBodies, request: Request, response: Response) -> Response:
+    body = hidden.of(f"{request.url.path}?{request.url.query}", bytes(response.body))
+    return Response(body, response.status_code, media_type=response.media_type)
 
 
 async def _read_body(request: Request) -> bytes:

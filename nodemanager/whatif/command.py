@@ -22,7 +22,7 @@ from nodemanager.service import logs
 from nodemanager.whatif.cloud.learned import LearnedCloud, learn_from
 from nodemanager.whatif.cloud.parameters import cloud_conditions
 from nodemanager.whatif.replay.baselines import BASELINES
-from nodemanager.whatif.report.findings import headline, sentences
+from nodemanager.whatif.report.findings import headline, misused_nodes, sentences
 from nodemanager.whatif.report.html import render_report
 from nodemanager.whatif.report.outputs import (
     OutputClosed,
@@ -213,7 +213,7 @@ def as_json(study: Study) -> Mapping[str, Any]:
     """Return a study as JSON values. Times are in seconds, money is in the site's currency."""
     return {
         "headline": headline(study),
-        "sentences": sentences(study),
+        "sentences": [*sentences(study), *misused_nodes(study.main)],
         "workload": {"name": study.workload.name, "header": dict(study.workload.header)},
         "site": str(study.site.path),
         "main": asdict(study.main),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.actors.batches import gather_orders
+from nodemanager.actors.manager import gather_orders
 from nodemanager.core.nodes import LaunchId, ProviderId, launch_id
 from nodemanager.core.orders import CreateNode, DestroyNode
 from nodemanager.core.reason_codes import Code

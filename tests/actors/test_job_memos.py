@@ -10,11 +10,11 @@ from nodemanager.actors.job_memos import TEXTS_PER_UPDATE_MAX, UPDATE_EVERY_S, J
 from nodemanager.actors.manager import Manager
 from nodemanager.actors.messages import Begin, CloudActors
 from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen, Tick
-from nodemanager.core.jobs import Job, JobId, JobState
+from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
 from nodemanager.core.orders import ShowOnJobs
 from nodemanager.core.slots import DEFAULT_CLOUD
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.snapshot import Snapshot
 from tests.builders import a_job, a_policy, a_snapshot, whole_nodes
 
 POLICY = a_policy()
@@ -91,8 +91,8 @@ class Post:
         self.told.append(message)
 
 
-def test_the_manager_removes_a_memo_before_it_plans() -> None:
-    flux = Post()
+def begun(flux: Post) -> Manager:
+    """A manager that holds the instance and has shown the memo of a waiting job."""
     manager = Manager(POLICY, acts=True, publish=lambda _: None, fate=Fate())
     manager.on_receive(Begin(flux, {DEFAULT_CLOUD: CloudActors(Post(), [Post()])}))
     manager.on_receive(Tick(1.0, 1000.0))
@@ -101,7 +101,59 @@ def test_the_manager_removes_a_memo_before_it_plans() -> None:
     for fact in (ClaimHeld(1.0, ()), seen, RanksSeen(1.0, ranks), CloudListed(1.0, ())):
         manager.on_receive(fact)
     manager.on_receive(Tick(2.0, 1001.0))
-    assert [list(order.texts) for order in flux.told if isinstance(order, ShowOnJobs)] == [[1]]
+    assert shown(flux) == [[1]]
+    return manager
+
+
+def shown(flux: Post) -> list[list[JobId]]:
+    """The jobs whose memos were written, by order."""
+    return [list(order.texts) for order in flux.told if isinstance(order, ShowOnJobs)]
+
+
+def test_the_manager_removes_a_memo_before_it_plans() -> None:
+    flux = Post()
+    manager = begun(flux)
     flux.told.clear()
     manager.on_receive(QueueSeen(2.1, jobs=(runs(1),)))
     assert flux.told == [ShowOnJobs({JobId(1): None})]
+
+
+def cannot_be_read(id_: int, *, has_started: bool = False) -> UnreadableJob:
+    return UnreadableJob(JobId(id_), "attributes.system.node-manager.memory: oops", has_started)
+
+
+def with_unreadable(snapshot: Snapshot, *bad: UnreadableJob) -> Snapshot:
+    return replace(snapshot, queues=replace(snapshot.queues, unreadable={it.id: it for it in bad}))
+
+
+def test_a_job_that_cannot_be_read_gets_a_memo_that_says_why_once() -> None:
+    memos = JobMemos()
+    first = with_unreadable(a_snapshot(POLICY, jobs=[waits(1)]), cannot_be_read(2))
+    said = changes(memos, first)
+    assert said[JobId(2)] == "its jobspec cannot be read: attributes.system.node-manager.memory: oops"
+    assert said[JobId(1)]
+    assert changes(memos, with_unreadable(later(first, waits(1)), cannot_be_read(2))) == {}
+
+
+def test_the_memo_of_a_job_that_cannot_be_read_goes_when_it_starts() -> None:
+    memos = JobMemos()
+    first = with_unreadable(a_snapshot(POLICY), cannot_be_read(2))
+    assert changes(memos, first)
+    running = cannot_be_read(2, has_started=True)
+    assert memos.removals(QueueSeen(1.0, unreadable=(running,))) == {2: None}
+    assert changes(memos, with_unreadable(later(first), running)) == {}
+    assert changes(JobMemos(), with_unreadable(a_snapshot(POLICY), running)) == {2: None}, "of an earlier manager"
+
+
+def test_the_manager_writes_the_memos_again_after_it_claims_the_instance_again() -> None:
+    """Another manager may have held the instance meanwhile, and written memos of its own."""
+    flux = Post()
+    manager = begun(flux)
+    manager.on_receive(Tick(3.5, 1002.5))
+    flux.told.clear()
+    manager.on_receive(Tick(5.0, 1004.0))
+    assert not shown(flux), "they are as they were"
+    manager.on_receive(ClaimHeld(5.0, ()))
+    manager.on_receive(RanksSeen(5.1, tuple(a_snapshot(POLICY).ranks.values())))
+    manager.on_receive(Tick(6.5, 1005.5))
+    assert shown(flux) == [[1]]

@@ -1,7 +1,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodemanager.actors.worker_pool import WorkerPool
+from nodemanager.actors.manager import WorkerPool
 from nodemanager.core.nodes import LaunchId, ProviderId
 from nodemanager.core.orders import CloudOrder, DestroyNode, WithDeadline
 from nodemanager.core.reason_codes import Code
@@ -39,6 +39,18 @@ def test_a_worker_that_hangs_holds_up_nobody_else() -> None:
         crew.mark_done(name)
     assert [it.order.launch for it in hung.told] == ["hangs"]
     assert [it.order.launch for it in other.told] == ["a", "b", "c"]
+
+
+def test_an_answer_ends_the_oldest_order_about_its_subject() -> None:
+    """The first worker answers its order about a node; the second one still works on a later order about it."""
+    first, second = Post(), Post()
+    crew = WorkerPool([first, second])
+    crew.dispatch("a", destroy("a"))
+    crew.dispatch("a", destroy("a"))
+    crew.mark_done("a")
+    crew.dispatch("b", destroy("b"))
+    assert [it.order.launch for it in first.told] == ["a", "b"]
+    assert [it.order.launch for it in second.told] == ["a"]
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:

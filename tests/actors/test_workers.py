@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
@@ -72,6 +73,7 @@ from nodemanager.core.orders import (
     StartCopy,
     StopBroker,
     SweepCloud,
+    Together,
     WithDeadline,
 )
 from nodemanager.core.ports import CloudError, FluxError, NotTheActor, SlotsUnchanged
@@ -567,15 +569,20 @@ def test_a_text_that_cannot_be_shown_on_a_job_is_no_failure() -> None:
     assert (port.calls, told) == (["show_on_jobs"], [])
 
 
+class BrokenPost:
+    """A mailbox with a bug."""
+
+    def tell(self, message: Any) -> None:
+        raise ZeroDivisionError("a bug")
+
+
 @pytest.mark.parametrize(
     "start",
     [
-        lambda fate: CloudWorker.start(Cloud(ZeroDivisionError("a bug")), Flux(), FrozenClock(), Post(), fate).tell(
-            WithDeadline(CreateNode(LAUNCH, SMALL), NOW_S)
+        lambda fate: CloudWorker.start(Cloud(), Flux(), FrozenClock(), BrokenPost(), fate).tell(
+            WithDeadline(CREATE, NOW_S)
         ),
-        lambda fate: CloudWatcher.start(Cloud(ZeroDivisionError("a bug")), FrozenClock(), Post(), fate).tell(
-            ListCloud()
-        ),
+        lambda fate: CloudWatcher.start(Cloud(), FrozenClock(), BrokenPost(), fate).tell(ListCloud()),
     ],
 )
 def test_49_a_bug_in_any_actor_ends_the_process(start: Callable[[Fate], None]) -> None:
@@ -583,6 +590,48 @@ def test_49_a_bug_in_any_actor_ends_the_process(start: Callable[[Fate], None]) -
     start(fate)
     assert fate.ended.wait(10)
     assert isinstance(fate.crashed, ZeroDivisionError)
+
+
+@pytest.mark.parametrize("error", [KeyError("instanceId"), RecursionError("too deep"), AssertionError()])
+def test_an_answer_that_an_adapter_does_not_understand_is_a_failed_call(error: Exception) -> None:
+    post, cloud = Post(), Cloud(error)
+    lister = CloudWatcher(cloud, FrozenClock(), post, Fate())
+    worker = CloudWorker(cloud, Flux(), FrozenClock(), post, Fate())
+    with capture_logs() as logs:
+        for _ in range(3):
+            lister.on_receive(ListCloud())
+            lister.on_receive(SweepCloud())
+            for order in (CREATE, DestroyNode(LAUNCH.id, NODE.provider_id, because(Code.STOPPING))):
+                worker.on_receive(WithDeadline(order, NOW_S))
+    assert all(isinstance(fact, CloudCallFailed) and not fact.foreseen for fact in post.told)
+    assert [(fact.operation, fact.kind) for fact in post.told] == 3 * [
+        ("list", FailureKind.TRANSIENT),
+        ("sweep", FailureKind.TRANSIENT),
+        ("create", FailureKind.AMBIGUOUS),  # the node may exist
+        ("destroy", FailureKind.TRANSIENT),
+    ]
+    shown = [line["operation"] for line in logs if line["event"] == "cloud_call_not_understood"]
+    assert shown == ["list", "sweep", "create", "destroy"], "each once, with its traceback"
+    assert all(line["exc_info"].__cause__ is error for line in logs)
+
+
+def test_a_batch_whose_answers_do_not_match_its_orders_has_failed_as_a_whole() -> None:
+    class Short(Cloud):
+        def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode]:
+            return (NODE,)
+
+        def destroy_many(self, provider_ids: Sequence[ProviderId]) -> Sequence[None]:
+            return ()
+
+    post = Post()
+    worker = CloudWorker(Short(), Flux(), FrozenClock(), post, Fate())
+    worker.on_receive(WithDeadline(Together((CREATE, CREATE)), NOW_S))
+    end = DestroyNode(LAUNCH.id, NODE.provider_id, because(Code.STOPPING))
+    worker.on_receive(WithDeadline(Together((end, end)), NOW_S))
+    assert [(fact.operation, fact.kind) for fact in post.told] == [
+        *2 * [("create", FailureKind.AMBIGUOUS)],
+        *2 * [("destroy", FailureKind.TRANSIENT)],
+    ]
 
 
 def test_a_copy_is_settled_and_its_user_is_told_in_a_sentence() -> None:

@@ -27,7 +27,7 @@ from nodemanager.config.site import (
     EC2_INSTANCES_PER_S,
     GCE_INSTANCES_PER_S,
 )
-from nodemanager.planner.state.policy import Calls
+from nodemanager.planner.policy import Calls
 from nodemanager.simulation.time.world import World
 from tests.benchmarks.burst_world import Burst
 from tests.cloud.ec2.moto_faults import InstanceBucket

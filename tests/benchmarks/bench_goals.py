@@ -30,10 +30,10 @@ from nodemanager.core.facts import ClaimHeld, CloudListed, QueueSeen, RanksSeen,
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import Rank
-from nodemanager.planner.observe.observe import advance_to, observe
+from nodemanager.planner.observe import advance_to, observe
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Limits, Policy
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.policy import Limits, Policy
+from nodemanager.planner.snapshot import Snapshot
 from nodemanager.service.service import GC_THRESHOLD
 from tests.benchmarks import bench_plan
 from tests.benchmarks.bench_packing import bound_of, considered, costs

@@ -36,12 +36,11 @@ from nodemanager.cloud.ec2.replies import nodes_in, parse_xml, require_reply, se
 from nodemanager.core.facts import CloudListed
 from nodemanager.core.nodes import CloudNode, FluxRank, Launch, LaunchId, NodeState
 from nodemanager.core.slots import DEFAULT_CLOUD, Billing, NodeType, Rank, SlotName, TypeName
-from nodemanager.planner.observe.observe import observe
-from nodemanager.planner.observe.pairing import pair
+from nodemanager.planner.observe import observe
+from nodemanager.planner.observe_cloud import pair
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.node import Create, Node, Seen
-from nodemanager.planner.state.policy import Limits, Policy
-from nodemanager.planner.state.snapshot import Account, SlotSettings, Snapshot, Source, Sources
+from nodemanager.planner.policy import Limits, Policy
+from nodemanager.planner.snapshot import Account, Create, Node, Seen, SlotSettings, Snapshot, Source, Sources
 from tests.contract.cloud_subjects import SystemClock
 from tests.paths import DATA
 

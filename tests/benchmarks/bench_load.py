@@ -64,9 +64,9 @@ from nodemanager.core.nodes import FluxRank
 from nodemanager.core.ports import CloudPort, FluxError, FluxPort
 from nodemanager.core.slots import DEFAULT_CLOUD, Hardware, Rank, SlotName, TypeName
 from nodemanager.flux.parse.resources import Look
-from nodemanager.planner.observe.observe import advance_to, observe
+from nodemanager.planner.observe import advance_to, observe
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.snapshot import Snapshot
 from nodemanager.service.assembly.policy import policy_of
 from nodemanager.service.assembly.ports import SitePorts, SystemClock
 from nodemanager.service.assembly.wiring import wire

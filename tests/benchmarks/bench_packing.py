@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
-from nodemanager.planner.packing.dominated import find_dominated
+from nodemanager.planner.packing.exact import find_dominated
 from nodemanager.planner.packing.greedy import pack_best_fit
 from nodemanager.planner.packing.packing import pack
 from nodemanager.planner.packing.types import Item, Lot, PackingLimits, total_cost

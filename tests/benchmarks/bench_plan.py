@@ -33,11 +33,11 @@ from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Shape
 from nodemanager.core.nodes import CloudNode, CloudState, FluxRank, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
-from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.observe.observe import advance_to, observe
+from nodemanager.planner.brain import commit_actions, commit_asks
+from nodemanager.planner.observe import advance_to, observe
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Limits, Policy
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.policy import Limits, Policy
+from nodemanager.planner.snapshot import Snapshot
 from tests.paths import ROOT
 
 GIB = 2**30

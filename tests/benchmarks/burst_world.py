@@ -16,7 +16,7 @@ from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import USABLE, CloudNode, FailureKind, Identity, Launch, ProviderId
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import DEFAULT_CLOUD, Billing, NodeType, Rank, Slot, SlotName, TypeName
-from nodemanager.planner.state.policy import Calls, Limits, Policy, Timing
+from nodemanager.planner.policy import Calls, Limits, Policy, Timing
 from nodemanager.service.assembly.ports import SitePorts
 from nodemanager.service.assembly.wiring import wire
 from nodemanager.simulation.cloud.faults import CloudFaults

@@ -15,8 +15,7 @@ from typing import Any, cast
 from nodemanager.actors.manager import Publication
 from nodemanager.cli.service_client import Client
 from nodemanager.config.site import Site
-from nodemanager.history.backlog import Backlog
-from nodemanager.history.follower import Follower, HistoryUpdate, rest_s
+from nodemanager.history.follower import Backlog, Follower, HistoryUpdate, rest_s
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.writer import HistoryWriter
 from nodemanager.service.outputs import Outputs

@@ -15,7 +15,7 @@ from itertools import product
 
 import highspy
 
-from nodemanager.planner.packing.knapsack import Knapsack
+from nodemanager.planner.packing.columns import Knapsack
 from nodemanager.planner.packing.types import Item, Lot
 
 KNAPSACK_GAP, KNAPSACK_S = 1e-4, 2.0

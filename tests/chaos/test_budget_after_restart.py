@@ -18,7 +18,7 @@ from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.facts import RetirementRequested
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Billing, NodeType
-from nodemanager.planner.cost.spending import periods
+from nodemanager.planner.spending import periods
 from tests.builders import with_settings
 
 SEEDS = range(2)

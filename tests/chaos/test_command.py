@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.chaos.command import run_seed
+from nodemanager.chaos.command import find_shortest, run_seed
 from nodemanager.chaos.run.script import Script
-from nodemanager.chaos.shrink import find_shortest
 from nodemanager.cli import main
 from nodemanager.planner import plan
 

@@ -81,6 +81,21 @@ def _killed_at(run: Scenario, calls: int) -> None:
     process.calls_left, process.down_s = calls, DOWN_S
 
 
+# --- lists that lag ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lag_s", [20.0, 60.0, 100.0])
+def test_a_node_that_lists_show_late_is_not_bought_again(lag_s: float) -> None:
+    """EC2's lists are eventually consistent: the create is answered, and for a while no list shows the node."""
+    run = Scenario(three_jobs())
+    run.policy = replace(run.policy, timing=replace(run.policy.timing, create_grace_s=120.0, boot_timeout_s=300.0))
+    run.provider.faults.list_lag_s = (lag_s, lag_s)
+    run.provider.faults.user_data_s = (lag_s + 5.0, lag_s + 5.0)
+    run.run()
+    assert left(run) == ()
+    assert len(made(run)) == 3
+
+
 # --- 52: SIGTERM ------------------------------------------------------------------------------------------
 
 

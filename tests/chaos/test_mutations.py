@@ -17,19 +17,29 @@ from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDra
 from nodemanager.core.jobs import JobState
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reasons import Reason
-from nodemanager.planner import boot_orders, brain, plan, strays
-from nodemanager.planner.backoff import refusals, zones
-from nodemanager.planner.health import node_health, standstill
-from nodemanager.planner.limits import within_budget
-from nodemanager.planner.observe import calls, cloud_facts, observe, pairing, queue_facts
-from nodemanager.planner.placement import fleet_needs, on_offer, placement
+from nodemanager.planner import (
+    backoff,
+    brain,
+    budgets,
+    calls,
+    leases,
+    node_health,
+    node_steps,
+    observe,
+    observe_cloud,
+    observe_flux,
+    placement,
+    plan,
+    serving,
+    supply,
+    trust,
+)
+from nodemanager.planner import placement as fleet_needs
+from nodemanager.planner import plan as boot_orders
+from nodemanager.planner.policy import Policy
 from nodemanager.planner.requeue import requeue_orders
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.steps import leaving
-from nodemanager.planner.supply import supply
-from nodemanager.planner.supply.supply import Supply
+from nodemanager.planner.snapshot import Node, Snapshot
+from nodemanager.planner.supply import Supply
 from nodemanager.simulation.cloud.provider import SimulatedCloud
 from tests.builders import changed, with_settings
 
@@ -42,7 +52,7 @@ def without_a_second_look(patch: Patch) -> None:
     def nothing_forbids(node: Node, rank: Any) -> Reason | None:
         return None
 
-    patch.setattr(leaving, "second_look", nothing_forbids)
+    patch.setattr(node_steps, "second_look", nothing_forbids)
 
 
 def believing_the_first_look(patch: Patch) -> None:
@@ -64,16 +74,16 @@ def believing_one_list(patch: Patch) -> None:
         return False
 
     patch.setattr(site, "Policy", hasty)
-    patch.setattr(cloud_facts, "_too_many_vanished", never_too_many)
+    patch.setattr(observe_cloud, "_too_many_vanished", never_too_many)
 
 
 def taking_a_lost_reply_for_a_refusal(patch: Patch) -> None:
-    create_failed = cloud_facts._apply_create_failure
+    create_failed = observe_cloud._apply_create_failure
 
     def as_refused(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
         return create_failed(snapshot, node, replace(fact, kind=FailureKind.TRANSIENT), policy)
 
-    patch.setattr(cloud_facts, "_apply_create_failure", as_refused)
+    patch.setattr(observe_cloud, "_apply_create_failure", as_refused)
 
 
 def buying_two_too_many(patch: Patch) -> None:
@@ -85,7 +95,7 @@ def buying_two_too_many(patch: Patch) -> None:
         return made
 
     patch.setattr(placement, "current_supply", generous)
-    patch.setattr(within_budget, "current_supply", generous)
+    patch.setattr(budgets, "current_supply", generous)
 
 
 def taking_accepted_for_gone(patch: Patch) -> None:
@@ -98,14 +108,14 @@ def taking_accepted_for_gone(patch: Patch) -> None:
 
 
 def taking_strangers_for_ours(patch: Patch) -> None:
-    pair = pairing.pair
+    pair = observe_cloud.pair
 
-    def greedy(nodes: Any, listed: Any, cluster: str, cluster_uuid: str) -> pairing.Pairing:
+    def greedy(nodes: Any, listed: Any, cluster: str, cluster_uuid: str) -> observe_cloud.Pairing:
         made = pair(nodes, listed, cluster, cluster_uuid)
         untagged = tuple(node for node in listed if node.identity is None)
         return replace(made, strays=made.strays + untagged)
 
-    patch.setattr(cloud_facts, "pair", greedy)
+    patch.setattr(observe_cloud, "pair", greedy)
 
 
 def taking_no_notice_of_a_new_division(patch: Patch) -> None:
@@ -113,7 +123,7 @@ def taking_no_notice_of_a_new_division(patch: Patch) -> None:
 
 
 def repeating_a_create_without_its_token(patch: Patch) -> None:
-    create_failed, launch = cloud_facts._apply_create_failure, strays.new_launch
+    create_failed, launch = observe_cloud._apply_create_failure, leases.new_launch
 
     def again(snapshot: Snapshot, node: Node, fact: CloudCallFailed, policy: Policy) -> Snapshot:
         snapshot = create_failed(snapshot, node, fact, policy)
@@ -122,12 +132,12 @@ def repeating_a_create_without_its_token(patch: Patch) -> None:
             return snapshot
         return replace(snapshot, nodes={**snapshot.nodes, node.id: changed(after, sent_s=None)})
 
-    patch.setattr(cloud_facts, "_apply_create_failure", again)
+    patch.setattr(observe_cloud, "_apply_create_failure", again)
     patch.setattr(boot_orders, "new_launch", lambda *args, **rest: replace(launch(*args, **rest), client_token=""))
 
 
 def deciding_on_old_news(patch: Patch) -> None:
-    why = standstill.why_standstill
+    why = trust.why_standstill
 
     def carefree(snapshot: Snapshot, policy: Policy, _stale: Any, unsafe: Any) -> Reason | None:
         return why(snapshot, with_settings(policy, stale_after_s=1e9), {}, unsafe)
@@ -136,8 +146,8 @@ def deciding_on_old_news(patch: Patch) -> None:
 
 
 def forgetting_strays(patch: Patch) -> None:
-    pair = pairing.pair
-    patch.setattr(cloud_facts, "pair", lambda *arguments: replace(pair(*arguments), strays=()))
+    pair = observe_cloud.pair
+    patch.setattr(observe_cloud, "pair", lambda *arguments: replace(pair(*arguments), strays=()))
 
 
 def leaving_orphans_alone(patch: Patch) -> None:
@@ -145,7 +155,7 @@ def leaving_orphans_alone(patch: Patch) -> None:
 
 
 def buying_again_what_is_on_its_way(patch: Patch) -> None:
-    patch.setattr(on_offer, "coming_offers", lambda *_: [])
+    patch.setattr(serving, "coming_offers", lambda *_: [])
 
 
 def recording_no_spending(patch: Patch) -> None:
@@ -156,7 +166,7 @@ def recording_no_spending(patch: Patch) -> None:
 
 
 def buying_for_jobs_that_are_held(patch: Patch) -> None:
-    queue_seen = queue_facts.apply_queue
+    queue_seen = observe_flux.apply_queue
 
     def all_wait(snapshot: Snapshot, fact: Any, policy: Policy) -> Snapshot:
         jobs = tuple(
@@ -168,7 +178,7 @@ def buying_for_jobs_that_are_held(patch: Patch) -> None:
 
 
 def buying_a_gang_in_two_groups(patch: Patch) -> None:
-    patch.setattr(zones, "gather_wide_jobs", lambda fact, *_: fact)
+    patch.setattr(backoff, "gather_wide_jobs", lambda fact, *_: fact)
 
 
 def leaving_empty_groups_behind(patch: Patch) -> None:
@@ -191,12 +201,12 @@ def submitting_jobs_again_and_again(patch: Patch) -> None:
 
 
 def buying_a_size_that_was_just_refused(patch: Patch) -> None:
-    refusal = refusals.apply_refusal
+    refusal = backoff.apply_refusal
 
     def forgetful(snapshot: Snapshot, node: Node, kind: FailureKind, *rest: Any) -> Snapshot:
         return snapshot if kind is FailureKind.CAPACITY else refusal(snapshot, node, kind, *rest)
 
-    patch.setattr(cloud_facts, "apply_refusal", forgetful)
+    patch.setattr(observe_cloud, "apply_refusal", forgetful)
 
 
 def buying_dearer_sizes_first(patch: Patch) -> None:

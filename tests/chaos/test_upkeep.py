@@ -17,11 +17,7 @@ from nodemanager.chaos.run.script import UPKEEP_KINDS, draw_script
 from nodemanager.chaos.run.site import START_AT, chaos_policy, limits_at
 from nodemanager.core.slots import Billing, Tariff
 from nodemanager.core.upkeep.windows import is_open, next_change_at
-from nodemanager.planner import boot_orders, brain
-from nodemanager.planner.cost import billing
-from nodemanager.planner.steps import idle, leaving
-from nodemanager.planner.supply import refill
-from nodemanager.planner.upkeep import consolidation, turns
+from nodemanager.planner import billing, brain, consolidation, free_room, node_steps, plan, upkeep
 from nodemanager.simulation.flux.job_manager import JobManager
 
 SEEDS_MAX = 200
@@ -70,7 +66,7 @@ def test_schedules_open_and_close_within_the_run(seed: int) -> None:
 
 
 def not_waiting_for_data(patch: Patch) -> None:
-    for module in (idle, leaving):
+    for module in (node_steps, node_steps):
         patch.setattr(module, "why_held_for_data", lambda *_: None)
 
 
@@ -105,11 +101,11 @@ def emptying_more_than_may_be(patch: Patch) -> None:
 
 
 def emptying_dear_nodes_whose_jobs_need_them(patch: Patch) -> None:
-    patch.setattr(refill._Search, "_is_suited", lambda *_: True)
+    patch.setattr(free_room._Search, "_is_suited", lambda *_: True)
 
 
 def replacing_more_than_may_be(patch: Patch) -> None:
-    patch.setattr(turns._Turns, "_why_no_turn", lambda *_: None)
+    patch.setattr(upkeep._Turns, "_why_no_turn", lambda *_: None)
 
 
 def ignoring_schedules(patch: Patch) -> None:
@@ -117,7 +113,7 @@ def ignoring_schedules(patch: Patch) -> None:
 
 
 def taking_more_nodes_for_prepaid(patch: Patch) -> None:
-    patch.setattr(boot_orders, "prepaid_left", lambda *_: {"large": 9})
+    patch.setattr(plan, "prepaid_left", lambda *_: {"large": 9})
 
 
 def charging_for_prepaid_nodes(patch: Patch) -> None:

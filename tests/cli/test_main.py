@@ -14,7 +14,7 @@ import structlog
 
 from nodemanager.cli import cloud_test, main
 from nodemanager.cli.verbs.failures import report_failure
-from nodemanager.cloud.local.store import Store
+from nodemanager.cloud.local.port import Store
 from nodemanager.config.load import load_site
 from nodemanager.config.site import name_file
 from nodemanager.core.ports import FluxError
@@ -42,6 +42,25 @@ def test_the_config_stands_before_or_after_the_verb(
     assert "good; 3 node types, 10 slots, mode act" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("only_for", "note"),
+    [
+        ("", ""),
+        ("gpu", "only_for = gpu: a job without GPUs that fits on no other type never runs"),
+        ("any", "only_for = any: jobs without GPUs may pay 0.375 a core-hour there; small costs 0.05"),
+    ],
+)
+def test_check_says_what_follows_from_only_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], only_for: str, note: str
+) -> None:
+    key = f"only_for = {only_for}\n" if only_for else ""
+    site = tmp_path / "site.ini"
+    site.write_text(EMBEDDED.read_text().replace("gpus = 1\n", f"gpus = 1\n{key}"))
+    assert main.main(["check", "--config", str(site)]) == 0
+    notes = [line for line in capsys.readouterr().out.splitlines() if "[Node" in line]
+    assert notes == ([f"{site}: note: [Node gpu] {note}"] if note else [])
+
+
 def test_check_marks_its_warnings_and_notes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = tmp_path / "site.ini"
     site.write_text(LOCAL.read_text().replace("price_per_hour_max = 10.00", "price_per_hour_max = 0.50"))
@@ -49,6 +68,35 @@ def test_check_marks_its_warnings_and_notes(tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr()
     marks = [line.removeprefix(f"{site}: ").partition(":")[0] for line in (said.out + said.err).splitlines()]
     assert set(marks) == {"warning", "note", "good; 2 node types, 6 slots, mode act"}, said
+
+
+def test_check_warns_of_a_state_dir_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = tmp_path / "site.ini"
+    (tmp_path / "file").touch()
+    site.write_text(LOCAL.read_text().replace("../state/local", str(tmp_path / "file" / "state")))
+    assert main.main(["check", "--config", str(site)]) == 0
+    said = capsys.readouterr().err
+    assert "warning: [Site] state_dir" in said
+    assert "nobody could steer it" in said
+    assert main.main(["check", "--online", "--config", str(site)]) == 1
+    said = capsys.readouterr().out
+    assert "fault    state_dir: " in said
+    assert "fault    account: " in said, "a finding, no traceback"
+
+
+def test_check_warns_if_nodes_will_find_no_bootstrap(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.ini"
+    site.write_text(LOCAL.read_text().replace("../state/local", str(tmp_path)))
+    assert main.main(["check", "--config", str(site)]) == 0
+    assert "bootstrap_dir" not in capsys.readouterr().err, "init has not run yet"
+    (tmp_path / "cluster-uuid").write_text("5c5ac7be-9b89-4213-bfba-faf44a0f9aec\n")
+    assert main.main(["check", "--config", str(site)]) == 0
+    assert f"bootstrap_dir = {tmp_path}/flux: nodes read" in capsys.readouterr().err
+    (tmp_path / "flux" / "conf.d").mkdir(parents=True)
+    assert main.main(["check", "--config", str(site)]) == 0
+    assert "bootstrap_dir" not in capsys.readouterr().err
 
 
 def test_every_fault_of_a_site_is_said_and_the_status_is_78(

@@ -45,7 +45,7 @@ from nodemanager.config.text.settings import (
     WebSettings,
     allowed_keys,
 )
-from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodeType, SlotName, TypeName
+from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodeType, OnlyFor, SlotName, TypeName
 from tests.paths import CONFIG
 
 # The variables that the examples name.
@@ -114,6 +114,13 @@ def test_a_node_type_may_act_or_be_observed_by_itself(
         tmp_path, ("Site", "mode", site), ("Node cpu", "mode", node), *another, ("Node gpu", "slots", "gpu1")
     )
     assert (read.acts, read.mode_text) == (acts, told)
+
+
+def test_a_type_without_gpus_is_not_kept_for_jobs_that_ask_for_them(tmp_path: Path) -> None:
+    fault = the_fault(tmp_path, ("Node cpu", "only_for", "gpu"))
+    assert (fault.key, fault.problem) == ("only_for", "the type has no GPUs: give gpus, or remove the key")
+    (read,) = site_of(tmp_path, ("Node cpu", "only_for", "gpu"), ("Node cpu", "gpus", "1")).node_types
+    assert read.only_for is OnlyFor.GPU
 
 
 # --- what is read -----------------------------------------------------------------------------------------
@@ -570,7 +577,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(
     tmp_path: Path, section: str, key: str, nearest: str
 ) -> None:
     fault = the_fault(tmp_path, (section, key, "1"))
-    assert (fault.section, fault.key, fault.value, fault.nearest) == (section, key, "1", nearest)
+    assert (fault.section, fault.key, fault.value, fault.nearest) == (section, key, None, nearest)
     assert (f'did you mean "{nearest}"?' if nearest else "the keys are size, sizes, cores") in str(fault)
 
 
@@ -624,13 +631,53 @@ slots = head
         ':8: [Limits] price_per_hour_max = "cheap": a price of 0 or more is needed',
         ":9: [Flux] head_address: must be given: the address at which nodes reach rank 0",
         ':10: a "[Section]", a "key = value" or a comment is needed',
-        ':11: [Flux] head_adress = "10.0.0.1": no such key; did you mean "head_address"?',
+        ':11: [Flux] head_adress: no such key; did you mean "head_address"?',
         ':12: a "[Section]", a "key = value" or a comment is needed',
         ":13: [Limits]: this section already begins at line 5: merge the two",
-        ':14: [Limits] nodes_mni = "0": no such key; did you mean "nodes_min"?',
+        ':14: [Limits] nodes_mni: no such key; did you mean "nodes_min"?',
         ':16: [Node cpu] cores = "0": a whole number of 1 or more is needed',
         ':18: [Node cpu] price_per_hour = "": a price of 0 or more is needed',
     ]
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("Web", "command = /x/post-to-chat {}"),
+        ("Web", "listen = {}"),
+        ("Web", "hosts = a b {}"),
+        ("Notify", "webhook = {}"),
+        ("Notify", "commnd = /x/post-to-chat {}"),
+        ("Notify", "events = {}"),
+        ("Site", "pass = hunter2"),
+        ("Site", "hook = {}"),
+        ("Nowhere", "hook = {}"),
+        ("Nowhere", "{}"),
+        ("Site", "{} = 1"),
+        ("Limits", "nodes_max = {}"),
+        ("Cloud", "auth_url = {} {}"),
+    ],
+)
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://hooks.example.org/services/T0/hunter2",
+        "https://example.org?token-hunter2",
+        "HTTPS://ada:hunter2@example.org",
+        "http://hunter2@example.org/",
+    ],
+)
+def test_no_fault_shows_a_secret_wherever_it_was_written(
+    tmp_path: Path, section: str, line: str, address: str
+) -> None:
+    faults = faults_of(tmp_path, f"[{section}]\n{line.format(address, address)}\n")
+    assert any(fault.line for fault in faults)
+    assert "hunter2" not in "\n".join(map(str, faults))
+
+
+def test_a_fault_still_shows_the_host_of_an_address(tmp_path: Path) -> None:
+    faults = faults_of(tmp_path, "[Web]\nlisten = https://head.example:5/x/y\n")
+    assert ':2: [Web] listen = "https://head.example:5/…": "unix"' in "\n".join(map(str, faults))
 
 
 def test_the_error_is_one_line_for_each_fault(tmp_path: Path) -> None:
@@ -807,6 +854,19 @@ def test_a_gpu_type_without_a_property_is_warned_of(tmp_path: Path) -> None:
     (warning,) = site_warnings(site_of(tmp_path, *gpu_type()))
     assert "[Node gpu] is a GPU type without a property" in warning
     assert site_warnings(site_of(tmp_path, *gpu_type(properties="gpu"))) == ()
+
+
+def test_nodes_that_may_be_too_old_when_they_join_are_warned_of(tmp_path: Path) -> None:
+    short = site_of(tmp_path, ("Timing", "boot_timeout", "10m"), ("Node cpu", "max_age", "10m"))
+    (warning,) = site_warnings(short)
+    assert "max_age = 10m is not above boot_timeout = 10m" in warning
+    assert site_warnings(site_of(tmp_path, ("Timing", "boot_timeout", "10m"), ("Node cpu", "max_age", "1h"))) == ()
+
+
+def test_a_prepaid_type_above_the_price_limit_is_bought_and_not_warned_of(tmp_path: Path) -> None:
+    dear = ("Node cpu", "price_per_hour", "1000")
+    assert "will never be bought" in site_warnings(site_of(tmp_path, dear))[0]
+    assert site_warnings(site_of(tmp_path, dear, ("Node cpu", "prepaid", "1"))) == ()
 
 
 def test_a_large_type_without_a_property_is_warned_of(tmp_path: Path) -> None:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from libcloud.compute.base import NodeImage, NodeSize
 
-from nodemanager.cloud.local.port import LocalCloud
+from nodemanager.cloud.local.port import LocalCloud, Store
 from nodemanager.cloud.local.process import end_nodes, marked_pids
-from nodemanager.cloud.local.store import Store
 from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, LaunchId, ProviderId
 from nodemanager.core.ports import CloudPort
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName

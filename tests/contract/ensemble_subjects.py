@@ -16,7 +16,7 @@ from nodemanager.core.slots import Rank, Slot, SlotName
 from nodemanager.ensemble.ports import EnsemblePort, RunRecord
 from nodemanager.flux.bindings import CallFailed
 from nodemanager.flux.ensembles import records
-from nodemanager.flux.ensembles.port import RealEnsemblePort
+from nodemanager.flux.ensembles.runner import RealEnsemblePort
 from nodemanager.flux.reactor import Reactor
 from nodemanager.simulation.flux.ensemble_port import EnsembleHost, SimulatedEnsemblePort
 from nodemanager.simulation.flux.instance import SimulatedFlux

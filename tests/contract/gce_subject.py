@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from nodemanager.cloud.gce.batch_port import GceBatchCloud
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.instances import LABEL_CLUSTER, GcePlacement
+from nodemanager.cloud.gce.port import GceBatchCloud
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import TypeName
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said

@@ -13,8 +13,8 @@ import pytest
 from nodemanager.core.nodes import FailureKind, NodeState, QuotaScope
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market, NodeType, Size
-from nodemanager.planner.cost import fleet
-from nodemanager.planner.state.snapshot import Scope
+from nodemanager.planner import billing
+from nodemanager.planner.snapshot import Scope
 from tests.builders import World, a_policy, a_snapshot, tasks
 from tests.cloud.fleet_loop import FleetLoop
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SIZES, SUBJECTS, CloudSubject, a_type
@@ -65,7 +65,7 @@ def run_until_only(loop: FleetLoop, size: str, cloud: CloudSubject) -> None:
 def test_the_cheapest_size_is_bought_and_listed(cloud: CloudSubject) -> None:
     loop = a_loop(cloud)
     run_until_only(loop, FIRST, cloud)
-    assert fleet.price_per_hour(loop.world.snapshot, loop.world.policy) == PRICES[FIRST]
+    assert billing.fleet_price_per_hour(loop.world.snapshot, loop.world.policy) == PRICES[FIRST]
 
 
 def test_a_shortage_of_one_size_is_told_and_the_next_one_is_bought(cloud: CloudSubject) -> None:
@@ -74,7 +74,7 @@ def test_a_shortage_of_one_size_is_told_and_the_next_one_is_bought(cloud: CloudS
         run_until_only(loop, NEXT, cloud)
         (block,) = loop.world.snapshot.learned.blocks.items()
     assert (block[0].size, block[0].market, block[1].kind) == (FIRST, Market.ON_DEMAND, FailureKind.CAPACITY)
-    assert fleet.price_per_hour(loop.world.snapshot, loop.world.policy) == PRICES[NEXT]
+    assert billing.fleet_price_per_hour(loop.world.snapshot, loop.world.policy) == PRICES[NEXT]
 
 
 def of_two_markets() -> NodeType:
@@ -96,7 +96,7 @@ def test_without_spot_capacity_of_any_size_the_cheapest_is_bought_on_demand(clou
         loop.world.job(tasks(2))
         cloud.wait(lambda: len(bought(loop.run(1))) == 2 == len(listed(cloud)), "a second node")
     assert {it.launch.market for it in loop.world.snapshot.nodes.values()} == {Market.ON_DEMAND}
-    assert fleet.price_per_hour(loop.world.snapshot, loop.world.policy) == 2 * PRICES[FIRST]
+    assert billing.fleet_price_per_hour(loop.world.snapshot, loop.world.policy) == 2 * PRICES[FIRST]
 
 
 def test_a_quota_of_one_size_is_told_and_the_next_one_is_bought(cloud: CloudSubject) -> None:
@@ -105,7 +105,7 @@ def test_a_quota_of_one_size_is_told_and_the_next_one_is_bought(cloud: CloudSubj
         run_until_only(loop, NEXT, cloud)
     assert list(loop.world.snapshot.learned.quotas) == [Scope(of_two_sizes().name, size=FIRST)]
     assert loop.world.snapshot.learned.blocks == {}
-    assert fleet.price_per_hour(loop.world.snapshot, loop.world.policy) == PRICES[NEXT]
+    assert billing.fleet_price_per_hour(loop.world.snapshot, loop.world.policy) == PRICES[NEXT]
 
 
 def test_a_quota_says_that_it_concerns_the_size_and_makes_nothing(cloud: CloudSubject) -> None:

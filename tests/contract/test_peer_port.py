@@ -212,14 +212,14 @@ def test_whether_a_job_fits(subject: Subject) -> None:
 
 
 def test_output_and_its_end(subject: Subject) -> None:
-    _, remote = subject.submits("echo said; sleep 0.2")
+    _, remote = subject.submits("printf 'said\u2028\u2029\u0085\\n'; sleep 0.2")
     subject.asks(ChangeUrgency(remote, 16))
     subject.until_copy(remote, "it starts", lambda it: it.started_at is not None)
     subject.port.send(FollowOutput(remote, 7))
     subject.until(CopyOutputEnded, lambda it: it.remote == remote and it.stream == 7)
     chunks = [it for it in subject.facts if isinstance(it, CopyOutput) and (it.remote, it.key) == (remote, OUTPUT)]
     data = [event["context"].get("data", "") for it in chunks for event in it.events if event["name"] == "data"]
-    assert "".join(data) == "said\n"
+    assert "".join(data) == "said\u2028\u2029\u0085\n"  # Flux does not escape these
 
 
 def test_a_copy_that_has_ended_can_still_be_read(subject: Subject) -> None:

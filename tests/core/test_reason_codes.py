@@ -135,7 +135,10 @@ SHOWS = (
     "actors/delegation/stepper.py",  # the memo of a delegated job
     "actors/job_memos.py",
     "chaos/run/plan_checks.py",  # checks what was said
-    "planner/observe/hardware.py",  # the text of a drain
+    "planner/reasons.py",  # the jobs that hold the nodes of a full cloud
+    "planner/hardware.py",  # the text of a drain
+    "chaos/run/waste.py",  # the same
+    "whatif/replay/invariants.py",  # checks what was said
     "whatif/cloud/parameters.py",  # figures of a report, not of a reason
 )
 

@@ -19,8 +19,8 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.orders import DelegateJob
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
-from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.peer_port import Peer, PeerPort
+from nodemanager.delegation.jobs import SUBMITTED, PeerName
+from nodemanager.delegation.peer_port import Peer, PeerPort, Submitted
 from nodemanager.delegation.view import DelegationView
 from nodemanager.simulation.delegation.instance import SimulatedInstance, SimulatedJob
 from nodemanager.simulation.delegation.ports import SimulatedHome, SimulatedPeer
@@ -270,6 +270,36 @@ def test_a_job_that_its_peer_lost_is_told_as_lost() -> None:
     assert [(run.job, run.peer, run.started_at) for view in scene.views for run in view.runs] == [(job, "b", None)]
 
 
+def test_an_answer_of_a_connection_that_is_gone_does_not_count() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    link = next(it for it in scene.links if isinstance(it, SimulatedPeer) and it.instance.name == "b")
+    scene.peers[PeerName("b")].faults.answers_from_s = scene.world.now_s + 20.0
+    link.lose()
+    job = one_job(scene, duration=5.0)
+    scene.world.advance_by(5.0)
+    link._listener(Submitted(PeerName("b"), job, JobId(4242)))
+    scene.world.advance_by(60.0)
+    (placed,) = (event for event in scene.home.jobs[job].events if event.name == SUBMITTED)
+    assert placed.context["jobid"] != 4242
+    assert scene.home.jobs[job].ended
+    assert not scene.home.jobs[job].failed
+
+
+def test_a_copy_that_its_peer_does_not_know_when_it_is_to_change_is_looked_up_again() -> None:
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    job = one_job(scene)
+    scene.home.set_urgency(job, 0)
+    scene.world.advance_by(10.0)
+    scene.peers[PeerName("b")].jobs.clear()  # and nobody hears of it
+    scene.home.set_urgency(job, 16)
+    scene.world.advance_by(30.0)
+    assert scene.home.jobs[job].failed
+    failure = next(event for event in scene.home.jobs[job].events if event.name == "exception")
+    assert "does not know" in failure.context["note"]
+
+
 def agree(job: SimulatedJob, copies: dict[tuple[str, JobId], SimulatedJob]) -> None:
     """A job that ended well here has a copy that ended well, with the same status; and its output, once."""
     if job.failed or job.runs:
@@ -305,11 +335,12 @@ def test_the_copy_of_a_lost_job_is_cancelled(released: bool) -> None:
     assert said[0].endswith("is cancelled: its job at home is not known any more")
 
 
-def test_the_copy_of_another_job_with_the_same_id_is_cancelled_and_not_adopted() -> None:
+@pytest.mark.parametrize("later_s", [0.9, 10.0])
+def test_the_copy_of_another_job_with_the_same_id_is_cancelled_and_not_adopted(later_s: float) -> None:
     scene = Scene(0)
     scene.world.advance_by(10.0)
     former = one_job(scene)
-    scene.world.advance_by(10.0)
+    scene.world.advance_by(later_s)
     (copy,) = scene.peers[PeerName("b")].jobs.values()
     scene.home.restart(keeps_state=False)
     scene.home._next = former - 1
@@ -389,6 +420,25 @@ def test_nothing_runs_twice_although_home_loses_its_latest_events(seed: int) -> 
     for kept in scene.home.jobs.values():
         assert kept.ended, kept.events
         agree(kept, scene.ever)
+
+
+def test_a_job_sent_to_a_peer_that_cannot_be_reached_runs_at_home() -> None:
+    scene = Scene(0)
+    scene.peers[PeerName("b")].up = False
+    scene.world.advance_by(10.0)
+    system = {"duration": 20.0}
+    blocker, job = (
+        scene.home.submit({"resources": [{"type": "core", "count": 1}], "attributes": {"system": system}})
+        for _ in range(2)
+    )
+    reason = because(Code.PEER_CHOSEN, peer="b", wait="0 s", price_per_hour=Decimal(0), others="none")
+    scene.inbox.tell(DelegateJob(job, PeerName("b"), 16, reason))
+    scene.world.advance_by(10.0)
+    assert scene.home.jobs[blocker].runs
+    scene.world.advance_by(50.0)
+    assert scene.home.jobs[job].ended
+    assert not scene.home.jobs[job].failed
+    assert not scene.peers[PeerName("b")].jobs
 
 
 def test_a_job_sent_to_a_peer_shows_why_the_planner_sent_it() -> None:

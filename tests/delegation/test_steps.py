@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from nodemanager.actors.delegation.effects import caused_at_home, caused_at_peer
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation import steps
+from nodemanager.delegation.home_port import RaiseOnJob
 from nodemanager.delegation.jobs import (
     COPY_EVENTS,
     EXEC,
@@ -22,11 +24,13 @@ from nodemanager.delegation.jobs import (
     TAKEN,
     Copy,
     EventlogEntry,
+    Failure,
     PeerName,
     Placed,
     Proxy,
 )
 from nodemanager.delegation.next_step import next_step
+from nodemanager.delegation.peer_port import EndCopy
 from nodemanager.delegation.steps import PeerView, Relay, Sides, Step
 
 # Of RFC 21 and of flux-core's job manager.
@@ -416,3 +420,15 @@ def test_an_event_that_is_not_asked_for_would_change_nothing(name: str) -> None:
 
 def test_every_event_that_is_asked_for_is_an_event() -> None:
     assert {*EVENT_NAMES} >= PROXY_EVENTS | COPY_EVENTS
+
+
+def test_a_job_counts_as_failed_as_soon_as_we_raise_an_exception_on_it() -> None:
+    """The next step does not wait for the journal: what a request causes is known before."""
+    failure = Failure("delegate", "no peer takes it")
+    raised = caused_at_home(RaiseOnJob(JOB, failure), 9.0)
+    assert Proxy(JOB).after((*RUNNING, *raised)) == Proxy(JOB).after(
+        (*RUNNING, an_event("exception", 9.0, type="delegate", severity=0, note="no peer takes it"))
+    )
+    assert Proxy(JOB).after((*RUNNING, *raised)).failure == failure
+    cancelled = caused_at_peer(EndCopy(REMOTE, "no longer needed"), 9.0)
+    assert Copy(REMOTE).after((SUBMIT, *cancelled)).failure == Failure("cancel", "no longer needed")

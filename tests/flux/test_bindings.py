@@ -160,3 +160,16 @@ def test_a_call_on_a_connection_that_is_being_lost_fails() -> None:
     """The bindings then return a future without a handle, and raise nothing."""
     with pytest.raises(OSError, match="the connection is lost"):
         far_side.checked(SimpleNamespace(handle=None))
+
+
+@pytest.mark.parametrize(
+    ("rank", "named"), [(bindings.LEADER, "resource.status: "), (3, "resource.status on rank 3: ")]
+)
+def test_a_call_that_failed_names_the_rank_unless_it_is_the_leader(
+    monkeypatch: pytest.MonkeyPatch, rank: int, named: str
+) -> None:
+    hanging = Hanging()
+    monkeypatch.setattr(bindings, "time", hanging)
+    with pytest.raises(bindings.CallFailed) as failed:
+        bindings.ask(cast("bindings.Handle", hanging), "resource.status", rank=rank, timeout_s=1.0)
+    assert str(failed.value).startswith(named)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.core.untrusted import TOO_DEEP
 from nodemanager.flux import bindings
 from nodemanager.flux.handles import direct
 from nodemanager.flux.handles.bridged import BridgedHandle, bridge_command
@@ -65,6 +66,9 @@ class Flux:
         if topic == "refuse": raise OSError(errno.EPERM, "Operation not permitted")
         if topic == "hang": return Future(self, [])
         if topic == "big": return Future(self, ['"' + payload["size"] * "x" + '"'])
+        if topic == "deep":
+            memo = '{"id": %d, "memo": ' + payload["depth"] * "[" + payload["depth"] * "]" + "}"
+            return Future(self, [memo % 1, '{"id": 2}', OSError(errno.ENODATA, "the end")])
         if topic == "numbers":
             numbers = [str(n) for n in range(payload["count"])]
             return Future(self, [*numbers, OSError(errno.ENODATA, "the end")])
@@ -328,3 +332,12 @@ def test_users_requests_reach_our_service_with_who_asks(flux: Path) -> None:
         reactor.unserve("node-manager-info", timeout_s=WITHIN_S)
     assert asked == [({"id": "f1"}, 1234)]
     assert flux.read_text() == '{"nodes": 3}\n'
+
+
+def test_a_value_too_deep_for_python_hides_no_other_answer_of_its_stream(flux: Path) -> None:
+    del flux
+    seen: list[object] = []
+    with Reactor("", any_version=True) as reactor:
+        reactor.subscribe("deep", {"depth": 1_900}, seen.append, lambda _: reactor.stop())
+        reactor.run()
+    assert seen == [{"id": 1, "memo": [TOO_DEEP]}, {"id": 2}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodemanager.core.ports import FluxError
-from nodemanager.flux import claim, reactor, watch
+from nodemanager.flux import claim, instance, reactor
 from nodemanager.flux.bindings import VersionsDiffer
 from nodemanager.flux.delegate.link import Link, LinkSession
+from nodemanager.flux.ensembles import functions, runner
 from nodemanager.flux.handles.handle import ServiceRequest
 from nodemanager.simulation.time.world import World
 
@@ -87,7 +89,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubReactor]:
     class Made(StubReactor):
         made: ClassVar[list[StubReactor]] = []
 
-    monkeypatch.setattr(watch, "Reactor", Made)
+    monkeypatch.setattr(instance, "Reactor", Made)
     return Made
 
 
@@ -95,7 +97,7 @@ def test_the_watch_tells_why_and_begins_again(stub: type[StubReactor]) -> None:
     # Flux never sends this; a later version might.
     stub.callback = lambda it: it.streams["job-manager.events-journal"]({"id": 5})
     told = Told()
-    watching = watch.RealFluxWatch("local:///x", World(1).clock())
+    watching = instance.RealFluxWatch("local:///x", World(1).clock())
     with capture_logs() as logs:
         watching.start(lambda _: None, told)
         assert told.twice.wait(WITHIN_S)
@@ -114,6 +116,38 @@ class BuggySession(LinkSession[str]):
 
     def begin(self) -> None:
         """Nothing to ask."""
+
+
+def test_a_run_of_an_ensemble_tells_why_and_can_be_tried_again(
+    stub: type[StubReactor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub.callback = lambda _: a_bug()
+    monkeypatch.setattr(runner, "Reactor", stub)
+    monkeypatch.setattr(runner.Runner, "_claim", lambda *_: (None, False))
+    monkeypatch.setattr(runner.Runner, "_session", lambda *_: SimpleNamespace(start=lambda: None))
+    view = cast("Any", SimpleNamespace(opened=lambda *_, **__: None))
+    assignment = runner.Assignment("e", "e.yaml", "", cast("Any", None), "/")
+    stop_asked, ask_to_stop = socket.socketpair()
+    with stop_asked, ask_to_stop, capture_logs() as logs:
+        run = runner.Runner("", assignment, view, stop_asked, functions=cast("Any", None), nodes=cast("Any", None))
+        with pytest.raises(FluxError, match="ensemble-e: TypeError: not subscriptable"):
+            run.run()
+    assert logs[0]["event"] == "stream_failed"
+
+
+@pytest.mark.parametrize(
+    "returned",
+    ["NaN", "[" * 70 + "]" * 70, "1" * 21, '"\\ud800"', "[1]", "1"],
+    ids=["NaN", "deep", "a large integer", "half a pair", "a list", "a number"],
+)
+def test_an_answer_of_a_custom_function_that_cannot_be_read_is_a_fault_of_that_call(returned: str) -> None:
+    action, why = functions.read_answer(f'{{"action": {{"value": {returned}}}}}\n'.encode())
+    if returned not in ("[1]", "1"):  # the ensemble refuses these
+        assert (action, why[:26]) == (None, "its answer cannot be read:")
+    action, why = functions.read_answer(f'{{"action": {returned}}}\n'.encode())
+    assert (action, why[:26]) == (None, "its answer cannot be read:")
+    assert functions.read_answer(b"[1]\n")[1].startswith("its answer cannot be read:")
+    assert functions.read_answer(b'{"action": {"name": "terminate"}}\n') == ({"name": "terminate"}, "")
 
 
 def test_a_link_to_an_instance_tells_why_and_begins_again() -> None:

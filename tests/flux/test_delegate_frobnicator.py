@@ -72,6 +72,11 @@ def test_a_delegated_job_is_held_and_pretends(plugin: Any) -> None:
     assert system["exec"]["test"]["override"] == 1
 
 
+def test_the_begin_time_of_the_user_comes_last_because_flux_lifts_only_that(plugin: Any) -> None:
+    system = frob(plugin, FakeJobspec(dependencies=depends(("begin-time", "17"), ("delegate", "b"))))
+    assert [it["value"] for it in system["dependencies"] if it["scheme"] == "begin-time"][-1] == "17"
+
+
 def test_another_job_stays_as_it_is(plugin: Any) -> None:
     assert frob(plugin, FakeJobspec(duration=60)) == {"duration": 60}
 

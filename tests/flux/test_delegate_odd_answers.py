@@ -25,7 +25,7 @@ from nodemanager.delegation.relay import OUTPUT, OutputRelay
 from nodemanager.flux import reactor as reactors
 from nodemanager.flux.bindings import CallFailed, Future
 from nodemanager.flux.claim import Claim
-from nodemanager.flux.delegate import events, load
+from nodemanager.flux.delegate import events, peer
 from nodemanager.flux.delegate.home import _HomeSession
 from nodemanager.flux.delegate.peer import _PeerSession
 from nodemanager.simulation.time.world import World
@@ -98,11 +98,11 @@ ANSWERS: dict[str, Any] = {
     "job-manager.events-journal": {"id": 5, "events": ENTRIES, "jobspec": JOBSPEC},
     "job-info.lookup": {"id": 5, "eventlog": EVENTLOG, "jobspec": json.dumps(JOBSPEC)},
     "job-info.eventlog-watch": {"event": EVENTLOG},
-    load.RESOURCES: {"all": R, "allocated": R, "down": R},
-    load.STATS: {"job_states": {"sched": 1, "run": 2}},
-    load.QUEUES: {"queues": ["batch", "debug"]},
-    load.QUEUE: {"enable": True, "start": True},
-    load.FLUXION: {"queues": {"default": {"pending_queues": {"pending": [1, 2], "blocked": []}}}},
+    peer.RESOURCES: {"all": R, "allocated": R, "down": R},
+    peer.STATS: {"job_states": {"sched": 1, "run": 2}},
+    peer.QUEUES: {"queues": ["batch", "debug"]},
+    peer.QUEUE: {"enable": True, "start": True},
+    peer.FLUXION: {"queues": {"default": {"pending_queues": {"pending": [1, 2], "blocked": []}}}},
 }
 
 
@@ -212,8 +212,8 @@ def test_text_that_is_no_json_is_a_fault(text: str) -> None:
 
 def test_a_huge_set_of_ranks_is_refused_before_it_is_listed() -> None:
     huge = {"execution": {"R_lite": [{"rank": "0-99999999999", "children": {"core": "0-7"}}]}}
-    look = load.LoadRound(0.0)
-    look.answers[load.RESOURCES] = {"all": huge}
+    look = peer.LoadRound(0.0)
+    look.answers[peer.RESOURCES] = {"all": huge}
     with pytest.raises(ValueError, match="more than"):
         look.read(None)
 

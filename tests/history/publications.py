@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from nodemanager.actors.manager import Publication
@@ -11,8 +12,8 @@ from nodemanager.core.facts import Fact
 from nodemanager.core.jobs import Job
 from nodemanager.history.follower import Follower, HistoryUpdate
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Node
 from tests.builders import NOW_S, WALL_AT, a_policy, a_snapshot, changed
 
 
@@ -42,8 +43,8 @@ def a_moment(
     return Publication(snapshot, plan(snapshot, policy), policy, acts, tuple(facts))
 
 
-def told(*publications: Publication) -> list[HistoryUpdate]:
-    follower = Follower()
+def told(*publications: Publication, charged_until_at: float = inf) -> list[HistoryUpdate]:
+    follower = Follower(charged_until_at)
     return [follower.follow([it]) for it in publications]
 
 

@@ -8,10 +8,9 @@ from nodemanager.actors.manager import Publication
 from nodemanager.core.facts import CloudCallFailed, QueueSeen
 from nodemanager.core.jobs import Job, JobId, JobState, RankAllocation
 from nodemanager.core.nodes import FailureKind, NodeState
-from nodemanager.history.backlog import BACKLOG_MAX, Backlog, condense
-from nodemanager.history.follower import Follower, HistoryUpdate
+from nodemanager.history.follower import BACKLOG_MAX, Backlog, Follower, HistoryUpdate, condense
 from nodemanager.history.store.rows import Rows
-from nodemanager.planner.state.node import Node
+from nodemanager.planner.snapshot import Node
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, whole_nodes
 from tests.history.publications import a_moment
 

@@ -98,7 +98,8 @@ def as_before(path: Path) -> None:
             " queue TEXT NOT NULL, use TEXT NOT NULL, cost REAL NOT NULL, node_s REAL NOT NULL,"
             " PRIMARY KEY (hour, node_type, userid, queue, use)) WITHOUT ROWID;"
             " INSERT INTO spend SELECT hour, node_type, userid, queue, use, SUM(cost), SUM(node_s) FROM newer"
-            " GROUP BY hour, node_type, userid, queue, use; DROP TABLE newer; PRAGMA user_version = 7;"
+            " GROUP BY hour, node_type, userid, queue, use; DROP TABLE newer; DROP TABLE charged;"
+            " PRAGMA user_version = 7;"
         )
 
 

@@ -14,7 +14,7 @@ from nodemanager.core.slots import Billing, Rank, Tariff
 from nodemanager.history.cost_ledger import NOBODY
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import NodeLife
-from nodemanager.planner.state.node import Node
+from nodemanager.planner.snapshot import Node
 from tests.builders import NOW_S, WALL_AT, a_cloud_node, a_job, a_launch, a_node, a_policy, a_type, changed
 from tests.history.publications import a_moment, told
 
@@ -93,7 +93,7 @@ def test_the_least_that_is_paid_for_a_node_counts_however_soon_it_goes() -> None
     paid = spent(*told(*ends, a_moment(20, policy=policy)))
     assert sum(paid.values()) == pytest.approx(float(by_the_second.price_per_hour) * 60 / 3600)
     late = spent(*told(ends[0], a_moment(3600, nodes=[node], policy=policy), a_moment(3610, policy=policy)))
-    assert late[NOBODY, "", "unused"] <= float(by_the_second.price_per_hour) * 60 / 3600
+    assert late.get((NOBODY, "", "unused"), 0.0) <= float(by_the_second.price_per_hour) * 60 / 3600
 
 
 def test_a_node_of_a_type_that_the_site_names_no_more_costs_what_it_was_bought_for() -> None:
@@ -107,6 +107,17 @@ def test_a_node_of_a_type_that_the_site_names_no_more_costs_what_it_was_bought_f
     assert spent(*story) == {(1000, "", "job"): pytest.approx(0.04)}
     _, life = lives(*story)[-1]
     assert life.cost == pytest.approx(0.40), "the hour is paid whole"
+
+
+def test_a_new_price_counts_from_the_reload_on() -> None:
+    """Six minutes at the old price pass before the site is reloaded, and six at the new one after it."""
+    old, new = a_policy(a_type("cloud", price="0.40")), a_policy(a_type("cloud", price="4.00"))
+    node = a_node("cloud1", NodeState.IDLE, old)
+    before = a_moment(nodes=[node], policy=old), a_moment(360, nodes=[node], policy=new)
+    assert spent(*told(*before)) == {(NOBODY, "", "idle"): pytest.approx(0.04)}
+    assert spent(*told(*before, a_moment(720, nodes=[node], policy=new))) == {
+        (NOBODY, "", "idle"): pytest.approx(0.44)
+    }
 
 
 def test_what_is_not_yet_made_costs_nothing() -> None:
@@ -123,10 +134,58 @@ def test_a_node_that_comes_and_goes_within_a_step_costs_something() -> None:
     assert sum(spent(*story).values()) == pytest.approx(float(by_the_second.price_per_hour) * 2 / 3600)
 
 
-def test_a_long_pause_of_the_manager_is_not_charged_whole() -> None:
-    node = a_node("cloud1", NodeState.IDLE, billed_from_s=NOW_S)
-    story = told(a_moment(nodes=[node]), a_moment(86_400, nodes=[node]))
-    assert spent(*story) == {(NOBODY, "", "idle"): pytest.approx(0.40 * 600 / 3600)}
+def test_a_long_pause_is_charged_only_to_the_jobs_that_still_run() -> None:
+    node = a_node("cloud1", NodeState.BUSY, billed_from_s=NOW_S)
+    ended, runs = a_running_job(1, 1, 4, 1000), replace(a_running_job(2, 1, 2, 1001), began_at=WALL_AT + 43_200)
+    story = told(a_moment(nodes=[node], jobs=[ended]), a_moment(86_400, nodes=[node], jobs=[runs]))
+    assert spent(*story) == {
+        (1001, "", "job"): pytest.approx(0.40 * 6),
+        (NOBODY, "", "idle"): pytest.approx(0.40 * 18),
+    }
+
+
+@pytest.mark.parametrize("first_sees_it", [True, False])
+def test_what_a_node_cost_while_no_manager_ran_is_charged_from_the_last_charge_on_record(
+    *, first_sees_it: bool
+) -> None:
+    """Two hours old, and charged for the first. Its job began half an hour ago."""
+    node = a_node("cloud1", NodeState.BUSY, billed_from_s=NOW_S - 7200, requested_s=NOW_S - 7200)
+    job = replace(a_running_job(1, 1, 2, 1000), began_at=WALL_AT - 1800)
+    moments = [a_moment(nodes=[node] if first_sees_it else [], jobs=[job]), a_moment(10, nodes=[node], jobs=[job])]
+    story = told(*moments, charged_until_at=WALL_AT - 3600)
+    costs = spent(*story)
+    assert costs[1000, "", "job"] == pytest.approx(0.20 * 1810 / 3600)
+    assert sum(costs.values()) == pytest.approx(0.40 * 3610 / 3600)
+    hours = {key.hour for update in story for key in update.costs}
+    assert hours == {int(at // 3600) for at in (WALL_AT - 3600, WALL_AT - 1, WALL_AT + 10)}
+
+
+def test_a_node_on_which_no_cost_is_on_record_is_charged_from_its_creation() -> None:
+    node = a_node("cloud1", NodeState.IDLE, billed_from_s=NOW_S - 7200, requested_s=NOW_S - 7200)
+    story = told(a_moment(nodes=[node]), charged_until_at=0.0)
+    assert spent(*story) == {(NOBODY, "", "idle"): pytest.approx(0.80)}
+
+
+def test_costs_count_as_charged_only_once_all_nodes_are_known() -> None:
+    """A manager that ends before it has claimed the instance charged nothing: the next one must."""
+    early = a_moment(10)
+    unclaimed = replace(early, snapshot=changed(early.snapshot, claimed=False))
+    (update,) = told(unclaimed, charged_until_at=WALL_AT - 600)
+    assert update.charged_until_at == WALL_AT - 600
+    *_, claimed = told(unclaimed, a_moment(20), charged_until_at=WALL_AT - 600)
+    assert claimed.charged_until_at == WALL_AT + 20
+
+
+def test_an_adopted_node_that_goes_leaves_only_the_rest_of_its_window_unused() -> None:
+    policy = a_policy(a_type("cloud", window_s=3600))
+    node = a_node("cloud1", NodeState.IDLE, policy, billed_from_s=NOW_S - 1800, requested_s=NOW_S - 1800)
+    story = told(
+        a_moment(nodes=[node], policy=policy), a_moment(600, policy=policy), charged_until_at=WALL_AT - 600
+    )
+    assert spent(*story) == {
+        (NOBODY, "", "idle"): pytest.approx(0.40 * 1200 / 3600),
+        (NOBODY, "", "unused"): pytest.approx(0.40 * 1200 / 3600),
+    }
 
 
 # --- lives ------------------------------------------------------------------------------------------------
@@ -170,6 +229,11 @@ def test_a_boot_that_failed_has_its_cause(node: Node, failures: tuple[FailureKin
     facts = [CloudCallFailed("create", node.id, kind, "") for kind in failures]
     _, life = lives(*told(a_moment(nodes=[node]), a_moment(1, facts=facts)))[-1]
     assert life.outcome == outcome
+
+
+def test_one_that_was_never_made_has_cost_nothing() -> None:
+    (_, life) = lives(*told(a_moment(nodes=[a_node("cloud1", NodeState.REQUESTED)])))[-1]
+    assert life.cost == 0.0
 
 
 def test_one_that_was_found_standing_is_known_as_such() -> None:

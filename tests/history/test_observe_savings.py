@@ -15,7 +15,7 @@ from nodemanager.history.observe_savings import ObserveSavings, SavingsTracker, 
 from nodemanager.history.store import writer
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.writer import HistoryWriter
-from nodemanager.planner.state.node import Node
+from nodemanager.planner.snapshot import Node
 from tests.builders import NOW_S, WALL_AT, a_job, a_node, a_policy, whole_nodes
 from tests.history.publications import a_moment, told
 

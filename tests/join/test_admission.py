@@ -103,7 +103,7 @@ def test_the_source_is_compared_where_the_site_wants_it() -> None:
     [
         ("2001:DB8::0005", "2001:db8::5", True),
         ("10.0.0.5", "::ffff:10.0.0.5", True),
-        ("2001:db8::6", "2001:db8::5", False),  # in the same /64
+        ("2001:db8::6", "2001:db8::5", False),  # in the same network
         ("node5", "node5", False),  # a name does not show where a request comes from
         ("node5", "", False),
     ],

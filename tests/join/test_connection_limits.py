@@ -11,7 +11,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,9 +54,9 @@ class Door:
     def gate(self) -> ConnectionGate:
         return self.server.gate
 
-    async def knock(self) -> Connection:
+    async def knock(self, source: str = "127.0.0.1") -> Connection:
         """Open a TCP connection without TLS."""
-        return await asyncio.open_connection("127.0.0.1", self.port)
+        return await asyncio.open_connection("127.0.0.1", self.port, local_addr=(source, 0))
 
     async def enter(self) -> Connection:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -113,27 +113,80 @@ async def answer(connection: Connection, request: bytes = CHEAP) -> bytes:
     return head.partition(b"\r\n")[0]
 
 
-def test_one_source_has_a_limit_and_closed_connections_no_longer_count(
-    context: ssl.SSLContext,
-) -> None:
+def test_one_source_has_a_limit_and_its_oldest_connection_gives_way(context: ssl.SSLContext) -> None:
     async def story() -> None:
         async with a_door(context, ConnectionBounds(per_source_max=3)) as door:
-            silent = [await door.knock() for _ in range(2)]
+            other = await door.knock("127.0.0.2")
+            silent = [await door.knock() for _ in range(3)]
             secured = await door.enter()
-            assert await is_cut(await door.knock())
+            assert await is_cut(silent[0])
             assert await answer(secured) == b"HTTP/1.1 404 Not Found"
-            silent[0][1].transport.abort()
-            while True:  # until the server notices the abort
-                try:
-                    again = await door.enter()
-                    break
-                except (ConnectionError, ssl.SSLError):
-                    await asyncio.sleep(0.01)
-            assert await answer(again) == b"HTTP/1.1 404 Not Found"
-            for _, writer in (*silent, secured, again):
+            assert len(door.gate) == 4
+            for _, writer in (other, *silent, secured):
+                writer.transport.abort()
+            while len(door.gate):  # noqa: ASYNC110 - nothing tells when the server notices
+                await asyncio.sleep(0.01)
+
+    run(story())
+
+
+@pytest.mark.parametrize("hello", [b"", b"\x16"], ids=["silent", "stalled in the handshake"])
+def test_connections_that_prove_nothing_keep_no_node_out(context: ssl.SSLContext, hello: bytes) -> None:
+    async def story() -> None:
+        bounds = ConnectionBounds(connections_max=64, per_source_max=8, handshake_s=LONG_S, lifetime_s=LONG_S)
+        async with a_door(context, bounds, rig=a_rig_of(14)) as door:
+            held = [await door.knock(f"127.0.0.{2 + number % 16}") for number in range(64)]
+            for _, writer in held:
+                writer.write(hello)
+            for number in range(1, 15):
+                held.append(await door.enter())
+                assert await redeem(held[-1], number) == b"HTTP/1.1 200 OK"
+            assert len(door.gate) <= 64
+            for _, writer in held:
                 writer.transport.abort()
 
     run(story())
+
+
+@pytest.mark.parametrize("bounds", [ConnectionBounds(connections_max=1), ConnectionBounds(per_source_max=1)])
+def test_a_handshake_under_way_is_not_cut_for_a_new_connection(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, bounds: ConnectionBounds
+) -> None:
+    monkeypatch.setattr(connection_limits, "TURN_S", LONG_S)
+
+    async def story() -> None:
+        async with a_door(context, bounds) as door:
+            working = await door.enter()
+            assert await is_cut(await door.knock())
+            assert await answer(working) == b"HTTP/1.1 404 Not Found"
+            working[1].transport.abort()
+
+    run(story())
+
+
+def test_sources_take_turns_however_many_handshakes_of_one_of_them_wait(context: ssl.SSLContext) -> None:
+    begun: list[str] = []
+
+    def waiting(name: str, *, is_gone: bool = False) -> Callable[[], bool]:
+        def begin() -> bool:
+            begun.append(name)
+            return not is_gone
+
+        return begin
+
+    gate = ConnectionGate(context, ConnectionBounds(), lambda _: False, nobody_secured, lambda _: None)
+    gate.handshakes = connection_limits.HANDSHAKES_MAX
+    for number in range(3):
+        gate.wait_for_turn("crowd", waiting(f"crowd {number}", is_gone=number == 1))
+    gate.wait_for_turn("node", waiting("node"))
+    for _ in range(3):
+        gate.end_turn()
+    assert begun == ["crowd 0", "node", "crowd 1", "crowd 2"]
+    assert gate.handshakes == connection_limits.HANDSHAKES_MAX
+
+
+def nobody_secured(_: ProvenConnection) -> SecuredProtocol:
+    raise AssertionError("nobody completed a handshake")
 
 
 async def redeem(connection: Connection, number: int, ticket: str = "") -> bytes:
@@ -155,7 +208,11 @@ def a_rig_of(nodes: int) -> AdmissionRig:
     return rig
 
 
-def test_nodes_behind_one_address_share_no_limit_once_their_tickets_are_accepted(context: ssl.SSLContext) -> None:
+def test_nodes_behind_one_address_share_no_limit_once_their_tickets_are_accepted(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "TURN_S", LONG_S)  # no connection of theirs gives way to a new one
+
     async def story() -> None:
         async with a_door(context, ConnectionBounds(per_source_max=2), rig=a_rig_of(9)) as door:
             held = []
@@ -171,7 +228,11 @@ def test_nodes_behind_one_address_share_no_limit_once_their_tickets_are_accepted
     run(story())
 
 
-def test_a_launch_has_a_limit_of_its_own_and_the_rest_counts_for_its_source(context: ssl.SSLContext) -> None:
+def test_a_launch_has_a_limit_of_its_own_and_the_rest_counts_for_its_source(
+    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limits, "TURN_S", LONG_S)  # no connection of theirs gives way to a new one
+
     async def story() -> None:
         bounds = ConnectionBounds(per_source_max=2, per_launch_max=3)
         async with a_door(context, bounds, rig=a_rig_of(1)) as door:
@@ -215,12 +276,19 @@ def test_a_launch_that_asks_too_fast_uses_up_the_rate_of_its_source(context: ssl
     run(story())
 
 
-def test_the_total_number_of_connections_is_limited(context: ssl.SSLContext) -> None:
+def test_the_total_number_of_connections_is_limited_and_proven_ones_never_give_way(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        async with a_door(context, ConnectionBounds(connections_max=2)) as door:
-            held = [await door.knock() for _ in range(2)]
-            assert await is_cut(await door.knock())
-            for _, writer in held:
+        async with a_door(context, ConnectionBounds(connections_max=3), rig=a_rig_of(2)) as door:
+            proven = []
+            for number in (1, 2):
+                proven.append(await door.enter())
+                assert await redeem(proven[-1], number) == b"HTTP/1.1 200 OK"
+            silent = await door.knock("127.0.0.2")
+            third = await door.enter()
+            assert await is_cut(silent)
+            assert await redeem(third, 1) == b"HTTP/1.1 200 OK"
+            assert await is_cut(await door.knock()), "all connections have proven to be of a launch"
+            for _, writer in (*proven, third):
                 writer.transport.abort()
 
     run(story())
@@ -391,10 +459,7 @@ def test_the_timer_of_a_handshake_ends_with_it(context: ssl.SSLContext, monkeypa
 
 def test_a_client_that_hangs_up_in_the_moment_of_its_turn_leaves_nothing_behind(context: ssl.SSLContext) -> None:
     async def story() -> None:
-        def secured(_: ProvenConnection) -> SecuredProtocol:
-            raise AssertionError("nobody completed a handshake")
-
-        gate = ConnectionGate(context, ConnectionBounds(), lambda _: False, secured, lambda _: None)
+        gate = ConnectionGate(context, ConnectionBounds(), lambda _: False, nobody_secured, lambda _: None)
         ours, theirs = socket.socketpair()
         transport, protocol = await asyncio.get_running_loop().connect_accepted_socket(gate, ours)
         gate.handshakes = connection_limits.HANDSHAKES_MAX
@@ -414,7 +479,7 @@ def test_a_connection_whose_life_ends_in_its_handshake_no_longer_counts(context:
             stalled = await door.knock()
             stalled[1].write(b"\x16")
             assert await is_cut(stalled)
-            while not door.gate.admit("127.0.0.1"):  # noqa: ASYNC110 - nothing tells when the server has counted it
+            while len(door.gate):  # noqa: ASYNC110 - nothing tells when the server has counted it
                 await asyncio.sleep(0)
 
     run(story())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from nodemanager.join.admission import Answer, Refusal, RefusalCode
-from nodemanager.join.decision_thread import TOGETHER_MAX, DecisionThread
+from nodemanager.join.server import TOGETHER_MAX, DecisionThread
 
 
 def numbered(number: int) -> Callable[[], Answer]:

@@ -21,9 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from nodemanager.cloud.local.driver import LocalNodeDriver
+from nodemanager.cloud.local.port import LocalNodeDriver, NodeRecord
 from nodemanager.cloud.local.process import is_alive
-from nodemanager.cloud.local.store import NodeRecord
 from nodemanager.config.load import load_site
 from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FluxRank, Launch

@@ -202,10 +202,11 @@ class MultiUserSite:
         self._started.append(process)
         return process
 
-    def flux(self, user: str, *command: str, check: bool = True) -> str:
+    def flux(self, user: str, *command: str, check: bool = True, given: str | None = None) -> str:
         ran = subprocess.run(
             as_user(user, ["flux", *command]),
             check=False,
+            input=given,
             capture_output=True,
             text=True,
             timeout=NODE_WITHIN_S,

@@ -20,10 +20,9 @@ from unittest.mock import patch
 
 import psutil
 
-from nodemanager.cloud.local import store
-from nodemanager.cloud.local.driver import LocalNodeDriver
+from nodemanager.cloud.local import port
+from nodemanager.cloud.local.port import LocalNodeDriver, NodeRecord
 from nodemanager.cloud.local.process import INIT_SCRIPT
-from nodemanager.cloud.local.store import NodeRecord
 from tests.live.instance import eventually
 
 OURS = re.compile(r"fnm(?P<pid>[0-9]+)-\S+")  # the name of a namespace: of which process, and which host
@@ -147,7 +146,7 @@ def init_script(network: Network) -> str:
 
 def let_nodes_enter(network: Network) -> None:
     """Have every local node of this process enter the network, and the driver tell its address."""
-    patch.object(store, "INIT_SCRIPT", init_script(network)).start()
+    patch.object(port, "INIT_SCRIPT", init_script(network)).start()
     tell = LocalNodeDriver._libcloud_node
 
     def with_address(driver: LocalNodeDriver, record: NodeRecord) -> object:
@@ -163,7 +162,7 @@ def a_network(version: int = 4) -> Iterator[Network]:
     """A network for local nodes, taken away in the end with all that runs in it."""
     _sweep()
     network = Network(version=version)
-    with patch.object(store, "INIT_SCRIPT", init_script(network)):  # drivers and witnesses write it too
+    with patch.object(port, "INIT_SCRIPT", init_script(network)):  # drivers and witnesses write it too
         try:
             network.begin()
             yield network

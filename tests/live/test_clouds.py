@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 
-from nodemanager.cloud.local.driver import LocalNodeDriver
+from nodemanager.cloud.local.port import LocalNodeDriver
 from tests.live.elastic import NODE_TYPE, Offer, an_elastic_site
 
 WEST = "\n[Cloud west]\nprovider = local\nnodes_max = 2\n" + NODE_TYPE.format(

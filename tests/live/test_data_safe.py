@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import format_job_id
+from nodemanager.flux.records.data_safe import key_of
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 from tests.live.processes import without_flux
 from tests.live.test_operate import UNTIL, verb
@@ -100,6 +102,22 @@ def test_a_node_stays_for_its_data_across_a_kill_of_the_manager(elastic: Elastic
     assert events(elastic, job)[-1] == EVENT
     elastic.start_manager().until_said("claimed")
     elastic.eventually("the node leaves", lambda: not elastic.what_is_left(), 60.0)
+
+
+def test_a_damaged_record_leaves_that_jobs_data_unsafe_and_hides_nothing_else(elastic: Elastic) -> None:
+    elastic.start_manager().until_said("claimed")
+    damaged, whole = elastic.submit("true"), elastic.submit("true")
+    elastic.eventually("both have run", lambda: {elastic.result(damaged), elastic.result(whole)} == {"COMPLETED"})
+    (slot,) = elastic.jobs()[damaged].slots
+    elastic.flux("kvs", "put", "--append", f"{key_of(JobId(damaged))}=[" + "[" * 1_900)
+    assert "appended to its eventlog" in say(elastic, whole)
+    elastic.eventually("only its node is held", lambda: why(elastic).get(slot) == "held_for_data")
+    other = elastic.submit("true")
+    elastic.eventually("others still run", lambda: elastic.result(other) == "COMPLETED")
+    elastic.flux("kvs", "unlink", key_of(JobId(damaged)))
+    for job in (damaged, other):
+        say(elastic, job)
+    elastic.eventually("the nodes leave", lambda: not elastic.what_is_left(), 60.0)
 
 
 def test_an_operator_may_give_the_data_up(elastic: Elastic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -22,6 +23,7 @@ def cores_allocated(site: Delegating) -> int:
     return sum(int(line.split()[1]) for line in lines)
 
 
+@pytest.mark.smoke
 def test_its_exit_code_its_output_and_its_node(site: Delegating) -> None:
     job = site.submit("sh", "-c", "echo to stdout; echo to stderr >&2; exit 3")
     assert site.ends(job) == ("F", "3")
@@ -52,6 +54,13 @@ def test_it_succeeds(site: Delegating) -> None:
     assert site.ends(site.submit("true")) == ("CD", "0")
 
 
+def test_it_waits_for_the_begin_time_of_its_user(site: Delegating) -> None:
+    begins_at = time.time() + 3.0
+    job = site.flux("submit", "--begin-time=+3s", "--dependency=delegate:b", "true")
+    assert site.ends(job) == ("CD", "0")
+    assert float(site.field(job, "t_run")) >= begins_at
+
+
 def test_flux_run_returns_the_exit_code(site: Delegating) -> None:
     ran = site.flux("run", "--dependency=delegate:b", "sh", "-c", "echo here; exit 5", check=False)
     assert "here" in ran
@@ -67,6 +76,7 @@ def test_a_time_limit(site: Delegating) -> None:
     assert site.ends(job) == ("TO", by_alarm if carries_wait_status() else by_termination)
 
 
+@pytest.mark.smoke
 def test_cancelled_there(site: Delegating) -> None:
     job = site.submit("sleep", "60")
     site.until(job, "R")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.live.elastic import Elastic
 from tests.live.six_jobs import SLOTS_WANTED, run_to_the_end, submit_six_jobs
 from tests.live.witness import slot_of
 
 
+@pytest.mark.smoke
 def test_the_right_nodes_come_for_six_jobs_and_all_go_at_their_window(elastic: Elastic) -> None:
     manager = elastic.start_manager()
     manager.until_said("started")

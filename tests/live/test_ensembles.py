@@ -53,6 +53,7 @@ def test_a_file_for_ensemble_python_runs_unchanged(
     assert {group: groups.count(group) for group in set(groups)} == jobs
 
 
+@pytest.mark.smoke
 def test_t1_counts_what_became_of_each_job(instance: LiveInstance) -> None:
     run = EnsembleProcess(instance.uri, instance.directory, DATA / "t1.yaml")
     assert run.wait() == 0, run.errors
@@ -77,6 +78,8 @@ custom: |
   def crash(**k): os._exit(3)
   def fail(**k): return 1 / 0
   def nonsense(**k): return [1]
+  def nan(**k): return {"name": "submit", "label": "b", "value": float("nan")}
+  def half(**k): return {"name": chr(0xd800)}
   def see(metrics, event, rule, action, handle):
       global calls
       calls += 1
@@ -93,12 +96,20 @@ rules:
   - {trigger: job-start, name: a, action: {name: custom, label: crash}}
   - {trigger: job-start, name: a, action: {name: custom, label: fail}}
   - {trigger: job-start, name: a, action: {name: custom, label: nonsense}}
+  - {trigger: job-start, name: a, action: {name: custom, label: nan}}
+  - {trigger: job-start, name: a, action: {name: custom, label: half}}
   - {trigger: job-finish, name: a, action: {name: custom, label: see}}
 """)
     run = EnsembleProcess(instance.uri, instance.directory, file, "--until-done")
     assert run.wait() == 0, run.errors
     notes = " ".join(event["text"] for event in run.events if event["event"] == "note")
-    for why in ("its process ended with status 3", "ZeroDivisionError", "it returned list"):
+    for why in (
+        "its process ended with status 3",
+        "ZeroDivisionError",
+        "it returned list",
+        "NaN is no JSON number",
+        "half of a",
+    ):
         assert why in notes
     assert run.counts("b") == {"finished": 1, "success": 1}, run.errors
     assert "heard" in run.errors

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import pwd
 import shutil
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from random import Random
 
 import pytest
 
 from nodemanager.core.drains import is_drain_by_flux
+from nodemanager.simulation.odd_jobspecs import NAMED, odd_jobspec, plain_jobspec, replaced
 from tests.live.multi_user import OWNER, MultiUserSite, guests, site
+from tests.live.test_odd_jobspecs import COUNT
 from tests.paths import ROOT
 
 __all__ = ["guests", "site"]  # the fixtures
@@ -98,6 +103,32 @@ def test_a_node_that_a_person_drained_stays_and_is_counted(site: MultiUserSite, 
         uid
     )  # meanwhile another type serves
     assert site.drains() == {"cloud1": "broken fan"}
+
+
+def test_odd_jobspecs_of_a_guest_stop_no_job_of_another(site: MultiUserSite, guests: dict[str, int]) -> None:
+    """FNM_ODD_JOBSPECS says how many."""
+    hostile, other = guests
+    draws = Random("guest")
+    named = [json.dumps(replaced(plain_jobspec(), place, value)) for place, value in NAMED]
+    urgencies = ("--urgency=0", "--urgency=1")  # the other guest's job comes first
+    taken = [
+        site.flux(hostile, "job", "submit", draws.choice(urgencies), check=False, given=jobspec)
+        for jobspec in (*named, *odd_jobspecs(draws))
+    ]
+    assert any(taken)
+    probe = site.flux(other, "submit", "id", "-u")
+    site.eventually("it has run", lambda: site.flux(other, "jobs", "-no", "{result}", probe) == "COMPLETED")
+    site.manager.kill()
+    site.start_manager()
+    site.flux(hostile, "cancel", "--all", check=False)
+    again = site.flux(other, "submit", "id", "-u")
+    site.eventually("it has run too", lambda: site.flux(other, "jobs", "-no", "{result}", again) == "COMPLETED")
+
+
+def odd_jobspecs(draws: Random) -> Iterator[str]:
+    for _ in range(COUNT):
+        with suppress(ValueError):
+            yield json.dumps(odd_jobspec(draws))
 
 
 @pytest.mark.parametrize("site", [{"policy": "early_release = yes"}], indirect=True)

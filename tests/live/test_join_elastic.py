@@ -26,6 +26,7 @@ def elastic(site: Elastic) -> Iterator[Elastic]:
     assert site.witness.doubles() == []
 
 
+@pytest.mark.smoke
 def test_the_right_nodes_come_by_ticket_for_six_jobs_and_all_go_at_their_window(elastic: Elastic) -> None:
     service = elastic.start_join_service()
     manager = elastic.start_manager()

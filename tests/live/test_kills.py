@@ -41,7 +41,9 @@ def test_the_list_is_that_of_the_ports() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "call", [pytest.param(it, marks=pytest.mark.smoke) if it in ("create", "destroy") else it for it in CALLS]
+)
 def test_a_manager_killed_at_a_call_is_followed_by_one_that_ends_it_all_well(
     elastic: Elastic, call: str, when: str
 ) -> None:

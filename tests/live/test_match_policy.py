@@ -14,8 +14,8 @@ from nodemanager.core.jobs import JobId, JobState, NodeOrder, Shape
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.flux.fluxion import node_order_of
 from nodemanager.flux.instance import RealFlux
-from nodemanager.planner.scheduler.seating import Availability, Bin, Seater
-from nodemanager.planner.state.queue_index import key_of
+from nodemanager.planner.ranks_and_queue import key_of
+from nodemanager.planner.seating import Availability, Bin, Seater
 from tests.builders import a_job
 from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
 from tests.live.instance import LiveInstance, eventually, why_no_flux

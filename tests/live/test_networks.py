@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import pytest
 
-from nodemanager.cloud.local.store import NodeRecord
+from nodemanager.cloud.local.port import NodeRecord
 from tests.live.elastic import Elastic, Offer, an_elastic_site
 from tests.live.networks import Network, a_network, why_no_networks
 from tests.live.six_jobs import OFFERS, run_to_the_end, submit_six_jobs

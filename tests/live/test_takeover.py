@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.live.elastic import Elastic, an_elastic_site
 from tests.live.six_jobs import OFFERS, submit_six_jobs
 from tests.live.witness import slot_of
@@ -11,6 +13,7 @@ CPU = {"properties": ["cpu"]}
 TAKEN_OVER_WITHIN_S = 5.0
 
 
+@pytest.mark.smoke
 def test_a_lost_nodes_rank_is_taken_over_and_the_waiting_job_runs(elastic: Elastic) -> None:
     before = set(elastic.witness.look())
     elastic.start_manager()
@@ -29,6 +32,7 @@ def test_a_lost_nodes_rank_is_taken_over_and_the_waiting_job_runs(elastic: Elast
     elastic.eventually("nothing is left", lambda: not elastic.what_is_left())
 
 
+@pytest.mark.smoke
 def test_of_two_managers_one_acts_and_the_other_takes_over_when_it_dies(elastic: Elastic) -> None:
     first = elastic.start_manager()
     first.until_said("claimed")

@@ -10,8 +10,7 @@ import pytest
 
 from nodemanager.core.facts import QueueProbed, QueueSeen, RanksChanged
 from nodemanager.core.jobs import Job, JobId, JobState
-from nodemanager.flux.instance import RealFlux
-from nodemanager.flux.watch import RealFluxWatch
+from nodemanager.flux.instance import RealFlux, RealFluxWatch
 from tests.contract.flux_subjects import CLUSTER_UUID, MonotonicClock
 from tests.live.instance import LiveInstance, eventually
 
@@ -74,6 +73,7 @@ def _watching(
     assert not [thread for thread in threading.enumerate() if thread.name == "flux-watch"]
 
 
+@pytest.mark.smoke
 def test_the_queue_as_it_stood_comes_first_and_whole(instance: LiveInstance, listener: Listener) -> None:
     jobs = {instance.submit(), instance.submit("-N2", "--urgency=hold")}
     for _ in _watching(instance, listener, probe_s=600.0, relist_s=600.0):
@@ -108,6 +108,7 @@ def test_what_users_change_on_a_waiting_job_is_seen(
     eventually("it is gone", lambda: JobId(job) not in listener.jobs)
 
 
+@pytest.mark.smoke
 def test_a_job_is_followed_through_its_life_and_stirs_the_ranks(
     instance: LiveInstance, listener: Listener, watch: RealFluxWatch
 ) -> None:

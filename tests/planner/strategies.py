@@ -26,9 +26,8 @@ from nodemanager.core.jobs import (
 )
 from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, LaunchId, NodeState
 from nodemanager.core.notation import format_idset
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import ALL_TYPES, Block, Scope, Snapshot, Stray
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import ALL_TYPES, Block, Node, Scope, Snapshot, Stray
 from tests.builders import (
     NOW_S,
     a_call,

@@ -18,8 +18,8 @@ from nodemanager.core.nodes import CallKind, FailureKind, NodeState
 from nodemanager.core.orders import LookAtRanks
 from nodemanager.core.slots import NodeType, Rank
 from nodemanager.planner.brain import Brain
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import EVERYTHING, Block, Source, Stray
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import EVERYTHING, Block, Source, Stray
 from tests.builders import (
     CLOUD,
     NOW_S,

@@ -9,9 +9,9 @@ from typing import Any
 from nodemanager.core.drains import drain_text
 from nodemanager.core.jobs import HasProperty, JobState, RankAllocation
 from nodemanager.core.slots import Billing, Rank, TypeName
-from nodemanager.planner.cost.budget import left_by_period
-from nodemanager.planner.cost.spending import periods
-from nodemanager.planner.explain.node_reasons import NodeReasons
+from nodemanager.planner.budget import left_by_period
+from nodemanager.planner.reasons import NodeReasons
+from nodemanager.planner.spending import periods
 from tests.builders import WALL_AT, World, a_job, a_snapshot, boots, orders, whole_nodes
 from tests.planner.test_clouds import EAST, WEST, in_cloud, two_clouds
 

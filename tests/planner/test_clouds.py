@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from nodemanager.core.facts import CloudCallFailed, CloudListed
+from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Identity, LaunchId, NodeState, ProviderId
 from nodemanager.core.orders import BootNode, DestroyNode, ListCloud
+from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.slots import CloudName, NodeType, SlotName, TypeName
-from nodemanager.planner.state.policy import Calls, CloudRules
-from nodemanager.planner.state.snapshot import Account, Source
+from nodemanager.planner.policy import Calls, CloudRules
+from nodemanager.planner.snapshot import Account, Source
 from tests.builders import CLUSTER, CLUSTER_UUID, NOW_S, World, a_type, a_world, boots, orders, whole_nodes
 
 EAST, WEST = CloudName("east"), CloudName("west")
@@ -234,3 +236,17 @@ def test_nodes_that_a_wide_job_could_still_get_are_not_told_to_exist(rules: Clou
     world = in_cloud(world.busy_node("east1"), "east1", EAST).job(whole_nodes(3))
     reason = world.why_job(max(world.snapshot.jobs))
     assert (reason.code, reason.figures["why"]) == ("cloud_full", why)
+
+
+@pytest.mark.parametrize("rules", [CloudRules(nodes_max=1), CloudRules(price_per_hour_max=Decimal("0.15"))])
+def test_a_job_at_the_limit_of_a_cloud_is_told_which_jobs_hold_the_nodes_of_that_cloud(rules: CloudRules) -> None:
+    """No more than ten are named. The one in the other cloud holds nothing that the job could get."""
+    world = two_clouds(rules_of={EAST: rules, WEST: CloudRules(nodes_max=1)})
+    world = in_cloud(world.busy_node("east1"), "east1", EAST)
+    world = in_cloud(world.busy_node("west1"), "west1", WEST)
+    west, east = (world.snapshot.slots.rank_of_slot[SlotName(name)] for name in ("west1", "east1"))
+    for rank in (west, *[east] * 12):
+        world = world.job(whole_nodes(1), state=JobState.RUN, allocations=(RankAllocation(rank, 1, 0),))
+    reason = world.job(whole_nodes(1)).why_job(14)
+    assert (reason.code, reason.figures["jobs"]) == ("cloud_full", tuple(str(it) for it in range(2, 12)))
+    assert "; waits for jobs 2, 3, 4, " in to_sentence(reason.code, reason.figures)

@@ -23,9 +23,9 @@ from nodemanager.core.orders import (
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import DEFAULT_CLOUD
-from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.cost.create_calls import create_credit
+from nodemanager.planner.brain import commit_actions, commit_asks
 from nodemanager.planner.plan import Action, Plan
+from nodemanager.planner.timings import create_credit
 from tests.builders import (
     CLOUD,
     NOW_S,

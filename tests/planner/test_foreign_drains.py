@@ -9,7 +9,7 @@ import pytest
 from nodemanager.core.nodes import FluxRank, NodeState
 from nodemanager.core.orders import BootNode, DrainNode
 from nodemanager.core.slots import ForeignDrain
-from nodemanager.planner.health.node_health import drained_nodes
+from nodemanager.planner.node_health import drained_nodes
 from tests.builders import CLOUD, World, a_rank, a_world, boots, busy, drained, orders, whole_nodes
 
 BY_FLUX = "ƒ2YXZLLFZPj terminated before first barrier"

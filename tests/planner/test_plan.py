@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import FluxUnreachable, QueueProbed, QueueSeen
 from nodemanager.core.jobs import HasProperty, JobId, Not
-from nodemanager.core.nodes import NodeState
+from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
 from nodemanager.planner import basis
-from nodemanager.planner.health.settling import is_settled, settles_at_s
-from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.placement import Placement, place_jobs
 from nodemanager.planner.plan import Plan
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot, Source
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Snapshot, Source
+from nodemanager.planner.trust import is_settled, settles_at_s
 from tests.builders import (
     CLOUD,
     NOW_S,
@@ -30,9 +30,12 @@ from tests.builders import (
     a_job,
     a_launch,
     a_policy,
+    a_rank,
     a_snapshot,
+    a_type,
     a_world,
     boots,
+    drained,
     orders,
     tasks,
     whole_nodes,
@@ -208,6 +211,23 @@ def test_a_node_that_the_job_kept_out_would_run_on_does_not_make_room_for_it() -
     assert made.nodes[world.id("gpu1")].code == "makes_room"
 
 
+def test_small_nodes_that_fill_the_limit_make_room_for_fewer_large_ones() -> None:
+    """The job could use the two small ones itself, but it never gets a third. Two large nodes serve it."""
+    small, large = a_type("small", cores=4, price="0.10"), a_type("large", cores=8, price="0.90")
+    world = a_world(small, large, nodes_max=2).job(tasks(12))
+    world.idle_node("small1").idle_node("small2")
+    made = world.plan()
+    assert {made.nodes[world.id(it)].code for it in ("small1", "small2")} == {"makes_room"}
+    assert orders(made) == ["drain small1-1", "drain small2-1"]
+
+
+def test_one_large_node_takes_the_place_of_a_small_one_though_two_small_ones_cost_less() -> None:
+    small, large = a_type("small", cores=4, price="0.10"), a_type("large", cores=8, price="0.90")
+    other = a_type("other", cores=2, price="0.01")
+    world = a_world(small, large, other, nodes_max=1).job(tasks(8))
+    assert orders(world.idle_node("other1").plan()) == ["drain other1-1"]
+
+
 def test_nobody_makes_room_where_it_would_not_be_enough() -> None:
     """The node in the way is busy, so the others are kept: the job needs them once that node is free."""
     world = a_world(nodes_max=3).job(whole_nodes(3, where=NO_GPU)).busy_node("gpu1")
@@ -330,12 +350,28 @@ def test_while_no_job_waits_nothing_is_placed(
 
     def watched(snapshot: Snapshot, policy: Policy, price: Decimal) -> Placement:
         placed.append(snapshot)
-        return place_within_budget(snapshot, policy, price)
+        return place_jobs(snapshot, policy, price)
 
-    monkeypatch.setattr(basis, "place_within_budget", watched)
+    monkeypatch.setattr(basis, "place_jobs", watched)
     made = world.plan()
     assert (orders(made), placed, len(made.jobs)) == (ordered, [], 0)
     assert made.warnings == ()
     assert len(placed) == 1  # only the explanation needs it
     world.job(whole_nodes(1)).plan()
     assert len(placed) == 2
+
+
+@pytest.mark.parametrize("limit", [{"nodes_max": 1}, {"price_per_hour_max": Decimal("0.50")}])
+def test_a_job_at_a_limit_of_the_site_is_told_which_jobs_hold_the_nodes(limit: dict[str, Any]) -> None:
+    world = a_world(a_type(price="0.40"), **limit).job(whole_nodes(1), whole_nodes(1))
+    reason = world.why_job(2)
+    assert reason.code == next(iter(limit))
+    assert reason.figures["jobs"] == ("1",)
+
+
+def test_a_job_gets_an_idle_node_that_is_undrained_now_and_no_new_one() -> None:
+    """The drain is ours, of a retirement that was called off."""
+    world = a_world().job(whole_nodes(1))
+    world.idle_node("cloud1", rank=drained(a_rank("cloud1", online=True), drain_text(LaunchId("cloud1-1"))))
+    assert boots(world.plan()) == []
+    assert (world.why_job(1).code, world.why_job(1).figures["nodes"]) == ("node_kept_for_it", ("cloud1",))

@@ -13,15 +13,12 @@ from nodemanager.core.jobs import ANYWHERE, HasProperty, Not, QueuePolicy
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import Billing
-from nodemanager.planner.cost import billing
-from nodemanager.planner.explain.node_reasons import NodeReasons
+from nodemanager.planner import billing, free_room, node_index
+from nodemanager.planner.node_index import node_index_of
 from nodemanager.planner.plan import Plan, plan
-from nodemanager.planner.state import node_index
-from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.resting import Resting
-from nodemanager.planner.state.snapshot import NodeIndex, Snapshot
-from nodemanager.planner.supply import free_room
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.reasons import NodeReasons
+from nodemanager.planner.snapshot import NodeIndex, Resting, Snapshot
 from tests.builders import NOW_S, a_type, a_world, nodes, tasks, whole_nodes
 
 CONSTRAINTS = st.sampled_from([ANYWHERE, HasProperty("fast"), Not(HasProperty("fast"))])

@@ -9,10 +9,10 @@ from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import Billing
 from nodemanager.history.node_lives import BOOT_FAILURES
-from nodemanager.planner.cost.billing import window_left_s
-from nodemanager.planner.health.node_health import why_give_up
-from nodemanager.planner.steps.leaving import StopObstacle, second_look
-from nodemanager.planner.steps.retirement import should_retire
+from nodemanager.planner.billing import window_left_s
+from nodemanager.planner.node_health import why_give_up
+from nodemanager.planner.node_steps import StopObstacle, second_look
+from nodemanager.planner.step_context import should_retire
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_policy, a_rank, a_type, busy, drained
 
 POLICY = a_policy(a_type("cloud", window_s=3600), stop_lead_s=60, idle_timeout_s=300, idle_confirmations=2)

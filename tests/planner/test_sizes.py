@@ -11,10 +11,14 @@ from nodemanager.core.facts import CloudCallFailed
 from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode, CreateNode, DestroyNode, EndLease, RecordLaunches
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import because
 from nodemanager.core.slots import Market, NodeType, Size, Tariff, TypeName
-from nodemanager.planner.cost import billing, fleet
-from nodemanager.planner.explain.type_reasons import size_reasons
-from nodemanager.planner.state.snapshot import EVERYTHING, Block, Quota, Scope, Stray
+from nodemanager.planner import billing
+from nodemanager.planner.budget import BudgetLimits
+from nodemanager.planner.reasons import size_reasons
+from nodemanager.planner.snapshot import EVERYTHING, Block, Quota, Scope, Stray
+from nodemanager.planner.supply import current_supply
 from tests.builders import (
     NOW_S,
     World,
@@ -167,7 +171,7 @@ def test_a_node_costs_what_its_size_costs(size: str, tariff: Decimal | None, pri
     )
     world = a_world(big()).node("big1", NodeState.BUSY, launch=launch)
     assert billing.price_per_hour(launch, policy) == price
-    assert fleet.price_per_hour(world.snapshot, policy) == price
+    assert billing.fleet_price_per_hour(world.snapshot, policy) == price
     assert world.plan().price_per_hour == price
 
 
@@ -260,3 +264,11 @@ def test_the_type_as_each_size_is_the_cheapest_first() -> None:
     assert [it.size for it in a_policy(big()).by_size[BIG]] == [SMALL.name, MIDDLE.name, LARGE.name]
     plain = a_type("plain")
     assert plain.by_size() == (plain,)
+
+
+def test_a_type_is_not_on_sale_if_the_provider_refuses_some_sizes_and_the_budget_forbids_the_others() -> None:
+    world = a_world(big(), budgets={("", "day"): Decimal(100)}).but(blocks=refused(SMALL)).job(tasks(16))
+    stopped = BudgetLimits(obstacle=because(Code.BUDGET_CHEAPEST_ONLY), cheapest_only=True)
+    supply = current_supply(world.snapshot, world.policy, Decimal(0), stopped)
+    assert supply.offers([]) == []
+    assert BIG in supply.blocked

@@ -18,7 +18,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
 from nodemanager.planner.slot_types import SlotMoves, choose_moves, with_slot_types
-from nodemanager.planner.state.snapshot import Stray
+from nodemanager.planner.snapshot import Stray
 from tests.builders import World, a_call, a_cloud_node, a_launch, a_world, boots, nodes, orders
 
 TYPES = [TypeName(name) for name in ("small", "large", "gpu")]

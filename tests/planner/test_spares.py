@@ -52,6 +52,8 @@ def test_one_that_is_excluded_is_none_of_them() -> None:
     excluded = replace(a_rank("cloud1", online=True), excluded=True, schedulable=False, cores_free=0)
     world = a_world(nodes_min=1).node("cloud1", NodeState.IDLE, rank=excluded)
     assert boots(world.plan()) == ["cloud2"]
+    just_seen = a_world(nodes_min=1).node("cloud1", NodeState.IDLE, rank=excluded, rank_seen_s=NOW_S - 1.0)
+    assert boots(just_seen.plan()) == ["cloud2"], "the scheduler will not take it however long it is waited for"
 
 
 def test_one_that_the_scheduler_does_not_take_is_waited_for_a_while_and_then_none_of_them() -> None:

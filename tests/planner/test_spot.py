@@ -12,7 +12,7 @@ import pytest
 from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import Market, NodeType, Size
-from nodemanager.planner.cost import timings
+from nodemanager.planner import timings
 from tests.builders import NOW_S, World, a_cloud_node, a_type, a_world, nodes, tasks
 
 HOUR_S = 3600.0

@@ -23,7 +23,7 @@ from nodemanager.core.nodes import FailureKind, Launch, NodeState
 from nodemanager.core.orders import BootNode, CreateNode, EndLease
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.state.snapshot import FailureStreak, Quota, Scope
+from nodemanager.planner.snapshot import FailureStreak, Quota, Scope
 from tests.builders import (
     CLOUD,
     GPU,

@@ -67,6 +67,10 @@ def test_names_and_labels_fit_together() -> None:
     assert found["Service"]["spec"]["selector"] == {**pods, "job-index": "0"}
     assert found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == pods
     assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == pods
+    # A Job has no scale subresource, so Kubernetes can use neither maxUnavailable nor a percentage.
+    assert found["PodDisruptionBudget"]["spec"]["minAvailable"] == mini["spec"]["maxSize"]
+    assert "maxUnavailable" not in found["PodDisruptionBudget"]["spec"]
+    assert mini["spec"]["flux"]["scheduler"] == {"queuePolicy": "easy"}  # with fcfs Fluxion denies larger jobs
     (container,) = mini["spec"]["containers"]
     (volume,) = container["volumes"].values()
     assert volume["configMapName"] == found["ConfigMap"]["metadata"]["name"]

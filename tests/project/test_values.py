@@ -11,8 +11,12 @@ import nodemanager.planner
 
 FIELDS_MAX = 15
 WIDER = {
+    "Policy": "what the site says, in groups, and what it says without the schedule in force",
+    "Plan": "what the whole program reads of one decision",
+    "Node": "all that is known of a node; the failure of its latest call stands beside its tries",
     "FluxRank": "one for each rank, replaced by every look that finds a change",
     "NodeType": "one field for each key of its section in the site that the planner reads",
+    "Allocation": "the working state of one packing, not a value",
     "StepContext": "the working state of one round of steps, not a value",
     "_Search": "the working state of one search, not a value",
 }

@@ -22,8 +22,8 @@ from nodemanager.config.text.settings import NoticeKind, NotifySettings
 from nodemanager.core.reason_codes import Figure
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import Follower, HistoryUpdate
-from nodemanager.service import notices
-from nodemanager.service.notices import Notice, NoticeTracker, Notifier
+from nodemanager.service import outputs
+from nodemanager.service.outputs import Notice, NoticeTracker, Notifier
 from tests.builders import WALL_AT, a_node, a_policy
 from tests.history.publications import a_moment
 from tests.paths import CONFIG
@@ -115,7 +115,7 @@ def test_notices_of_a_kind_become_one() -> None:
     one = Notice(NoticeKind.NEVER_RUNS, WALL_AT, "first", ("f1",))
     for number in range(2, 50):
         one = one.with_later(Notice(NoticeKind.NEVER_RUNS, WALL_AT + number, "later", (f"f{number}",)))
-    assert (one.count, one.text, one.at, len(one.subjects)) == (49, "first", WALL_AT, notices.SUBJECTS_MAX)
+    assert (one.count, one.text, one.at, len(one.subjects)) == (49, "first", WALL_AT, outputs.SUBJECTS_MAX)
 
 
 # --- the command ------------------------------------------------------------------------------------------
@@ -163,8 +163,8 @@ def test_the_command_gets_the_notice_on_its_standard_input(tmp_path: Path, post:
 def test_a_command_that_hangs_is_killed_with_its_children_and_one_that_fails_is_tried_again(
     tmp_path: Path, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "COMMAND_TIMEOUT_S", 0.3)
-    monkeypatch.setattr(notices, "RETRY_AFTER_S", (0.0, 0.0))
+    monkeypatch.setattr(outputs, "COMMAND_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(outputs, "RETRY_AFTER_S", (0.0, 0.0))
     script = """
         if mkdir hung; then sleep 1000 & wait; fi
         if mkdir failed; then echo "no network"; exit 3; fi
@@ -179,7 +179,7 @@ def test_a_command_that_hangs_is_killed_with_its_children_and_one_that_fails_is_
 def test_a_command_that_cannot_run_is_given_up_and_the_next_notice_told(
     tmp_path: Path, post: Post, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(notices, "RETRY_AFTER_S", ())
+    monkeypatch.setattr(outputs, "RETRY_AFTER_S", ())
     notifier = a_notifier(
         tmp_path, a_command(tmp_path, 'text=$(cat); case $text in *breaker*) exit 1;; esac; echo "$text" > post')
     )
@@ -212,7 +212,7 @@ def test_within_a_minute_one_kind_is_told_once(tmp_path: Path, post: Post) -> No
     notifier.take_in(an_update(NEVER, NEVER))
     notifier.take_in(an_update(NEVER, BREAKER))
     assert post.read()["event"] == "breaker"
-    now_s[0] = notices.KIND_EVERY_S + 1
+    now_s[0] = outputs.KIND_EVERY_S + 1
     notifier.take_in(an_update(NEVER))
     assert (told := post.read())["event"] == "never-runs"
     assert told["count"] == 4
@@ -299,9 +299,21 @@ def mail() -> Iterator[Any]:
     yield from served(Kept(("127.0.0.1", 0), Mail))
 
 
-def test_the_example_posts_to_a_chat(chat: Any) -> None:
-    run("post-to-chat", f"http://127.0.0.1:{chat.server_address[1]}/hook")
+def test_the_example_posts_to_a_chat(tmp_path: Path, chat: Any) -> None:
+    webhook = tmp_path / "webhook"
+    webhook.touch(mode=0o600)
+    webhook.write_text(f"http://127.0.0.1:{chat.server_address[1]}/hook\n", encoding="utf-8")
+    run("post-to-chat", str(webhook))
     assert chat.kept == ["hpc: breaker: type cpu nodes fail (2 in all)"]
+    webhook.chmod(0o644)
+    with pytest.raises(subprocess.CalledProcessError):
+        run("post-to-chat", str(webhook))
+
+
+def test_the_example_takes_no_webhook_that_every_user_of_the_machine_sees(chat: Any) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        run("post-to-chat", f"http://127.0.0.1:{chat.server_address[1]}/hook")
+    assert not hasattr(chat, "kept")
 
 
 def test_the_example_sends_mail(mail: Any) -> None:

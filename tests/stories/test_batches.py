@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nodemanager.planner.state.policy import Calls
+from nodemanager.planner.policy import Calls
 from nodemanager.simulation.time.world import World
 from tests.benchmarks.burst_world import Burst
 from tests.cloud.ec2.moto_faults import InstanceBucket

@@ -16,8 +16,8 @@ from nodemanager.core.jobs import JobId, JobState, RankAllocation
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import Market, Rank, TypeName
-from nodemanager.planner.cost.spending import periods
-from nodemanager.planner.state.snapshot import Block, Scope
+from nodemanager.planner.snapshot import Block, Scope
+from nodemanager.planner.spending import periods
 from tests.builders import (
     NOW_S,
     WALL_AT,

@@ -23,11 +23,11 @@ from nodemanager.core.facts import (
 from nodemanager.core.jobs import OnRanks, Shape
 from nodemanager.core.nodes import FluxRank, LaunchId
 from nodemanager.core.slots import Rank
-from nodemanager.planner.observe.observe import observe, observe_all
+from nodemanager.planner.node_index import node_index_of
+from nodemanager.planner.observe import observe, observe_all
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Indexes, NodeIndex, Snapshot
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Indexes, NodeIndex, Snapshot
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_rank, a_world, with_settings
 from tests.planner.strategies import CONDITIONS, POLICIES, a_rank_that_is, ranks, snapshots
 from tests.planner.test_plan import to_the_byte

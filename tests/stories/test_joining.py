@@ -6,7 +6,7 @@ import pytest
 
 from nodemanager.core.facts import NodeReported
 from nodemanager.core.nodes import JoinPhase, LaunchId, NodeState
-from nodemanager.planner.state.roster import roster
+from nodemanager.planner.snapshot import roster
 from tests.builders import NOW_S, World, a_rank, a_world, busy, nodes, orders, tasks
 
 

@@ -40,11 +40,12 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.orders import BootNode, ClaimInstance, DestroyNode, ListCloud, LookAtRanks
 from nodemanager.core.slots import Rank, SlotName, TypeName
-from nodemanager.planner.state.snapshot import Block, Scope, Source
+from nodemanager.planner.snapshot import Block, Scope, Source
 from tests.builders import (
     CLOUD,
     CLUSTER_UUID,
     GPU,
+    GPU_FOR_ALL,
     NOW_S,
     World,
     a_call,
@@ -122,10 +123,17 @@ def test_03_resources_drained_by_others_are_no_slots_to_buy() -> None:
 
 
 def test_04_an_unsatisfiable_job_is_told_what_the_nearest_type_lacks_and_others_go_on() -> None:
-    world = a_world().job(tasks(1, cores=64), tasks(1))
+    world = a_world(queue_policy=QueuePolicy.BACKFILL).job(tasks(1, cores=64), tasks(1))
     assert world.why_job(1).code == "no_type_fits"
     assert world.why_job(1).figures["nearest"] == "gpu"
     assert boots(world.plan()) == ["cloud1"]
+    # In queue order they go on as soon as Flux has ended it. While it keeps the job, it starts none behind it.
+    in_order = a_world().see(
+        QueueSeen(NOW_S - 5, (a_job(1, tasks(1, cores=64)), a_job(2, tasks(1))), complete=True)
+    )
+    assert boots(in_order.wait(2).plan()) == []
+    in_order.see(QueueSeen(in_order.snapshot.now_s, ended=(JobId(1),)))
+    assert boots(in_order.wait(2).plan()) == ["cloud1"]
 
 
 def test_05_a_malformed_job_is_said_and_harms_no_other() -> None:
@@ -298,7 +306,7 @@ def test_17_a_node_that_joined_is_awaited_while_the_scheduler_has_not_noticed_bu
 
 
 def test_19_a_type_without_capacity_gives_way_to_the_next_and_is_tried_again_later() -> None:
-    world = _requested(a_world().job(tasks(1)))
+    world = _requested(a_world(CLOUD, GPU_FOR_ALL).job(tasks(1)))
     world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.CAPACITY, "none here"))
     assert boots(world.decide()) == ["gpu1"]
     fresh = a_world().but(blocks=world.snapshot.learned.blocks).job(tasks(1))
@@ -456,6 +464,29 @@ def test_a_node_of_ours_without_a_lease_gets_it_back_where_its_slot_is_free() ->
     world.wait(1).see_cloud(_stray())
     assert world["cloud1"].state is NodeState.BOOTING
     assert not world.snapshot.account_of().strays
+
+
+def test_a_list_that_was_begun_before_the_claim_gives_no_stray_its_lease() -> None:
+    """The manager before may have ended the node since, and its lease, and have counted what it cost."""
+    world = a_world(CLOUD).see_cloud(_stray()).wait(5).see_claim()
+    assert orders(world.decide()) == []
+    world.wait(1).see_cloud(_stray())
+    assert orders(world.decide()) == ["record cloud1-7"]
+
+
+def test_a_stray_that_is_stopping_gets_no_lease() -> None:
+    world = a_world(CLOUD).see_cloud(replace(_stray(), state=CloudState.STOPPING))
+    assert orders(world.decide()) == []
+
+
+@pytest.mark.parametrize(("claimed_after_s", "recorded"), [(-1.0, True), (0.0, True), (1.0, False)])
+def test_only_a_list_begun_after_the_claim_gives_a_stray_its_lease_back(
+    claimed_after_s: float, recorded: bool
+) -> None:
+    """On an earlier list, the node may have ended since, with its lease."""
+    world = a_world(CLOUD).see_cloud(_stray())
+    world.but(claimed_s=world.snapshot.now_s + claimed_after_s)
+    assert orders(world.plan()) == (["record cloud1-7"] if recorded else [])
 
 
 def test_a_stray_counts_against_the_limits_and_its_slot_is_taken() -> None:

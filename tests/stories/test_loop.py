@@ -59,12 +59,11 @@ from nodemanager.core.orders import (
     UndrainNode,
 )
 from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.observe.observe import advance_to, observe
+from nodemanager.planner.brain import commit_actions, commit_asks
+from nodemanager.planner.observe import advance_to, observe
 from nodemanager.planner.plan import Action, Plan, plan
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Node, Snapshot
 from tests.builders import a_cloud_node, a_launch
 from tests.planner.strategies import CONDITIONS, POLICIES, SLOTS, a_rank_that_is, jobs, snapshots
 

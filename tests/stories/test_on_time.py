@@ -26,11 +26,12 @@ from nodemanager.core.nodes import CallKind, CloudState, FailureKind, NodeState,
 from nodemanager.core.orders import BootNode
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Market, Rank, TypeName
-from nodemanager.planner.cost.timings import SAMPLES_MAX
-from nodemanager.planner.state.snapshot import Block, Scope
+from nodemanager.planner.snapshot import Block, Scope
+from nodemanager.planner.timings import SAMPLES_MAX
 from tests.builders import (
     CLOUD,
     GPU,
+    GPU_FOR_ALL,
     NOW_S,
     WALL_AT,
     World,
@@ -380,7 +381,7 @@ def test_nodes_are_made_in_the_first_zone_and_in_the_next_where_that_has_none() 
 
 
 def test_where_no_zone_has_any_the_next_type_is_bought_and_later_the_first_again() -> None:
-    world = a_world(ZONED, GPU).job(tasks(1)).node("cloud1", NodeState.REQUESTED)
+    world = a_world(ZONED, GPU_FOR_ALL).job(tasks(1)).node("cloud1", NodeState.REQUESTED)
     _without_capacity(world, "a")
     _without_capacity(world, "b")
     assert boots(world.plan()) == ["gpu1"]

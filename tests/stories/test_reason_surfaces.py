@@ -28,7 +28,7 @@ from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.schema import HISTORY_FILE
 from nodemanager.history.store.writer import HistoryWriter
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.snapshot import Snapshot
 from nodemanager.web.api import explain
 from nodemanager.web.api.documents import Document
 from tests.builders import a_job, a_policy, a_snapshot, whole_nodes

@@ -11,16 +11,15 @@ from pathlib import Path
 from starlette.applications import Starlette
 
 from nodemanager.actors.manager import Publication
-from nodemanager.core.facts import OperatorFact, SteeringKept
+from nodemanager.core.facts import OperatorFact, SteeringKept, SteeringSeen
 from nodemanager.core.jobs import Job, JobState, RankAllocation
 from nodemanager.core.nodes import NodeState
 from nodemanager.history.follower import Follower
 from nodemanager.history.store.reader import HistoryReader
-from nodemanager.planner.observe.observe import observe
+from nodemanager.planner.observe import observe
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Node, Snapshot
 from nodemanager.web.api.control import Control, ReloadRefused
 from nodemanager.web.api.documents import Document
 from nodemanager.web.api.handlers import WebContext
@@ -92,12 +91,12 @@ class Manager:
     """A stand-in for the running service: takes operators' facts at once, and publishes."""
 
     board: Board
-    told: list[OperatorFact] = field(default_factory=list)
+    told: list[OperatorFact | SteeringSeen] = field(default_factory=list)
     fault: str = ""
     keeps: bool = True  # whether changes go on record
     reloaded_by: list[str] = field(default_factory=list)
 
-    def tell(self, fact: OperatorFact) -> None:
+    def tell(self, fact: OperatorFact | SteeringSeen) -> None:
         self.told.append(fact)
         assert self.board.latest is not None
         last = self.board.latest.published

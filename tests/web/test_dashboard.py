@@ -16,9 +16,9 @@ from nodemanager.cli.main import main
 from nodemanager.core.notation import format_job_id
 from nodemanager.history.follower import Follower
 from nodemanager.history.store.writer import HistoryWriter
-from nodemanager.planner.peers.burst import Bursts, WayToRun
-from nodemanager.planner.state.policy import CloudRules
-from nodemanager.planner.state.snapshot import Source
+from nodemanager.planner.burst import Bursts, WayToRun
+from nodemanager.planner.policy import CloudRules
+from nodemanager.planner.snapshot import Source
 from nodemanager.web.state.board import Board
 from nodemanager.web.state.samples import SampleKeeper, read_samples
 from tests.builders import NOW_S, WALL_AT

@@ -26,9 +26,10 @@ from nodemanager.cli.service_client import Client, NotAllowed, ServiceUnreachabl
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Site
 from nodemanager.service.outputs import Outputs
-from nodemanager.web import connection_limits
+from nodemanager.web import thread
 from nodemanager.web.api import sse
 from nodemanager.web.listen import CannotListen, TcpAddress, UnixSocket, listen, listen_addresses, parse_listen
+from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
 from nodemanager.web.state.token import TokenError, read_or_make_token, read_token
 from nodemanager.web.thread import WebServer
@@ -174,8 +175,8 @@ def test_where_no_service_is_the_client_says_where_it_looked(tmp_path: Path) -> 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_limits, "REQUEST_WITHIN_S", 0.05)
-    monkeypatch.setattr(connection_limits, "KEEP_ALIVE_S", 600)
+    monkeypatch.setattr(thread, "REQUEST_WITHIN_S", 0.05)
+    monkeypatch.setattr(thread, "KEEP_ALIVE_S", 600)
 
 
 @contextmanager
@@ -229,7 +230,7 @@ def is_answered(connection: socket.socket, headers: bytes = b"") -> bool:
 def test_of_too_many_connections_the_oldest_silent_one_makes_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(connection_limits, limit, 2)
+    monkeypatch.setattr(thread, limit, 2)
     place = TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place), connected(place) as first, connected(place) as second:
         assert is_answered(first)
@@ -243,8 +244,8 @@ def test_of_too_many_connections_the_oldest_silent_one_makes_room(
 def test_whoever_has_the_token_is_served_while_others_open_all_connections_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 24)
-    monkeypatch.setattr(connection_limits, "CONNECTIONS_PER_SOURCE_MAX", 12)
+    monkeypatch.setattr(thread, "CONNECTIONS_MAX", 24)
+    monkeypatch.setattr(thread, "CONNECTIONS_PER_SOURCE_MAX", 12)
     place = TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place) as client, connected(place) as kept, ExitStack() as held:
         assert is_answered(kept, BEARER)
@@ -259,7 +260,7 @@ def test_whoever_has_the_token_is_served_while_others_open_all_connections_there
 def test_connections_that_all_have_the_token_are_no_more_than_the_process_can_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 1)
+    monkeypatch.setattr(thread, "CONNECTIONS_MAX", 1)
     place = TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place), connected(place) as first:
         assert is_answered(first, BEARER)
@@ -271,7 +272,7 @@ def test_connections_that_all_have_the_token_are_no_more_than_the_process_can_ho
 def test_the_life_of_a_connection_is_bounded_unless_it_has_the_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection_limits, "LIFETIME_S", 2.0)
+    monkeypatch.setattr(thread, "LIFETIME_S", 2.0)
     place = TcpAddress("127.0.0.1", free_port())
     with served(tmp_path, place), connected(place) as kept:
         assert is_answered(kept, BEARER)
@@ -288,19 +289,20 @@ def test_the_life_of_a_connection_is_bounded_unless_it_has_the_token(
         ("127.0.0.1", "::1", True),
         ("::ffff:127.0.0.1", "127.0.0.1", True),
         ("2001:db8::1", "2001:db8::ffff:1", True),
-        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("2001:db8::1", "2001:db8:0:1::1", True),
+        ("2001:db8::1", "2001:db8:1::1", False),
         ("10.0.0.1", "10.0.0.2", False),
     ],
 )
 def test_a_source_is_whoever_can_have_all_of_its_addresses(one: str, other: str, is_the_same: bool) -> None:
-    assert (connection_limits.source_of(one) == connection_limits.source_of(other)) is is_the_same
+    assert (thread.source_of(one) == thread.source_of(other)) is is_the_same
 
 
 def test_there_are_never_more_streams_than_are_allowed_even_if_all_are_asked_for_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sse, "STREAMS_MAX", 4)
-    streams = sse.EventStreams(Board(), lambda: True)
+    streams = sse.EventStreams(Board(), Access(TOKEN, by_socket=False), lambda: True)
     scope = {"type": "http", "method": "GET", "path": "/events", "query_string": b"", "headers": []}
 
     async def receive() -> Message:
@@ -363,12 +365,12 @@ def test_a_socket_whose_path_would_be_too_long_is_left_out_beside_tcp(tmp_path: 
 class Running:
     """The embedded site in a folder of its own, and its verbs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, listen: str = "") -> None:
         self.site = folder / "site.ini"
         text = (ROOT / "config" / "embedded.ini").read_text(encoding="utf-8")
         for written, here in (
             ("../state/embedded", str(folder / "s")),
-            ("127.0.0.1:8080", f"unix:{folder}/web.sock"),
+            ("127.0.0.1:8080", listen or f"unix:{folder}/web.sock"),
             ("properties = large", "properties = large\nspares = 1"),  # so one node always exists
         ):
             assert written in text

@@ -101,6 +101,8 @@ class Proxy:
         with closing(Connection(self.socket)) as connection:
             cookie = {"Cookie": f"session={user}"} if user else {}
             given = {name.replace("_", "-"): value for name, value in headers.items()}
+            if method == "POST" and not given.keys() & {"Sec-Fetch-Site", "Origin"}:
+                given["Sec-Fetch-Site"] = "same-origin"
             connection.request(method, path, b"{}" if method == "POST" else None, cookie | given)
             response = connection.getresponse()
             return Answer(response.status, response.read().decode(), response.headers.get("Location", ""))
@@ -231,8 +233,25 @@ def test_what_a_client_says_of_itself_counts_for_nothing(proxy: Proxy, claims: d
     assert proxy.ask("", "/release/cpu1", "POST", **claims).status == 302
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_a_page_of_another_site_cannot_steer_with_the_users_cookie(proxy: Proxy, site: str) -> None:
-    assert proxy.ask("ada", "/hold/cpu1", "POST", Sec_Fetch_Site=site).status == 403
+OWN = "https://nodes.example.org"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site", "Origin": OWN},
+        {"Sec_Fetch_Site": ""},
+        {"Origin": "https://evil.example"},
+        {"Origin": f"{OWN}.evil.example"},
+        {"Origin": "http://nodes.example.org"},
+        {"Origin": "null"},
+        {"Origin": ""},
+    ],
+)
+def test_a_page_of_another_site_cannot_steer_with_the_users_cookie(proxy: Proxy, headers: dict[str, str]) -> None:
+    assert proxy.ask("ada", "/hold/cpu1", "POST", **headers).status == 403
     assert proxy.stand.manager.told == []
+    assert proxy.ask("ada", "/nodes", **headers).status == 200
     assert proxy.ask("ada", "/hold/cpu1", "POST", Sec_Fetch_Site="same-origin").status == 200
+    assert proxy.ask("ada", "/release/cpu1", "POST", Origin=OWN).status == 200

@@ -10,6 +10,7 @@ from nodemanager.actors.delegation.state import DelegationState
 from nodemanager.actors.delegation.targets import Targets
 from nodemanager.actors.delegation.tracked import PeerState, TrackedJob
 from nodemanager.core.jobs import JobId
+from nodemanager.core.notation import format_job_id
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.delegation.choose import choose
@@ -20,6 +21,7 @@ from nodemanager.delegation.peer_port import CheckFit, FitChecked, Peer, PlaceCo
 from nodemanager.delegation.steps import LOST
 
 CHOOSE_AGAIN_S = 1.0
+FAULT_MAX = 500  # characters
 
 
 class PeerChooser:
@@ -93,12 +95,13 @@ class PeerChooser:
         if (tracked := self._state.jobs.get(job)) is None:
             return
         try:
-            tracked.needs = read_needs(jobspec)
-        except ValueError as fault:
-            self._give_up(tracked, f"its jobspec cannot be read: {fault}", never=True)
+            tracked.needs, tracked.jobspec = read_needs(jobspec), jobspec
+            tracked.fit_key = json.dumps(fit_question(self._copy_jobspec(tracked)), sort_keys=True)
+        except Exception as fault:  # noqa: BLE001 - doc/decisions/0038: a user's jobspec must not end the service
+            tracked.needs = tracked.jobspec = None
+            self._state.log.warning("unreadable_job", job=format_job_id(job), why=repr(fault)[:FAULT_MAX])
+            self._give_up(tracked, f"its jobspec cannot be read: {fault}"[:FAULT_MAX], never=True)
             return
-        tracked.jobspec = jobspec
-        tracked.fit_key = json.dumps(fit_question(self._copy_jobspec(tracked)), sort_keys=True)
         tracked.answered()
         self._step(job)
 

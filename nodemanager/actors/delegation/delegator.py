@@ -56,6 +56,8 @@ from nodemanager.delegation.peer_port import (
 from nodemanager.delegation.view import DelegationView
 
 PUBLISH_EVERY_S = 0.5
+# Requests are sent only to a peer whose copies are all known, so these answers belong to the connection of then.
+ANSWERS = (CopyMissing, Submitted, SubmitRefused, FitChecked, CopyOutput, CopyOutputEnded, PeerDone, PeerRefused)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Delegator(CrashOnlyActor):
 
     def _take_peer_fact(self, fact: PeerFact) -> None:  # noqa: C901, PLR0912 - one arm a fact
         state = self._peers[fact.peer]
+        if isinstance(fact, ANSWERS) and not state.synced:
+            return  # of a connection that is gone: what the request did shows in what the next one reports
         match fact:
             case PeerSynced():
                 self._peer_synced(state)

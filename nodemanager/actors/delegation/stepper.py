@@ -167,7 +167,7 @@ class Stepper:
             self.step(job)
 
     def peer_refused(self, state: PeerState, request: PeerRequest, why: str) -> None:
-        """A peer refused a request: it is tried again."""
+        """A peer refused a request: it is tried again. If it was about a copy, the peer may not know that copy."""
         if isinstance(request, FindCopies):
             state.searching = None
         for job, tracked in self._state.waiting_for(state, request):
@@ -177,6 +177,8 @@ class Stepper:
             )
             tracked.reason = because(Code.DELEGATION_CALL_FAILED, detail=f"{state.peer.name}: {name}: {why}")
             tracked.put_off(self._state.clock.monotonic_s())
+            if isinstance(request, ChangeUrgency | ChangeDuration) and request.remote in state.copies.get(job, {}):
+                state.forget_copy(job, request.remote)
 
     def _show_where(self, tracked: TrackedJob) -> None:
         """Tell the job's user where it is, its id there, and why."""

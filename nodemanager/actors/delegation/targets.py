@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
+from nodemanager.core.notation import escape_unprintable
 from nodemanager.delegation.jobspec import ANY, name_of_uri
 from nodemanager.delegation.peer_port import Peer
 
+TARGET_SHOWN = 200  # characters
 SCHEMES = ("local", "ssh", "jobid", "pid", "slurm", "lsf")
 
 
@@ -30,7 +32,11 @@ class Targets:
             return (), f"there is no [Peer {target}] in the site: it has {self._names()}"
         if not self.any_uri:
             return (), f"{target} is no peer of the site, and [Policy] delegate_to = peers: it has {self._names()}"
-        if urlsplit(target).scheme not in SCHEMES:
+        try:
+            scheme = urlsplit(target).scheme
+        except ValueError as fault:  # brackets without an IPv6 address between them
+            return (), f"{escape_unprintable(target[:TARGET_SHOWN])} is no URI: {fault}"
+        if scheme not in SCHEMES:
             return (), f"{target}: a URI to delegate to begins with {', '.join(SCHEMES)}"
         return [replace(_ADHOC, name=name_of_uri(target), uri=target)], ""
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
+from random import Random
 
 from nodemanager.chaos.faults.types import EndFault, FaultAction
 from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act, pick
+from nodemanager.chaos.run.script import HOSTILE_USER, Act, pick
 from nodemanager.core.facts import DecisionsPaused, DecisionsResumed, HoldPlaced, NodeReleased, RetirementRequested
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Mark
+from nodemanager.simulation.odd_jobspecs import odd_jobspec
 
+HOSTILE_URGENCY = 1
+ODD_AT_ONCE_MAX = 3
+AGAIN_S = 5.0
 CUT_TO = Decimal("0.001"), Decimal("0.01"), Decimal("0.05")
 
 
@@ -29,9 +34,32 @@ def _cancels(run: Run, act: Act) -> None:
             run.peers.truth.cancelled.add(job)
 
 
+def _writes_odd_jobs(run: Run, act: Act) -> EndFault | None:
+    """Submit a few odd jobs, which the scheduler never starts. Cancel them when the faults stop."""
+    if not run.flux_is_up():
+        return None
+    draws = Random(f"{run.script.seed}/{act.number}/odd")
+    jobs = [
+        run.flux.submit_unscheduled(odd_jobspec(draws), urgency=HOSTILE_URGENCY, userid=HOSTILE_USER)
+        for _ in range(draws.randint(1, ODD_AT_ONCE_MAX))
+    ]
+
+    def end() -> None:
+        if run.flux_is_up():
+            for job in jobs:
+                run.flux.cancel(job)
+        else:
+            run.world.after(AGAIN_S, end)
+
+    return end
+
+
 def _holds_a_job(run: Run, act: Act) -> None:
-    """Hold a job for good: it is no demand, and is still pending at the end."""
-    job = pick(_pending(run), act.amount)
+    """Hold a job for good: it is no demand, and is still pending at the end.
+
+    One that the manager holds already is left out: to hold it changes nothing that Flux shows.
+    """
+    job = pick([job for job in _pending(run) if job not in run.flux.held_jobs], act.amount)
     if job is not None and run.flux_is_up():
         run.flux.set_urgency(job, 0)
         run.jobs.held[job] = run.world.now_s
@@ -103,6 +131,7 @@ def _cuts_a_budget(run: Run, act: Act) -> EndFault | None:
 
 PEOPLE_FAULTS: Mapping[str, FaultAction] = {
     "user.cancels": _cancels,
+    "user.writes_odd_jobs": _writes_odd_jobs,
     "user.holds_a_job": _holds_a_job,
     "operator.drains": _operator_drains,
     "operator.holds": _operator_holds,

@@ -76,7 +76,7 @@ def _turn_knob(run: Run, act: Act) -> None:
         case "cloud.no_tokens":
             faults.idempotent = False
         case "cloud.late_list":
-            faults.list_lag_s = (0.0, value)
+            faults.list_lag_s = (0.0, max(value, run.script.list_lag_s))
         case "boot.error":
             faults.p_boot_fail, faults.boot_fail_state = value, CloudState.FAILED
         case "boot.loops":

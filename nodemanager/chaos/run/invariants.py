@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import TypeVar, cast
 
 from nodemanager.chaos.run.upkeep import UpkeepTruth
+from nodemanager.chaos.run.waste import NodeUse
 from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId, JobResult, Shape
 from nodemanager.core.nodes import (
@@ -24,9 +25,9 @@ from nodemanager.core.nodes import (
 from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import BatchCloudPort, CloudError, CloudPort, SizedCloudPort
 from nodemanager.core.slots import CloudName, Market, NodePlacement, NodeType, Rank, TypeName
-from nodemanager.planner.cost import billing, spending
-from nodemanager.planner.health.node_health import KILLS_MAX
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner import billing, spending
+from nodemanager.planner.node_health import KILLS_MAX
+from nodemanager.planner.policy import Policy
 from nodemanager.simulation.cloud.provider import BillLine, SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.flux.port import SimulatedFluxPort
@@ -35,8 +36,8 @@ from nodemanager.simulation.time.world import World
 T = TypeVar("T")
 
 
-class Violation(AssertionError):
-    """An invariant is broken."""
+class Violation(BaseException):
+    """An invariant is broken. No ``Exception``: it is raised inside calls whose exceptions count as failures."""
 
 
 @dataclass
@@ -69,6 +70,9 @@ class Invariants:
         default_factory=dict
     )  # of each placement group, the type and the zone
     _checked: int = -1
+
+    def __post_init__(self) -> None:
+        self.use = NodeUse(self.flux, self.upkeep, self.jobs.held, self.require)
 
     def check(self) -> None:
         """Check the limits and the slots. Call it after every event of the world."""
@@ -166,6 +170,7 @@ class Invariants:
         if node is None:
             return
         self.require(self.is_ours(node), f"{provider_id} is not ours, and was to be destroyed")
+        self.use.note_destroy(node)
         leased = self.flux.leases.get(node.identity.slot) if node.identity is not None else None
         is_leased = leased is not None and node.identity is not None and leased.id == node.identity.launch
         self.upkeep.check_data(provider_id, leased if is_leased else None)

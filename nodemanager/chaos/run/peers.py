@@ -230,7 +230,11 @@ class DelegatedTruth:
 
 
 def _asks_for_a_peer(job: SimulatedJob) -> bool:
-    return any(it["scheme"] == "delegate" for it in job.submitted["attributes"]["system"].get("dependencies", ()))
+    try:
+        dependencies = job.submitted["attributes"]["system"].get("dependencies", ())
+        return any(it["scheme"] == "delegate" for it in dependencies)
+    except (TypeError, KeyError, AttributeError):
+        return False  # the odd jobspec of a hostile user
 
 
 def _home_id(copy: SimulatedJob) -> JobId:

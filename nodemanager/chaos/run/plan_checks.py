@@ -9,9 +9,10 @@ from decimal import Decimal
 
 from nodemanager.actors.manager import Publication
 from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
-from nodemanager.chaos.run.script import SOUND, Script
+from nodemanager.chaos.run.script import HOSTILE_USER, SOUND, Script
 from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, SOUND_NODES_MAX, limits_at
-from nodemanager.core.drains import emptying_text
+from nodemanager.chaos.run.waste import IdleNodes
+from nodemanager.core.drains import emptying_text, hold_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
 from nodemanager.core.nodes import (
     COMING,
@@ -26,10 +27,10 @@ from nodemanager.core.nodes import (
 from nodemanager.core.orders import BootNode, CordonNode, CreateNode, DestroyNode, DrainNode, StopBroker
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import CloudName, Market, NodeType, SlotName, TypeName
-from nodemanager.planner.cost import spending
+from nodemanager.planner import spending
+from nodemanager.planner.constraints import holds
 from nodemanager.planner.plan import Action
-from nodemanager.planner.state.constraints import holds
-from nodemanager.planner.state.policy import BLOCK_S
+from nodemanager.planner.policy import BLOCK_S
 from nodemanager.simulation.cloud.provider import BillLine
 
 NEWS_DELAY_S = 3.0  # the longest delay of an answer, or of the news that a job started
@@ -52,6 +53,9 @@ class PlanChecks:
     _pending_s: dict[JobId, float] = field(default_factory=dict)
     _stopped_by_one_s: float | None = None  # since when it stands still for one cloud, although another answers
 
+    def __post_init__(self) -> None:
+        self._idle = IdleNodes(self.invariants.use)
+
     def begin_peace(self) -> None:
         """From now on no answer is wrong: an unowned node must have an owner within the plain grace."""
         self.peace = True
@@ -60,6 +64,11 @@ class PlanChecks:
     def check(self, published: Publication) -> None:
         snapshot, made = published.snapshot, published.plan
         now_s = snapshot.now_s
+        aside = [bad.why for bad in snapshot.queues.unreadable.values() if bad.set_aside]
+        self.invariants.require(not aside, f"jobs were set aside: {aside}")
+        self.invariants.use.look()
+        self._idle.check(published)
+        self._check_not_given_up_unlisted(published)
         self._check_fresh_data(published)
         self._check_other_clouds_go_on(published)
         self._check_every_node_known(published)
@@ -84,11 +93,15 @@ class PlanChecks:
     # --- upkeep ---
 
     def _check_disruption(self, published: Publication) -> None:
-        """No node may be drained to be replaced while as many as the site allows are under way."""
+        """No node may be drained to be replaced while as many as the site allows are under way.
+
+        A node that a person held is not under way: it is undrained when it is released, and waits for its turn.
+        """
         due, flux = published.plan.due, self.invariants.flux
         orders = [it for it in published.plan.actions if isinstance(it, CordonNode | DrainNode)]
         begun = {it.launch for it in orders if it.launch in due and it.reason == due[it.launch].why}
-        before = {id_ for id_ in due if flux.drain_reason(published.snapshot.nodes[id_].launch.rank) is not None}
+        drains = {id_: flux.drain_reason(published.snapshot.nodes[id_].launch.rank) for id_ in due}
+        before = {id_ for id_, text in drains.items() if text not in (None, hold_text(id_))}
         self.invariants.require(
             not begun - before or len(begun | before) <= DISRUPTION_MAX,
             f"{sorted(begun - before)} are drained to be replaced, beside {sorted(before)}",
@@ -216,6 +229,14 @@ class PlanChecks:
             gone = owner is not None and owner.state is NodeState.GONE
             self.invariants.require(gone, f"{node.provider_id} is listed and neither known nor reported")
 
+    def _check_not_given_up_unlisted(self, published: Publication) -> None:
+        """No node may be given up because lists lack it while no list can show it yet."""
+        given_up = [id_ for id_, why in published.plan.nodes.items() if why.code is Code.VANISHED]
+        known = [node.cloud for id_ in given_up if (node := published.snapshot.nodes.get(id_)) is not None]
+        ids = {cloud.provider_id for cloud in known if cloud is not None}
+        unlisted = {id_ for provider in self.invariants.providers for id_ in provider.unlisted()} if ids else set()
+        self.invariants.require(not ids & unlisted, f"{sorted(ids & unlisted)} are given up, and only listed late")
+
     # --- nothing is bought twice ---
 
     def _note_waiting_jobs(self, now_s: float) -> None:
@@ -304,6 +325,8 @@ class PlanChecks:
             for job, seen_s in self._pending_s.items()
             if now_s - seen_s <= NEWS_DELAY_S and job in self.jobs.shapes
         ]
+        # Some odd jobs can be read, and are demand although the scheduler here never starts them.
+        shapes += [job.shape for job in published.snapshot.jobs.values() if job.userid == HOSTILE_USER]
         for type_name in {boot.launch.type_name for boot in boots}:
             node_type = published.policy.types[type_name]
             bought = sum(boot.launch.type_name == type_name for boot in boots)
@@ -390,12 +413,14 @@ class PlanChecks:
     def _check_orphans(self, now_s: float) -> None:
         """A node without a lease must get one, or be destroyed, within the grace."""
         records = {launch.id for launch in self.invariants.flux.leases.values()}
+        unlisted = {id_ for provider in self.invariants.providers for id_ in provider.unlisted()}
         unowned = {
             node.provider_id
             for node in self.invariants.our_nodes()
             if node.identity is not None
             and node.state is not CloudState.STOPPING
             and node.identity.launch not in records
+            and node.provider_id not in unlisted
             and not self._is_busy(node.identity.slot)
         }
         self._unowned_s = {

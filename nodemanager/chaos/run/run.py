@@ -15,7 +15,7 @@ from nodemanager.core.facts import OperatorFact
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.ports import JoinPort
 from nodemanager.core.slots import SlotName, TypeName
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.policy import Policy
 from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux

@@ -25,6 +25,8 @@ FAILING, SOUND = CloudName("failing"), CloudName("sound")
 JOB = "job"
 UPKEEP = "upkeep"  # an area of faults
 NEAR, NEAR_SHARE = "near", 0.5  # of the seeds with two clouds
+# Of the seeds, those whose provider lists new nodes minutes late, and by how much at most, in seconds.
+LATE, LATE_SHARE, LATE_S = "late", 0.15, (60.0, 240.0)
 
 T = TypeVar("T")
 
@@ -178,6 +180,11 @@ UPKEEP_KINDS: Mapping[str, FaultKind] = MappingProxyType({"upkeep.gives_back": F
 # What also happens to clouds with budgets of their own.
 TWIN_KIND = "operator.cuts_a_budget", FaultKind(60.0, (10.0, 60.0))
 
+# A user who writes jobspecs that cannot be read, or are odd. They wait until the faults stop.
+HOSTILE_KIND = "user.writes_odd_jobs", FaultKind(10.0, (FAULTS_S, FAULTS_S))
+HOSTILE_SHARE = 0.25  # of the seeds
+HOSTILE_USER = 66
+
 # Faults of runs in which nodes join by ticket.
 JOIN_KNOBS: Mapping[str, float] = MappingProxyType(
     {
@@ -216,6 +223,8 @@ class Script:
     upkeep: bool = False  # schedules, prepaid nodes, data to wait for, and jobs that give nodes back
     cloud_budgets: Mapping[str, str] = field(default_factory=dict)  # a day's, of clouds that have one
     near: bool = False  # some jobs say in which cloud their data is
+    list_lag_s: float = 0.0  # by so much at most new nodes are listed late, if that is minutes
+    covers_lag: bool = False  # the site's ``create_grace`` is longer than that
 
     def with_acts(self, numbers: Collection[int]) -> Script:
         """Return the script with only these acts."""
@@ -244,6 +253,22 @@ NOT_STACKED = (
     "flux.wish",
     "flux.resized",
     "flux.half_changed",
+)
+
+
+# Faults after which only lists tell whether a create was carried out. A site whose ``create_grace`` is shorter than
+# the lag of its provider's lists then buys such a node twice, as its documentation says.
+LEAVE_CREATES_OPEN = (
+    "cloud.lost_reply",
+    "cloud.refused_unclearly",
+    "cloud.outage",
+    "manager.killed",
+    "manager.killed_at_a_call",
+    "manager.another",
+    "manager.frozen",
+    "manager.away",
+    "journal.corrupt",
+    "journal.deleted",
 )
 
 
@@ -308,8 +333,13 @@ def draw_script(
     if stacked:
         site = replace(site, stacked=True)
         drawn = [act for act in drawn if act.kind not in NOT_STACKED]
+    elif (late := _stream(seed, LATE)).random() < LATE_SHARE:
+        site = replace(site, list_lag_s=late.uniform(*LATE_S), covers_lag=late.random() < 0.5)
+        left_out = () if site.covers_lag else LEAVE_CREATES_OPEN
+        drawn = [act for act in drawn if act.kind not in left_out]
     drawn.sort(key=lambda act: act.at_s)
     drawn += _draw_budget_cuts(site)  # behind all others, whose numbers mean something
+    drawn += _draw_faults(*HOSTILE_KIND, _stream(seed, HOSTILE_KIND[0]), HOSTILE_SHARE)
     return replace(site, acts=tuple(replace(act, number=number) for number, act in enumerate(drawn)))
 
 

@@ -24,22 +24,12 @@ from nodemanager.core.slots import (
 )
 from nodemanager.core.upkeep.rules import Disruption, Schedule
 from nodemanager.core.upkeep.windows import DAY_MINUTES, Window
-from nodemanager.planner.cost import spending
-from nodemanager.planner.state.policy import (
-    BLOCK_S,
-    GIB,
-    Calls,
-    CloudRules,
-    Fixed,
-    Limits,
-    Policy,
-    Rules,
-    Timing,
-    Upkeep,
-)
+from nodemanager.planner import spending
+from nodemanager.planner.policy import BLOCK_S, GIB, Calls, CloudRules, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.simulation.cloud.faults import CloudFaults
 
 CLUSTER = "sim"
+CREATE_GRACE_S = 15.0
 CLUSTER_UUID = "5eed0000-0000-4000-8000-000000000000"
 
 DISRUPTION_MAX = 2
@@ -286,9 +276,9 @@ def chaos_policy(script: Script) -> Policy:
         bursts=script.peers > 2,
         limits=Limits(nodes_max=script.nodes_max, price_per_hour_max=Decimal("8.00")),
         timing=Timing(
-            boot_timeout_s=60.0,
+            boot_timeout_s=60.0 + script.list_lag_s,  # no boot takes longer, so no lag of a list does
             rejoin_timeout_s=20.0,
-            create_grace_s=15.0,
+            create_grace_s=CREATE_GRACE_S + (script.list_lag_s if script.covers_lag else 0.0),
             orphan_grace_s=45.0,
             stale_after_s=60.0,
             relist_s=20.0,

@@ -12,6 +12,7 @@ import yaml
 
 from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_OK
 from nodemanager.core.notation import escape_unprintable
+from nodemanager.core.untrusted import UnreadableText, read_yaml
 from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
 from nodemanager.ensemble.file.kubernetes_service import Secrets
 from nodemanager.web.grpc.material import default_folder, service_material, token_of_member
@@ -37,13 +38,13 @@ def manifests(chosen: Namespace) -> int:
         )
 
     try:
-        objects = objects_of(yaml.safe_load(path.read_text(encoding="utf-8")), choices, uuid_of, secrets_of)
+        objects = objects_of(read_yaml(path.read_text(encoding="utf-8")), choices, uuid_of, secrets_of)
     except OSError as error:
         return _refuse(f"{path}: the file cannot be read: {error.strerror}")
     except UnicodeDecodeError:
         return _refuse(f"{path}: the file is not UTF-8")
-    except yaml.YAMLError as error:
-        return _refuse(f"{path}: the file is not YAML: {error}")
+    except UnreadableText as error:
+        return _refuse(f"{path}: {error}")
     except ResourceError as error:
         return _refuse(f"{path}: {error}")
     yaml.safe_dump_all(objects, sys.stdout, sort_keys=False, explicit_start=True, width=116)

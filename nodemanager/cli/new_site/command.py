@@ -10,7 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 from nodemanager.cli.new_site.account import DEFAULT_CLUSTER, Account
-from nodemanager.cli.new_site.accounts import ACCOUNTS
+from nodemanager.cli.new_site.azure import AzureAccount
+from nodemanager.cli.new_site.ec2 import Ec2Account
+from nodemanager.cli.new_site.gce import GceAccount
+from nodemanager.cli.new_site.openstack import OpenStackAccount
 from nodemanager.cli.new_site.questions import Questions
 from nodemanager.cli.new_site.site_text import STATE_DIR, SiteChoices, site_text
 from nodemanager.cli.new_site.static import choose_hosts, host_site_text, script_of
@@ -28,7 +31,7 @@ from nodemanager.config.site import ConfigError
 from nodemanager.config.text.ini import nearest_name
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import format_bytes
-from nodemanager.core.ports import CloudError
+from nodemanager.core.ports import CloudError, unforeseen_as_cloud_error
 
 DEFAULT_FILE = "site.ini"
 OWN_HOSTS = "static"
@@ -54,7 +57,8 @@ def write_new_site(
         return
     account = ACCOUNTS[chosen.provider](chosen, questions, environment)
     try:
-        survey = account.survey()
+        with unforeseen_as_cloud_error():
+            survey = account.survey()
     except CloudError as error:
         remedy = f". {account.keys_remedy}" if error.kind is FailureKind.CREDENTIALS else ""
         raise NewSiteError(f"{error.detail}{remedy}") from error
@@ -119,7 +123,8 @@ def _choose_image(survey: Survey, given: str | None, account: Account, questions
     if answer in by_name:
         return by_name[answer]
     try:
-        found = account.find_image(answer)
+        with unforeseen_as_cloud_error():
+            found = account.find_image(answer)
     except CloudError as error:
         raise NewSiteError(f"--image {answer}: {error.detail}") from error
     if found is None:
@@ -145,7 +150,7 @@ def _choose_sizes(
     survey: Survey, image: OfferedImage, given: Sequence[str] | None, questions: Questions
 ) -> list[OfferedSize]:
     fitting = [size for size in survey.sizes if size.runs(image)]
-    by_name = {size.name: size for size in survey.sizes}
+    by_name = {size.name: size for size in (*survey.unusual_sizes, *survey.sizes)}
     names: Sequence[str] = given or ()
     if not names:
         usual = [size.name for size in typical_sizes(fitting)]
@@ -211,3 +216,14 @@ def _next_steps(file: Path, effect_of_test: str, missing_image: str = "") -> Ite
     bootstrap = f"{STATE_DIR}/flux"
     yield f"  flux-node-manager init --config {site} --output {bootstrap}    # prints how to start rank 0"
     yield f"  flux-node-manager --config {site}    # runs the manager, which observes"
+
+
+# --- the accounts that ``init --provider`` can survey, by the provider's name -----------------------------
+
+
+ACCOUNTS: Mapping[str, type[Ec2Account | OpenStackAccount | GceAccount | AzureAccount]] = {
+    "ec2": Ec2Account,
+    "openstack": OpenStackAccount,
+    "gce": GceAccount,
+    "azure": AzureAccount,
+}

@@ -125,7 +125,8 @@ def _nodes(chosen: SiteChoices) -> Iterator[str]:
         if size.gpus:
             yield f"gpus = {size.gpus}"
         if size.note:
-            yield f"# {size.note}. If these are GPUs, write gpus = and their number."
+            devices = " If these are GPUs, write gpus = and their number." if chosen.provider == "openstack" else ""
+            yield f"# {size.note}.{devices}"
         yield f"memory = {format_bytes(size.memory_bytes)}"
         if chosen.provider == "openstack" and price is not None:
             yield f"# OpenStack has no prices. Set what a node is worth to you; this is {WORTH_PER_CORE} a core."

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from typing import Any
 
-from nodemanager.cli.online.clock import check_clock
+import requests
+
 from nodemanager.cli.prices import PriceComparison, PriceMatch
 from nodemanager.cloud.common.findings import Finding, Verdict
 from nodemanager.config.site import JoinMethod, Provider, Site
+from nodemanager.config.state_folder import STATE_DIR_EFFECT, why_not_writable
 from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import compress_hostlist, expand_hostlist
-from nodemanager.core.ports import CloudError, CloudPort, FluxError
+from nodemanager.core.ports import CloudError, CloudPort, FluxError, unforeseen_as_cloud_error
 from nodemanager.flux import bindings, fluxion
 from nodemanager.flux.parse.versions import why_too_old
 
@@ -83,10 +87,21 @@ def check_flux(site: Site) -> Iterator[Finding]:
         yield from (check_address("join service", it, JOIN_REMEDY) for it in site.join.addresses)
 
 
+def check_state_dir(site: Site) -> Iterator[Finding]:
+    """Write to ``state_dir``, as the service does. Run this as the service's user."""
+    why = why_not_writable(site.state_dir)
+    if not why:
+        yield Finding("state_dir", Verdict.OK, f"{site.state_dir} can be written")
+        return
+    remedy = "Give it to the service's user, make room, or mount it writable"
+    yield Finding("state_dir", Verdict.FAULT, f"{why}. {STATE_DIR_EFFECT}", remedy)
+
+
 def check_account(make_port: Callable[[], CloudPort]) -> Finding:
     """List the cluster's instances, which proves the credentials, the region and the permission to list."""
     try:
-        nodes = make_port().list_nodes()
+        with unforeseen_as_cloud_error():
+            nodes = make_port().list_nodes()
     except CloudError as error:
         return Finding("account", Verdict.FAULT, error.detail, CLOUD_REMEDIES.get(error.kind, CLOUD_REMEDY))
     count = f"{len(nodes)} instances" if len(nodes) != 1 else "1 instance"
@@ -192,3 +207,59 @@ def check_address(subject: str, address: str, remedy: str, if_closed: Verdict = 
             return Finding(subject, Verdict.OK, f"{address} takes connections from this machine")
     except OSError as error:
         return Finding(subject, if_closed, f"{address}: {error.strerror or error}", remedy)
+
+
+# --- compares this machine's clock with the provider's, whose replies carry the time ----------------------
+
+
+WITHIN_S = 10.0
+# EC2 refuses a call that was signed more than five minutes before or after its own time. A proxy may delay a reply.
+WARN_FROM_S = 30.0
+FAULT_FROM_S = 240.0
+REMEDY = "Let an NTP client set this machine's clock (timedatectl set-ntp true)"
+
+
+def check_clock(site: Site) -> Iterator[Finding]:
+    """Ask the provider for its time, without keys. Nothing is yielded for a provider that is this machine."""
+    url = _url_of(site)
+    if not url:
+        return
+    try:
+        before_at = time.time()
+        with requests.head(url, timeout=WITHIN_S, allow_redirects=False) as reply:
+            sent = reply.headers.get("Date", "")
+        after_at = time.time()
+        their_at = parsedate_to_datetime(sent).timestamp()
+    except (requests.RequestException, ValueError, TypeError) as error:
+        # The check of the account tells more.
+        yield Finding("clock", Verdict.WARNING, f"{url} did not tell its time: {error}")
+        return
+    yield compare_clocks(before_at, their_at, after_at)
+
+
+def compare_clocks(before_at: float, their_at: float, after_at: float) -> Finding:
+    """``their_at``: whole seconds, as HTTP sends them, at some time between the other two."""
+    off_s = max(0.0, their_at - after_at, before_at - (their_at + 1.0))
+    if off_s < WARN_FROM_S:
+        return Finding("clock", Verdict.OK, "it agrees with the provider's")
+    verdict = Verdict.FAULT if off_s >= FAULT_FROM_S else Verdict.WARNING
+    direction = "behind" if their_at > after_at else "ahead of"
+    return Finding("clock", verdict, f"it is {off_s:.0f} s {direction} the provider's", REMEDY)
+
+
+def _url_of(site: Site) -> str:
+    match site.cloud.provider:
+        case Provider.EC2:
+            from nodemanager.cloud.ec2.driver import endpoint_of  # noqa: PLC0415
+
+            endpoint = endpoint_of(site.cloud.region, site.cloud.endpoint)
+            scheme = "https" if endpoint.secure else "http"
+            return f"{scheme}://{endpoint.host}:{endpoint.port}/"
+        case Provider.OPENSTACK:
+            return site.cloud.auth_url
+        case Provider.GCE:
+            return "https://compute.googleapis.com/"
+        case Provider.AZURE:
+            return "https://management.azure.com/"
+        case _:
+            return ""

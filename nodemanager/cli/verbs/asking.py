@@ -25,7 +25,7 @@ from nodemanager.cli.verbs.service_call import (
 )
 from nodemanager.config.site import Site
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.policy import Policy
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
@@ -13,12 +15,17 @@ from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.site_warnings import print_warnings
 from nodemanager.config.site import Site
 from nodemanager.core.notation import escape_unprintable
+from nodemanager.core.reason_text import format_money
+from nodemanager.core.slots import OnlyFor
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.findings import Finding
     from nodemanager.core.nodes import Launch
     from nodemanager.core.ports import CloudPort
     from nodemanager.core.slots import NodeType
+
+COSTS_SINCE_DAYS = 30
+DAY_S = 86_400.0
 
 
 def _check(parser: Parser) -> None:
@@ -58,6 +65,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
             f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
             f" {site.limits.nodes_max} nodes can never run"
         )
+    print(*(f"{site.path}: note: {note}\n" for note in (*_gpu_notes(site), *_gpu_costs(site))), sep="", end="")
     undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
     if faults := (*_ensemble_faults(site), *_grpc_faults(site), *_token_faults(site), *undelegated):
         print(*faults, sep="\n", file=sys.stderr)
@@ -69,7 +77,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
 
 def _check_online(site: Site) -> int:
     from nodemanager.cli.cloud_test import make_test_site, user_data
-    from nodemanager.cli.online.checks import check_cloud, check_flux
+    from nodemanager.cli.online.checks import check_cloud, check_flux, check_state_dir
     from nodemanager.cli.prices import bundled_prices, compare_site_prices
     from nodemanager.cloud.common.findings import Verdict
     from nodemanager.cloud.preflight import check_creates
@@ -95,13 +103,53 @@ def _check_online(site: Site) -> int:
 
     parts = site.by_cloud.values()
     is_good = True
-    for part, findings in (*((part, of_cloud(part)) for part in parts), (None, check_flux(site))):
+    for part, findings in (
+        *((part, of_cloud(part)) for part in parts),
+        (None, check_state_dir(site)),
+        (None, check_flux(site)),
+    ):
         for finding in findings:
             where = f"cloud {part.cloud_name}: " if part is not None and len(parts) > 1 else ""
             text = part.cloud_section.in_own_words(str(finding)) if part is not None else str(finding)
             print(where + escape_unprintable(text), flush=True)
             is_good = is_good and finding.verdict is not Verdict.FAULT
     return EXIT_OK if is_good else EXIT_FAILED
+
+
+def _gpu_notes(site: Site) -> Iterator[str]:
+    """What follows from ``only_for`` for jobs without GPUs, where a site sets it."""
+
+    def per_core(node_type: NodeType) -> Decimal:
+        return node_type.price_per_hour / node_type.cores
+
+    others = [it for it in site.node_types if not it.is_reserved and not it.gpus]
+    cheapest = min(others, key=per_core, default=None)
+    for it in site.node_types:
+        if it.only_for is OnlyFor.GPU:
+            yield f"[Node {it.name}] only_for = gpu: a job without GPUs that fits on no other type never runs"
+        elif it.gpus and not it.is_reserved and cheapest is not None and per_core(it) > per_core(cheapest):
+            yield (
+                f"[Node {it.name}] only_for = any: jobs without GPUs may pay {format_money(per_core(it))} a"
+                f" core-hour there; {cheapest.name} costs {format_money(per_core(cheapest))}"
+            )
+
+
+def _gpu_costs(site: Site) -> Iterator[str]:
+    """What nodes with GPUs cost lately while nobody used their GPUs, from the history of the site."""
+    from nodemanager.cli import tables
+    from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
+    from nodemanager.history.store.schema import HISTORY_FILE
+
+    path = site.state_dir / HISTORY_FILE
+    if not any(it.gpus for it in site.node_types) or not path.exists():
+        return
+    try:
+        rows = HistoryReader(path).misused(time.time() - COSTS_SINCE_DAYS * DAY_S)
+    except HistoryUnreadable as error:
+        yield f"what nodes with GPUs cost is not known: {error}"
+        return
+    if rows:
+        yield f"in the last {COSTS_SINCE_DAYS} days {tables.misused(rows)}"
 
 
 def _ensemble_faults(site: Site) -> list[str]:

@@ -68,7 +68,7 @@ def init(site: Site, chosen: argparse.Namespace) -> int:
         return _init_existing(site, Path(chosen.existing))
     if chosen.output is None:
         chosen.usage_error("give --output DIR, the folder for the bootstrap, or --existing DIR")
-    print_warnings(site)
+    print_warnings(site, by_init=True)
     output = Path(os.path.abspath(chosen.output))  # noqa: PTH100 - removes "..", but does not resolve links
     joins_by_service = site.flux.join is JoinMethod.SERVICE
     try:

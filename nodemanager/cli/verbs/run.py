@@ -11,6 +11,7 @@ from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cli.verbs.site_warnings import print_warnings
 from nodemanager.config.site import Site
+from nodemanager.join.open_files import FILES_MAX, raise_file_limit
 
 if TYPE_CHECKING:
     from nodemanager.service.floors import Floors
@@ -28,6 +29,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.service.outputs import Outputs
 
     del chosen
+    raise_file_limit(FILES_MAX)
     logs.configure()
     print_warnings(site)
     try:

@@ -5,12 +5,23 @@ from __future__ import annotations
 import sys
 
 from nodemanager.config.site import Site, site_warnings
+from nodemanager.config.state_folder import STATE_DIR_EFFECT, why_not_writable
 
 
-def print_warnings(site: Site) -> None:
-    """Print the warnings about a site that can be found without asking its account."""
+def print_warnings(site: Site, *, by_init: bool = False) -> None:
+    """Print the warnings about a site that can be found without asking its account.
+
+    ``by_init``: without those about what ``init`` writes.
+    """
     from nodemanager.cloud.providers import provider_warnings
-    from nodemanager.flux.setup.bootstrap import guest_warnings
+    from nodemanager.flux.setup.bootstrap import bootstrap_warnings, guest_warnings
 
-    for warning in (*site_warnings(site), *provider_warnings(site), *guest_warnings(site)):
+    written = () if by_init else (*bootstrap_warnings(site), *_state_dir_warnings(site))
+    for warning in (*site_warnings(site), *provider_warnings(site), *guest_warnings(site), *written):
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
+
+
+def _state_dir_warnings(site: Site) -> tuple[str, ...]:
+    if not (why := why_not_writable(site.state_dir)):
+        return ()
+    return (f"[Site] state_dir: {why}. {STATE_DIR_EFFECT}",)

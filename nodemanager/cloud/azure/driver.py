@@ -7,7 +7,6 @@ destroy sleeps. The API: https://learn.microsoft.com/rest/api/compute/virtual-ma
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -26,6 +25,7 @@ from nodemanager.cloud.common.transport import (
     objects_in,
     raise_http_error,
 )
+from nodemanager.core.untrusted import read_json
 
 COMPUTE_API = "2021-11-01"
 NETWORK_API = "2021-05-01"
@@ -219,7 +219,7 @@ class AzureDriver(AzureNodeDriver):
 def _error_text(response: Any) -> str:
     """Return Azure's error as ``Code: message``, or the status line."""
     try:
-        body = json.loads(response.body)
+        body = read_json(response.body)
     except ValueError:
         body = None
     error = body.get("error") if isinstance(body, dict) else None

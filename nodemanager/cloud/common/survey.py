@@ -64,6 +64,7 @@ class Survey:
     networks: tuple[OfferedNetwork, ...]
     sizes: tuple[OfferedSize, ...]
     security_groups: tuple[str, ...] = ()  # if they belong to the project, and not to a network
+    unusual_sizes: tuple[OfferedSize, ...] = ()  # never proposed, but used if somebody names one; ``note`` says why
 
 
 def typical_sizes(sizes: Sequence[OfferedSize]) -> tuple[OfferedSize, ...]:

@@ -8,7 +8,6 @@ credentials.
 from __future__ import annotations
 
 import http.client
-import json
 import threading
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from pydantic import SecretStr
 
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.untrusted import read_json
 
 METADATA_SERVICE = "http://169.254.169.254"  # link-local; the same on every instance
 _METADATA_TIMEOUT_S = 2.0
@@ -122,7 +122,7 @@ class InstanceRoleKeys:
                 "PUT", "/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds", str(_METADATA_TOKEN_TTL_S)
             )
             role = self._request("GET", _ROLE_PATH, "X-aws-ec2-metadata-token", token).split("\n")[0].strip()
-            document = json.loads(self._request("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
+            document = read_json(self._request("GET", _ROLE_PATH + role, "X-aws-ec2-metadata-token", token))
             keys = Keys(*(str(document[name]) for name in ("AccessKeyId", "SecretAccessKey", "Token")))
             return keys, datetime.fromisoformat(document["Expiration"]).timestamp()
         except (OSError, http.client.HTTPException) as error:

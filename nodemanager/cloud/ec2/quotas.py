@@ -23,6 +23,7 @@ from nodemanager.cloud.ec2.driver import Ec2Endpoint
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import Market
+from nodemanager.core.untrusted import read_json
 
 _TARGET = "ServiceQuotasV20190624.ListServiceQuotas"
 _JSON = "application/x-amz-json-1.1"
@@ -62,7 +63,7 @@ _OWN_GROUPS = frozenset({"dl", "hpc", "inf", "mac", "trn", "vt"})
 class _Response(JsonResponse):
     def parse_error(self) -> str:
         try:
-            body = json.loads(self.body or "")
+            body = read_json(self.body or "")
         except ValueError:
             body = {}
         code = str(body.get("__type") or f"HTTP {self.status}").rpartition("#")[2]

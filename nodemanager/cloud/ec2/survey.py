@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from xml.etree.ElementTree import Element
 
@@ -34,6 +35,7 @@ def survey_region(driver: Ec2Driver, region: str, prices: PriceTable, clock: Clo
     with reading(clock):
         regions = driver.read(SurveyAction.DESCRIBE_REGIONS, {})
         zones = driver.read(SurveyAction.DESCRIBE_AVAILABILITY_ZONES, available)
+        sizes, unusual = _sizes(driver, region, prices)
         return Survey(
             region,
             tuple(sorted(text_in(item, "regionName") for item in set_in(regions, "regionInfo"))),
@@ -41,7 +43,8 @@ def survey_region(driver: Ec2Driver, region: str, prices: PriceTable, clock: Clo
             # The account's own. Anybody can publish an image, so those of others are not offered.
             tuple(sorted(_images(driver, {"Owner.1": "self"}), key=lambda image: image.created, reverse=True)),
             tuple(_networks(driver)),
-            tuple(_sizes(driver, region, prices)),
+            sizes,
+            unusual_sizes=unusual,
         )
 
 
@@ -90,14 +93,27 @@ def _is_default(subnet: Element) -> bool:
     return text_in(subnet, "defaultForAz") == "true"
 
 
-def _sizes(driver: Ec2Driver, region: str, prices: PriceTable) -> Iterator[OfferedSize]:
-    """The virtual machines of the current generation that compute at full speed for as long as a job runs."""
-    for page in driver.pages(SurveyAction.DESCRIBE_INSTANCE_TYPES, {"MaxResults": _TYPES_PER_PAGE}):
-        for item in set_in(page, "instanceTypeSet"):
-            # Bare metal takes long to boot.
-            unfit = text_in(item, "bareMetal"), text_in(item, "burstablePerformanceSupported")
-            if text_in(item, "currentGeneration") != "false" and "true" not in unfit:
-                yield _size(item, region, prices)
+def _sizes(
+    driver: Ec2Driver, region: str, prices: PriceTable
+) -> tuple[tuple[OfferedSize, ...], tuple[OfferedSize, ...]]:
+    """The sizes to choose from, and those to be used only if somebody names them.
+
+    The first are the virtual machines of the current generation that compute at full speed while a job runs.
+    """
+    sizes = [
+        replace(_size(item, region, prices), note=_why_unusual(item))
+        for page in driver.pages(SurveyAction.DESCRIBE_INSTANCE_TYPES, {"MaxResults": _TYPES_PER_PAGE})
+        for item in set_in(page, "instanceTypeSet")
+    ]
+    return tuple(it for it in sizes if not it.note), tuple(it for it in sizes if it.note)
+
+
+def _why_unusual(item: Element) -> str:
+    if text_in(item, "bareMetal") == "true":
+        return "bare metal, which takes long to boot"
+    if text_in(item, "burstablePerformanceSupported") == "true":
+        return "burstable: slow once its CPU credits are used up"
+    return "of a previous generation" if text_in(item, "currentGeneration") == "false" else ""
 
 
 def _size(item: Element, region: str, prices: PriceTable) -> OfferedSize:

@@ -7,7 +7,6 @@ instance, the metadata service supplies a token. A token is kept only in memory 
 from __future__ import annotations
 
 import http.client
-import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from libcloud.common.types import LibcloudError
 
 from nodemanager.cloud.common.transport import NoRetry, malformed_reply, raise_http_error
 from nodemanager.core.ports import Clock
+from nodemanager.core.untrusted import read_json
 
 METADATA_SERVICE = "http://metadata.google.internal"  # link-local; the same on every instance
 SCOPE = "https://www.googleapis.com/auth/compute"
@@ -115,7 +115,7 @@ def instance_token_fetcher(service: str = METADATA_SERVICE) -> Callable[[], Toke
             what = f"no key is configured, and {service} returns no token: {error}"
             raise GoogleAuthError(what) from error  # type: ignore[no-untyped-call]
         try:
-            return _parse_grant(json.loads(content))
+            return _parse_grant(read_json(content))
         except ValueError as error:
             raise _unusable_reply() from error
 
@@ -128,7 +128,7 @@ class _Reply(JsonResponse):
 
     def parse_error(self) -> str:
         try:
-            body = json.loads(self.body or "")
+            body = read_json(self.body or "")
         except ValueError:
             body = None
         texts = (body.get("error"), body.get("error_description")) if isinstance(body, dict) else ()

@@ -6,7 +6,6 @@ project, and wait for minutes. The API: https://cloud.google.com/compute/docs/re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from libcloud.compute.drivers.gce import GCEConnection, GCENodeDriver, GCERespon
 
 from nodemanager.cloud.common.transport import PAGES_MAX, NoRetry, malformed_reply, object_in, objects_in
 from nodemanager.cloud.gce.credentials import TokenSource
+from nodemanager.core.untrusted import read_json
 
 _UNAUTHORIZED = 401
 _PAGE_ITEMS = 500
@@ -39,7 +39,7 @@ class _Response(GCEResponse):
 
     def parse_body(self) -> Any:
         try:
-            body = json.loads(self.body or "")
+            body = read_json(self.body or "")
         except ValueError:
             body = None
         if isinstance(body, dict) and "error" in body:

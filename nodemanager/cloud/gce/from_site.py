@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Mapping
 
 from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
-from nodemanager.cloud.gce.batch_port import GceBatchCloud
 from nodemanager.cloud.gce.credentials import (
     METADATA_SERVICE,
     CachedTokens,
@@ -17,6 +16,7 @@ from nodemanager.cloud.gce.credentials import (
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.identity_keys import KeyCourier, KeyFile
 from nodemanager.cloud.gce.instances import GcePlacement
+from nodemanager.cloud.gce.port import GceBatchCloud
 from nodemanager.config.site import Site
 from nodemanager.core.ports import Clock, CloudPort
 from nodemanager.core.slots import TypeName

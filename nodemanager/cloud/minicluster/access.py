@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
+from nodemanager.core.untrusted import read_json, read_yaml
 
 IN_CLUSTER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 EXEC_TIMEOUT_S = 30.0
@@ -69,8 +69,8 @@ def in_cluster(environment: Mapping[str, str] = os.environ, folder: Path = IN_CL
 def from_kubeconfig(path: Path, now_at: Callable[[], float]) -> Access:
     """The access of a kubeconfig's current context. Raises :class:`AccessError`."""
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        config = read_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise AccessError(f"{path}: the kubeconfig cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise AccessError(f"{path}: this is no kubeconfig")
@@ -171,7 +171,7 @@ class _ExecPlugin:
             ran = subprocess.run(  # noqa: S603 - the kubeconfig names the program
                 self._command, env=environment, capture_output=True, text=True, timeout=EXEC_TIMEOUT_S, check=True
             )
-            status = json.loads(ran.stdout)["status"]
+            status = read_json(ran.stdout)["status"]
         except subprocess.CalledProcessError as error:
             raise AccessError(f"{self._path}: {self._command[0]} failed: {error.stderr.strip()}") from error
         except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import requests
@@ -16,22 +16,33 @@ from nodemanager.cloud.common.retry_after import parse_retry_after
 from nodemanager.cloud.minicluster.access import Access, AccessError
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.untrusted import SIZE_MAX, UnreadableText, read_json, read_object
 
 MERGE_PATCH = "application/merge-patch+json"
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 WATCH_S = 300.0  # after which the server ends a watch
 PAGE_MAX = 500  # objects
+PAGES_MAX = 1_000  # of one list; a server that always names a next page would never end it
+LIST_TRIES = 3  # of a list whose ``continue`` token expires on the way
 _DETAIL_MAX_CHARS = 500
+_PART_BYTES = 1 << 16
+_LINE_PART_BYTES = 512  # of a watch: a larger part would keep an event waiting
 _CONNECT_S = 10.0
 _WATCH_SILENT_S = 90.0  # longer than between two bookmarks, which come about once a minute
 
 
+Objects = list[dict[str, Any]]
+
+
 class Conflict(Exception):
-    """The object has changed since it was read (409)."""
+    """The object has changed since it was read: a PATCH was answered with 409."""
 
 
-class WatchExpired(Exception):
-    """The server no longer has the changes since this resource version (410): list again."""
+class WatchExpired(CloudError):
+    """The server no longer has the objects at this resource version (410): list again."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(FailureKind.TRANSIENT, detail)
 
 
 class Client:
@@ -52,11 +63,20 @@ class Client:
         """Read an object. Raises :class:`CloudError`."""
         return self._read(self._call("GET", path), path)
 
-    def list(self, path: str, **query: str) -> list[dict[str, Any]]:
-        """List all objects, page by page. Raises :class:`CloudError`."""
-        items: list[dict[str, Any]] = []
+    def list(self, path: str, **query: str) -> Objects:
+        """List all objects, page by page. Raises :class:`CloudError`.
+
+        If the server forgets the list's resource version between two pages, the list begins again.
+        """
+        for _ in range(LIST_TRIES - 1):
+            with suppress(WatchExpired):
+                return self._list_once(path, query)
+        return self._list_once(path, query)
+
+    def _list_once(self, path: str, query: Mapping[str, str]) -> Objects:
+        items: Objects = []
         more: dict[str, str] = {}
-        while True:
+        for _ in range(PAGES_MAX):
             found = self._read(self._call("GET", path, {**query, "limit": str(PAGE_MAX), **more}), path)
             page = found.get("items")
             if not isinstance(page, list):
@@ -66,6 +86,7 @@ class Client:
             if not next_page:
                 return items
             more = {"continue": str(next_page)}
+        raise CloudError(FailureKind.TRANSIENT, f"{path}: the list does not end after {PAGES_MAX} pages")
 
     def patch(self, path: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Change an object by a merge patch. Raises :class:`CloudError`, and :class:`Conflict`.
@@ -82,7 +103,8 @@ class Client:
     def watch(self, path: str, version: str, **query: str) -> Iterator[tuple[str, str]]:
         """Follow a list from a resource version: yield the type and the version of each event.
 
-        It ends when the server ends it. Raises :class:`CloudError`, and :class:`WatchExpired`.
+        It ends when the server ends it. Raises :class:`CloudError`, as :class:`WatchExpired` if the version is too
+        old.
         """
         asked = {
             **query,
@@ -91,11 +113,10 @@ class Client:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": f"{WATCH_S:.0f}",
         }
-        response = self._call("GET", path, asked, accept=METADATA_ONLY, stream=True)
+        response = self._call("GET", path, asked, accept=METADATA_ONLY, silent_s=_WATCH_SILENT_S)
         with response, self._as_cloud_errors(changing=False):
-            for line in response.iter_lines():
-                if line:
-                    yield _read_event(line)
+            for line in _lines(response):
+                yield _read_event(line)
 
     def close(self) -> None:
         """Close the connection."""
@@ -109,13 +130,14 @@ class Client:
         *,
         change: Mapping[str, Any] | None = None,
         accept: str = "application/json",
-        stream: bool = False,
+        silent_s: float | None = None,
     ) -> requests.Response:
-        response = self._send(method, path, query, change, accept, stream)
+        """Return a response whose body is not read yet."""
+        response = self._send(method, path, query, change, accept, silent_s)
         if response.status_code == requests.codes.unauthorized:
             response.close()
             self._access.forget()
-            response = self._send(method, path, query, change, accept, stream)
+            response = self._send(method, path, query, change, accept, silent_s)
         if response.ok and not response.is_redirect:
             return response
         with response:
@@ -129,7 +151,7 @@ class Client:
         query: Mapping[str, str] | None,
         change: Mapping[str, Any] | None,
         accept: str,
-        stream: bool,
+        silent_s: float | None,
     ) -> requests.Response:
         headers = {"Accept": accept, "User-Agent": "flux-node-manager"}
         if change is not None:
@@ -147,9 +169,9 @@ class Client:
                 params=query,
                 data=json.dumps(change) if change is not None else None,
                 headers=headers,
-                timeout=(_CONNECT_S, _WATCH_SILENT_S if stream else self._timeout_s),
+                timeout=(_CONNECT_S, silent_s or self._timeout_s),
                 allow_redirects=False,
-                stream=stream,
+                stream=True,
             )
 
     def _raise(self, response: requests.Response, method: str, path: str) -> None:
@@ -159,7 +181,7 @@ class Client:
         wait_s = parse_retry_after(response.headers.get("Retry-After", ""), self._clock.wall_at())
         unsure = FailureKind.AMBIGUOUS if method == "PATCH" else FailureKind.TRANSIENT
         match status:
-            case requests.codes.conflict:
+            case requests.codes.conflict if method == "PATCH":
                 raise Conflict(detail)
             case requests.codes.gone:
                 raise WatchExpired(detail)
@@ -167,6 +189,8 @@ class Client:
                 raise CloudError(FailureKind.CREDENTIALS, f"{detail}: the API server accepts no such token")
             case requests.codes.forbidden:
                 raise CloudError(FailureKind.CREDENTIALS, f"{detail}: add it to the manager's role")
+            case requests.codes.conflict | requests.codes.request_timeout:
+                raise CloudError(unsure, detail, wait_s)
             case requests.codes.too_many_requests:
                 raise CloudError(FailureKind.THROTTLED, detail, wait_s or 1.0)
             case requests.codes.service_unavailable if wait_s:
@@ -177,14 +201,13 @@ class Client:
                 raise CloudError(unsure, detail, wait_s)
 
     def _read(self, response: requests.Response, path: str) -> dict[str, Any]:
-        with self._as_cloud_errors(changing=response.request.method == "PATCH"):
+        changing = response.request.method == "PATCH"
+        with response, self._as_cloud_errors(changing=changing):
             try:
-                found = response.json()
-            except ValueError as error:
-                raise CloudError(FailureKind.TRANSIENT, f"{path}: the answer is not JSON") from error
-        if not isinstance(found, dict):
-            raise CloudError(FailureKind.TRANSIENT, f"{path}: the answer is no object")
-        return found
+                return dict(read_object(_body(response)))
+            except UnreadableText as error:
+                kind = FailureKind.AMBIGUOUS if changing else FailureKind.TRANSIENT
+                raise CloudError(kind, f"{path}: the answer cannot be read: {error}"[:_DETAIL_MAX_CHARS]) from error
 
     @contextmanager
     def _as_cloud_errors(self, *, changing: bool) -> Iterator[None]:
@@ -200,9 +223,39 @@ class Client:
             raise CloudError(kind, f"{type(error).__name__}: {error}"[:_DETAIL_MAX_CHARS]) from error
 
 
+def _body(response: requests.Response) -> bytes:
+    """Read a body of up to ``SIZE_MAX`` bytes, and no more of a longer one. Raises ``UnreadableText``."""
+    parts: list[bytes] = []
+    size = 0
+    for part in response.iter_content(_PART_BYTES):
+        size += len(part)
+        if size > SIZE_MAX:
+            raise UnreadableText(f"it has more than {SIZE_MAX} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _lines(response: requests.Response) -> Iterator[bytes]:
+    """Read the lines that are not empty, as they arrive. Raises :class:`CloudError` if one is too long."""
+    parts: list[bytes] = []
+    size = 0
+    for part in response.iter_content(_LINE_PART_BYTES):
+        *ends, rest = part.split(b"\n")
+        for end in ends:
+            if line := b"".join([*parts, end]):
+                yield line
+            parts, size = [], 0
+        parts.append(rest)
+        size += len(rest)
+        if size > SIZE_MAX:
+            raise CloudError(FailureKind.TRANSIENT, f"an event of the watch has more than {SIZE_MAX} bytes")
+    if line := b"".join(parts):
+        yield line
+
+
 def _read_event(line: bytes) -> tuple[str, str]:
     try:
-        event = json.loads(line)
+        event = read_json(line)
         kind, found = str(event["type"]), event["object"]
         if kind == "ERROR":
             if found.get("code") == requests.codes.gone:
@@ -216,7 +269,7 @@ def _read_event(line: bytes) -> tuple[str, str]:
 def _message(response: requests.Response) -> str:
     """The API server's own words, from its Status object."""
     try:
-        found = response.json()
-    except ValueError:
+        found = read_json(_body(response))
+    except (ValueError, requests.exceptions.RequestException):
         return f"HTTP {response.status_code}"
     return str(found.get("message") or f"HTTP {response.status_code}") if isinstance(found, dict) else "no Status"

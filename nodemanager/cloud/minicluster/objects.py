@@ -8,7 +8,7 @@ written by the same PATCH as the size.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -227,21 +227,26 @@ def _moment(text: object) -> float | None:
 # --- the nodes --------------------------------------------------------------------------------------------
 
 
-def cloud_nodes(found: MiniCluster, pods: Mapping[int, Pod], scope: Scope) -> tuple[CloudNode, ...]:
+def cloud_nodes(
+    found: MiniCluster, pods: Mapping[int, Pod], scope: Scope, long_gone: Container[int] = ()
+) -> tuple[CloudNode, ...]:
     """The nodes from index 1, in order.
 
     An index below ``spec.size`` is a node, with or without a pod: the operator will make one. An index above is one
     until its pod is gone and the operator shows the smaller size; then it is terminated while its annotation lasts.
+    ``long_gone``: indexes above whose pod is gone for so long that the operator must have lost its status update.
     """
     top = max([found.size - 1, *pods, *found.launched])
-    nodes = (_cloud_node(index, found, pods.get(index), scope) for index in range(1, top + 1))
+    nodes = (_cloud_node(it, found, pods.get(it), scope, long_gone=it in long_gone) for it in range(1, top + 1))
     return tuple(node for node in nodes if node is not None)
 
 
-def _cloud_node(index: int, found: MiniCluster, pod: Pod | None, scope: Scope) -> CloudNode | None:
+def _cloud_node(
+    index: int, found: MiniCluster, pod: Pod | None, scope: Scope, *, long_gone: bool
+) -> CloudNode | None:
     identity = identity_of(index, found, scope)
     launched = found.launched.get(index)
-    state = _state(index, found, pod)
+    state = _state(index, found, pod, long_gone=long_gone)
     if state is CloudState.TERMINATED and launched is None:
         return None
     created_at = launched.created_at if launched is not None else pod.created_at if pod is not None else None
@@ -276,11 +281,11 @@ def _why_fixed(index: int, found: MiniCluster, scope: Scope) -> str:
     return ""
 
 
-def _state(index: int, found: MiniCluster, pod: Pod | None) -> CloudState:
+def _state(index: int, found: MiniCluster, pod: Pod | None, *, long_gone: bool) -> CloudState:
     if index < found.size:
         runs = pod is not None and not pod.leaving and pod.phase == "Running"
         return CloudState.RUNNING if runs else CloudState.PENDING
-    carried_out = found.size_shown is None or found.size_shown <= index
+    carried_out = found.size_shown is None or found.size_shown <= index or long_gone
     return CloudState.TERMINATED if carried_out and pod is None else CloudState.STOPPING
 
 

@@ -8,7 +8,7 @@ pods, which ``list_nodes`` reads, show what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Protocol
 from urllib.parse import quote
@@ -34,6 +34,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import NodeType
 
+LONG_GONE_S = 60.0  # how long a pod must be gone before an operator counts that still shows the larger size
 TRIES = 5  # of a PATCH that others' changes refuse
 
 
@@ -86,6 +87,7 @@ class MiniClusterCloud:
         self._scope = scope
         self._clock = clock
         self._call_timeout_s = call_timeout_s
+        self._gone_s: dict[int, float] = {}  # by index above the size: since when lists show no pod of it
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         """Add the next index. Raises :class:`CloudError`, also if the slot is not the next one."""
@@ -107,9 +109,20 @@ class MiniClusterCloud:
         pods = self._client.list(self._paths.pods, labelSelector=f"job-name={self._name}")
         found = self._read()
         try:
-            return cloud_nodes(found, read_pods(pods), self._scope)
+            by_index = read_pods(pods)
+            return cloud_nodes(found, by_index, self._scope, self._long_gone(found, by_index))
         except UnreadableObject as error:
             raise CloudError(FailureKind.TRANSIENT, f"a pod of MiniCluster {self._name}: {error}") from error
+
+    def _long_gone(self, found: MiniCluster, pods: Container[int]) -> frozenset[int]:
+        """Return the indexes above the size that have had no pod for long.
+
+        The operator ignores errors of its status updates, so it may show the larger size for ever.
+        """
+        now_s = self._clock.monotonic_s()
+        gone = [index for index in found.launched if index >= found.size and index not in pods]
+        self._gone_s = {index: self._gone_s.get(index, now_s) for index in gone}
+        return frozenset(index for index, since_s in self._gone_s.items() if now_s - since_s >= LONG_GONE_S)
 
     def sweep(self) -> tuple[Leftover, ...]:
         """Delete nothing: pods leave nothing behind."""

@@ -85,6 +85,7 @@ class _Connection:
 
     retryCls: Any = NoRetry
     responseCls: Any = _Response
+    _osa: Any
 
     def request(self, *arguments: Any, **named: Any) -> Any:
         try:
@@ -92,6 +93,10 @@ class _Connection:
         except BaseHTTPError as error:
             if error.code != _UNAUTHORIZED:
                 raise
+        except Exception:
+            # The token's catalog may be what was wrong, and libcloud would keep it until the token expires.
+            self._osa = None
+            raise
         # The token expired early, libcloud has dropped it, and the request had no effect. Repeat it once.
         try:
             return super().request(*arguments, **named)  # type: ignore[misc]

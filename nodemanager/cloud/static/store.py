@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from nodemanager.cloud.common.files import held_lock, replace_file
 from nodemanager.core.nodes import FailureKind, Identity
@@ -42,12 +42,12 @@ class HostUse:
     host: str
     identity: Identity
     size: str
-    created_at: float
+    created_at: FiniteFloat
     phase: Phase = Phase.WAKING
-    waking_until_at: float = 0.0  # until then a wake command may still wake it, also after a crash
+    waking_until_at: FiniteFloat = 0.0  # until then a wake command may still wake it, also after a crash
     asleep_looks: int = 0  # how many probes in a row found it asleep
-    asleep_since_at: float = 0.0  # when the first of them did
-    ended_at: float = 0.0
+    asleep_since_at: FiniteFloat = 0.0  # when the first of them did
+    ended_at: FiniteFloat = 0.0
     why_ended: str = ""
 
     def serves(self, identity: Identity) -> bool:

@@ -24,6 +24,10 @@ _OF_CREDENTIALS = "Credentials"  # the end of a section's name: no value there i
 _SECRET_WORDS = ("secret", "password", "passwd", "passphrase", "token", "key")
 _NOT_SECRET = frozenset({"key_name", "ssh_public_key", "token_file", "tokens_file"})
 
+_WEB_ADDRESS = re.compile(
+    r"(?P<scheme>https?://)(?P<user>[^/\s@?#]*@)?(?P<host>[^/\s?#\"']*)(?P<rest>[/?#][^\s\"']+)?", re.IGNORECASE
+)
+
 # Text with NUL is refused, so no section of a file can have these names.
 _BEFORE_SECTIONS = "\0before"
 _DEFAULTS = "\0defaults"
@@ -44,7 +48,8 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else str(self.file)
         value = "" if self.value is None else f" = {_shown(self.value)}"
-        subject = " ".join(part for part in (f"[{self.section}]" if self.section else "", self.key + value) if part)
+        key = _without_url_secrets(self.key)
+        subject = " ".join(part for part in (f"[{self.section}]" if self.section else "", key + value) if part)
         meant = f'; did you mean "{self.nearest}"?' if self.nearest else ""
         return escape_unprintable(": ".join(part for part in (place, subject, self.problem + meant) if part))
 
@@ -81,12 +86,12 @@ class Document:
         """Return a section; an empty one if the file lacks it."""
         return self.sections.get(name) or IniSection(name)
 
-    def fault(self, section: str, key: str, problem: str, nearest: str = "") -> Fault:
+    def fault(self, section: str, key: str, problem: str, nearest: str = "", *, shows_value: bool = True) -> Fault:
         """Make a fault at a key, at its section if the key is not given, or at the file."""
         found = self.section(section)
         entry = found.entries.get(key)
         hidden = section in self.secret_sections or section.endswith(_OF_CREDENTIALS) or is_secret_key(key)
-        value = entry.written if entry and not hidden else None
+        value = entry.written if entry and shows_value and not hidden else None
         return Fault(self.file, problem, entry.line if entry else found.line, section, key, value, nearest)
 
 
@@ -223,6 +228,17 @@ class _DocumentBuilder:
         self._faults.append(Fault(self._file, problem, line, section, key))
 
 
+def _without_url_secrets(value: str) -> str:
+    """Shorten each web address to its host: a webhook's path is its secret, and so may a user or a query be."""
+    return _WEB_ADDRESS.sub(
+        lambda found: (
+            f"{found['scheme']}{'…@' if found['user'] else ''}{found['host']}{'/…' if found['rest'] else ''}"
+        ),
+        value,
+    )
+
+
 def _shown(value: str) -> str:
+    value = _without_url_secrets(value)
     shortened = value if len(value) <= _VALUE_SHOWN_MAX else value[: _VALUE_SHOWN_MAX - 1] + "…"
     return json.dumps(shortened, ensure_ascii=False)

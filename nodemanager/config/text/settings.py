@@ -24,7 +24,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
-from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodePlacement, SlotName
+from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodePlacement, OnlyFor, SlotName
 from nodemanager.core.upkeep.rules import Disruption, Drift
 from nodemanager.core.upkeep.windows import WINDOW_ALLOWED, Window, read_windows
 
@@ -830,6 +830,7 @@ class NodeSettings(SectionSettings):
     slots: _Slots
     hosts: _HostNames = ()
     placement: Annotated[NodePlacement, _one_of(NodePlacement)] = NodePlacement.ANYWHERE
+    only_for: Annotated[OnlyFor | None, _one_of(OnlyFor)] = None  # None: gpu, but rather than no job at all, any
     spares: _Count = 0
     prepaid: _Count = 0
     prepaid_until_at: Annotated[float, _DAY] = Field(default=0.0, validation_alias="prepaid_valid_until")

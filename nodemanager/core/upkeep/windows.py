@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
+from itertools import islice
 from math import inf
 from zoneinfo import ZoneInfo
 
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 DAY_MINUTES = 24 * 60
+# A change to summer time may skip one occurrence of a window as a whole. The next one is a week later.
+DAYS_AHEAD = 15
 WINDOW_ALLOWED = 'a list such as "Mon-Fri 22:00-06:00 Europe/Berlin, Sat 00:00-24:00" (without a zone: UTC)'
 
 _WINDOW = re.compile(
@@ -44,14 +47,14 @@ class Window:
         return f"{days} {_clock(self.begin_minute)}-{_clock(self.end_minute)} {self.zone}"
 
     def spans(self, at: float) -> Iterator[tuple[float, float]]:
-        """The window's spans that end after ``at`` and begin within the next eight days, in order: begin and end.
+        """The window's spans that end after ``at``, in order: begin and end. At least one, at most two weeks ahead.
 
         All times are seconds since the epoch.
         """
         zone = _zone(self.zone)
         today = datetime.fromtimestamp(at, zone).date()
         overnight = self.end_minute <= self.begin_minute
-        for ahead in range(-2, 9):
+        for ahead in range(-2, DAYS_AHEAD + 1):
             day = today + timedelta(days=ahead)
             if day.weekday() in self.days:
                 begin_at = _moment(day, self.begin_minute, zone)
@@ -67,12 +70,12 @@ def read_windows(text: str) -> tuple[Window, ...]:
 
 def is_open(windows: Sequence[Window], at: float) -> bool:
     """Whether a moment is within one of the windows. Without windows every moment is."""
-    return not windows or any(begin_at <= at for window in windows for begin_at, _ in window.spans(at))
+    return not windows or any(next(window.spans(at))[0] <= at for window in windows)
 
 
 def opens_at(windows: Sequence[Window], at: float) -> float:
     """The first moment from ``at`` on that is within one of the windows."""
-    return at if is_open(windows, at) else min(next(window.spans(at))[0] for window in windows)
+    return max(at, min((next(window.spans(at))[0] for window in windows), default=at))
 
 
 def next_change_at(windows: Iterable[Window], at: float) -> float:
@@ -82,8 +85,7 @@ def next_change_at(windows: Iterable[Window], at: float) -> float:
 
 
 def _first_spans(window: Window, at: float) -> list[tuple[float, float]]:
-    spans = window.spans(at)
-    return [span for span, _ in zip(spans, range(2), strict=False)]
+    return list(islice(window.spans(at), 2))
 
 
 def _read_window(text: str) -> Window:

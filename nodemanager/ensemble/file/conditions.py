@@ -12,28 +12,33 @@ STATISTICS = ("mean", "variance", "iqr", "max", "min", "mad")
 SPANS = ("pending", "duration")
 _QUANTILE = re.compile(r"p(?P<percent>\d{1,3}(?:\.\d+)?)\.(?P<rest>.+)", re.ASCII)
 _SHORT_QUANTILE = re.compile(r"p(?P<percent>\d{1,3})\.(?P<rest>.+)", re.ASCII)
-_COMPARISON = re.compile(r"\s*(?P<sign><=|>=|==|!=|<|>|=)?\s*(?P<number>[^\s<>=!]+)\s*", re.ASCII)
-_AND = re.compile(r"\s+and\s+", re.IGNORECASE)
+# Spaces are stripped first, and looked at one at a time: two patterns for the same spaces would try every division.
+_COMPARISON = re.compile(r"(?P<sign><=|>=|==|!=|<|>|=)?\s*(?P<number>[^\s<>=!]+)", re.ASCII)
+_AND = re.compile(r"(?<=\s)and(?=\s)", re.IGNORECASE)
+_SHOWN_MAX = 60
 EXAMPLE = 'use a number, or comparisons such as "> 5", "<= -0.5" or "> 5 and < 7"'
 
 
 def read_condition(when: float | str) -> Condition:
     """Read ``when``: a number must be equal; a text holds comparisons joined by "and". Raises ``ValueError``."""
     if not isinstance(when, str):
-        return Condition((("==", float(when)),))
+        try:
+            return Condition((("==", float(when)),))
+        except OverflowError:
+            raise ValueError(f"the number is too large: {EXAMPLE}") from None
     return Condition(tuple(_comparison(part) for part in _AND.split(when)))
 
 
 def _comparison(text: str) -> tuple[str, float]:
-    found = _COMPARISON.fullmatch(text)
+    found = _COMPARISON.fullmatch(text.strip())
     if found is None:
-        raise ValueError(f'"{text.strip()}" is not a comparison: {EXAMPLE}')
+        raise ValueError(f'"{text.strip()[:_SHOWN_MAX]}" is not a comparison: {EXAMPLE}')
     try:
         number = float(found["number"])
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise ValueError(f'"{found["number"]}" is not a number: {EXAMPLE}')
+        raise ValueError(f'"{found["number"][:_SHOWN_MAX]}" is not a number: {EXAMPLE}')
     sign = found["sign"] or "=="
     return ("==" if sign == "=" else sign), number
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import yaml
 
+from nodemanager.core.untrusted import VALUES_MAX, YAML_FAULTS, yaml_loader
+
 Path = tuple[str | int, ...]
 Place = tuple[int, int]  # line and column, from 1
-
-VALUES_MAX = 100_000  # aliases of aliases could make a small file very large
+_SHOWN_MAX = 60
 
 
 class YamlFault(Exception):
@@ -40,7 +41,7 @@ class YamlText:
 
 def read_yaml(text: str) -> YamlText:
     """Read one YAML document. Raises ``YamlFault``."""
-    loader = yaml.SafeLoader(text) if text.isprintable() else _loader(text)
+    loader = _loader(text)
     try:
         root = loader.get_single_node()
         reader = _Reader(loader)
@@ -55,7 +56,9 @@ def read_yaml(text: str) -> YamlText:
 
 def _loader(text: str) -> yaml.SafeLoader:
     try:
-        return yaml.SafeLoader(text)
+        return yaml_loader(text)
+    except yaml.error.MarkedYAMLError as error:
+        raise YamlFault((1, 1), str(error.problem)) from error
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         place = before.count("\n") + 1, len(before) - before.rfind("\n")
@@ -71,31 +74,23 @@ class _Reader:
         self.places: dict[Path, Place] = {}
         self.doubles: list[tuple[Place, str]] = []
         self._loader = loader
-        self._open: set[int] = set()  # the nodes around the one that is read
         self._count = 0
 
     def read(self, node: yaml.Node, path: Path) -> Any:
         self._count += 1
         place = _place(node.start_mark)
-        if id(node) in self._open:
-            raise YamlFault(place, "this value contains itself")
         if self._count > VALUES_MAX:
             raise YamlFault(place, f"the file has more than {VALUES_MAX} values")
         self.places[path] = place
-        self._open.add(id(node))
-        try:
-            return self._value(node, path)
-        finally:
-            self._open.remove(id(node))
-
-    def _value(self, node: yaml.Node, path: Path) -> Any:
         if isinstance(node, yaml.SequenceNode):
             return [self.read(item, (*path, index)) for index, item in enumerate(node.value)]
         if not isinstance(node, yaml.MappingNode):
             try:
                 return self._loader.construct_object(node)
-            except ValueError as error:  # such as the date 2026-13-01
-                raise YamlFault(_place(node.start_mark), str(error)) from error
+            except YAML_FAULTS as error:  # such as the date 2026-13-01
+                shown = f"{str(node.value)[:_SHOWN_MAX]!r} is no {str(node.tag).rpartition(':')[2]}"
+                why = str(error) if isinstance(error, ValueError) else shown
+                raise YamlFault(place, why) from error
         self._note_doubles(node)
         self._loader.flatten_mapping(node)
         mapping: dict[Hashable, Any] = {}

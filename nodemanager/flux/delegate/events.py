@@ -5,10 +5,10 @@ Every function raises ``ValueError``, and nothing else, if what an instance sent
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
+from nodemanager.core import untrusted
 from nodemanager.delegation.jobs import EventlogEntry
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, whole_at
 
@@ -27,9 +27,10 @@ def read_events(entries: Iterable[object]) -> tuple[EventlogEntry, ...]:
 
 
 def read_event(entry: object) -> EventlogEntry:
-    """Read one event."""
+    """Read one event. Flux's own are flat: of one that nests too deep, only the name and the time are read."""
     event = object_at(entry, "event")
-    context: Mapping[str, Any] = object_at(event.get("context") or {}, "event.context")
+    found = event.get("context") or {}
+    context = object_at({} if isinstance(found, untrusted.TooDeep) else found, "event.context")
     return EventlogEntry(
         text_at(event.get("name"), "event.name"), seconds_at(event.get("timestamp"), "event.timestamp"), context
     )
@@ -55,17 +56,21 @@ def is_submitted_by(userid: int, events: Iterable[Mapping[str, Any]]) -> bool:
 
 def read_eventlog(text: object) -> list[Mapping[str, Any]]:
     """Split an eventlog into its entries, one JSON object a line."""
-    lines = text_at(text, "eventlog").splitlines()
-    return [object_at(read_json(line), "event") for line in lines if line]
+    return [object_at(read_json(line), "event") for line in untrusted.read_lines(text_at(text, "eventlog"))]
+
+
+def read_output(text: object) -> list[Mapping[str, Any]]:
+    """Split an eventlog of a copy's output. The job's user can write there, so a bad line becomes a note."""
+    return [_read_output_event(line) for line in untrusted.read_lines(text_at(text, "eventlog"))]
+
+
+def _read_output_event(line: str) -> Mapping[str, Any]:
+    try:
+        return object_at(read_json(line), "event")
+    except ValueError as fault:
+        return {"name": "data", "timestamp": 0.0, "context": untrusted.Unreadable(f"cannot be read: {fault}")}
 
 
 def read_json(text: object) -> Any:
-    """Read JSON. Python would also take NaN and infinity, which Flux then refuses."""
-    try:
-        return json.loads(text_at(text, "JSON"), parse_constant=_refuse_constant)
-    except RecursionError as error:
-        raise ValueError("the JSON is nested too deep") from error
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    """Read JSON. A value in it that nests too deep is ``TOO_DEEP``."""
+    return untrusted.read_message(text_at(text, "JSON"))

@@ -40,7 +40,8 @@ class Frobnicator(FrobnicatorPlugin):  # type: ignore[misc]
             raise ValueError("only jobs of the instance's owner can be delegated: submit it without delegate:")
         others = [it for it in dependencies if it.get("scheme") != SCHEME]
         hold = {"scheme": "begin-time", "value": HOLD_UNTIL}
-        jobspec.setattr("system.dependencies", [*others, hold])
+        # Flux lifts only the last begin-time of a job by itself: that must be the user's, if there is one.
+        jobspec.setattr("system.dependencies", [hold, *others])
         jobspec.setattr("system." + SCHEME, targets[0])
         jobspec.setattr("system.alloc-bypass", {"R": pretended_resources(targets[0])})
         jobspec.setattr("system.exec", {"test": {"override": 1, "run_duration": ENDS_AFTER}})

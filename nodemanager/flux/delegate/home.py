@@ -334,8 +334,12 @@ class _HomeSession(LinkSession[HomeRequest]):
 
         def read(key: str, then: Callable[[], None]) -> None:
             def take(text: str) -> None:
-                counts[key] = counts_for_relay(key, read_eventlog(text))
-                then()
+                try:
+                    counts[key] = counts_for_relay(key, read_eventlog(text))
+                except ValueError as fault:  # the job's user can write there
+                    self._tell(HomeRefused(request, f"the job's {key} cannot be read: {fault}"))
+                else:
+                    then()
 
             on_failure = partial(self.take_failure, refuse)
             read_later(self._reactor, namespace, key, take, on_failure, timeout_s=self._timeout_s)

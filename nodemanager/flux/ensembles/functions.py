@@ -18,8 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nodemanager.core.untrusted import read_object
 from nodemanager.ensemble.deeds import Call
 from nodemanager.ensemble.file.model import Ensemble
+from nodemanager.flux.parse.json_fields import object_at, text_at
 from nodemanager.flux.reactor import Reactor
 
 LIMIT_S = 60.0
@@ -106,8 +108,8 @@ class WorkerFunctions:
             status = self._end_process()
             self._return(None, f"its process ended with status {status}")
         elif self._read.endswith(b"\n"):
-            answer, self._read = json.loads(self._read), b""
-            self._return(answer.get("action"), answer.get("fault", ""))
+            answer, self._read = self._read, b""
+            self._return(*read_answer(answer))
 
     def _give_up(self, number: int) -> None:
         if number == self._number and self._now is not None:
@@ -132,3 +134,13 @@ class WorkerFunctions:
                 with suppress(BrokenPipeError):
                     pipe.close()
         return process.wait()
+
+
+def read_answer(text: bytes) -> tuple[Mapping[str, Any] | None, str]:
+    """Read the action that a function returned, or why there is none. The user's code may return anything."""
+    try:
+        answer = read_object(text)
+        action = answer.get("action")
+        return (None if action is None else object_at(action, "action")), text_at(answer.get("fault", ""), "fault")
+    except ValueError as fault:
+        return None, f"its answer cannot be read: {fault}"

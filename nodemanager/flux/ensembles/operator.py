@@ -19,6 +19,7 @@ import structlog
 
 from nodemanager.config.text.settings import ENSEMBLE_NAME
 from nodemanager.core.ports import FluxError
+from nodemanager.core.untrusted import read_json
 from nodemanager.ensemble.operator import ChangeDenied, ChangeFailed, SizeChange
 from nodemanager.flux import kvs
 from nodemanager.flux.bindings import BindingsMissing, CallFailed, Handle, ask, ask_all, connection
@@ -123,7 +124,7 @@ _NOTHING: Mapping[str, Any] = {"nodes": 0, "at": 0.0}
 def _read(handle: Handle) -> dict[str, dict[str, Any]]:
     text = kvs.read(handle, [KEY], timeout_s=TIMEOUT_S).get(KEY, "{}")
     try:
-        return {name: {"nodes": int(it["nodes"]), "at": float(it["at"])} for name, it in json.loads(text).items()}
+        return {name: {"nodes": int(it["nodes"]), "at": float(it["at"])} for name, it in read_json(text).items()}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise FluxError(f"the KVS key {KEY} is damaged: {error}. To remove it: flux kvs unlink {KEY}") from error
 

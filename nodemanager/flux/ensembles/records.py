@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nodemanager.core.ports import FluxError
+from nodemanager.core.untrusted import read_json
 from nodemanager.ensemble.ports import RunRecord
 from nodemanager.flux import kvs
 from nodemanager.flux.bindings import Future, Handle
@@ -32,7 +33,7 @@ def read(handle: Handle, name: str, *, timeout_s: float) -> RunRecord | None:
     if text is None:
         return None
     try:
-        stored = json.loads(text)
+        stored = read_json(text)
         return RunRecord(**{field: value for field, value in stored.items() if field in _KNOWN})
     except (ValueError, TypeError, AttributeError) as error:
         raise FluxError(f"the KVS key {key} is damaged: {error}. To remove it: flux kvs unlink {key}") from error

@@ -22,12 +22,12 @@ from nodemanager.core.ports import FluxError
 from nodemanager.ensemble.deeds import Deed
 from nodemanager.ensemble.file.model import Ensemble
 from nodemanager.ensemble.file.schema import EnsembleError, read_ensemble
-from nodemanager.ensemble.ports import CustomPort, NameTaken, NodesPort, RunRecord
+from nodemanager.ensemble.ports import CustomPort, NameTaken, NodesPort, RunRecord, Then
 from nodemanager.ensemble.session import Session
+from nodemanager.flux import submit
 from nodemanager.flux.bindings import LEADER, CallFailed
 from nodemanager.flux.ensembles import records
-from nodemanager.flux.ensembles.port import LOG_TIMEOUT_S, RealEnsemblePort
-from nodemanager.flux.reactor import Reactor, RpcRequest
+from nodemanager.flux.reactor import Reactor, RpcRequest, contained
 
 TIMEOUT_S = 10.0
 REFRESH_S = 0.5
@@ -152,11 +152,12 @@ class Runner:
         self._view.opened(record, session, resumed=resumed)
         reactor.every(REFRESH_S, partial(self._refresh, reactor)).start()
         self._connected = True
-        try:
-            session.start()
-        except ValueError as error:
-            raise FluxError(f"the log of {self._assignment.name} is damaged: {error}") from error
-        reactor.run()
+        with contained(service_name(self._assignment.name)):
+            try:
+                session.start()
+            except ValueError as error:
+                raise FluxError(f"the log of {self._assignment.name} is damaged: {error}") from error
+            reactor.run()
         if self._fault is not None:
             raise self._fault
 
@@ -248,3 +249,94 @@ def _parsed(text: str) -> Ensemble | None:
         return read_ensemble(text)[0]
     except EnsembleError:
         return None
+
+
+# --- A real instance as one run of an ensemble uses it, by one connection and its reactor -----------------
+
+
+LOG_TIMEOUT_S = 60.0  # a log of some MB is read at the start
+_REFUSALS = frozenset({errno.EINVAL, errno.EPERM, errno.ENOENT, errno.EOVERFLOW})
+_ENDED = frozenset({errno.ENOENT, errno.EINVAL})  # answers about a job that is not active
+
+
+class RealEnsemblePort:
+    """:class:`nodemanager.ensemble.ports.EnsemblePort`. ``lost`` is called if the connection fails.
+
+    An object belongs to one connection. After ``lost`` it calls nothing any more.
+    """
+
+    def __init__(
+        self,
+        reactor: Reactor,
+        name: str,
+        record: RunRecord,
+        lost: Callable[[CallFailed], None],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._reactor = reactor
+        self._name = name
+        self._record = record
+        self._lost = lost
+        self._timeout_s = timeout_s
+
+    def wall_at(self) -> float:
+        return time.time()
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        self._reactor.after(delay_s, action)
+
+    def read_log(self) -> str:
+        return records.read_log(self._reactor.handle, self._name, self._record, timeout_s=LOG_TIMEOUT_S)
+
+    def append(self, lines: str, then: Callable[[], None]) -> None:
+        if not lines:
+            self._reactor.after(0.0, then)
+            return
+        self._reactor.take_later(
+            "ensemble log",
+            lambda: records.send_log(self._reactor.handle, self._name, self._record, lines),
+            lambda _: then(),
+            self._lost,
+            timeout_s=LOG_TIMEOUT_S,
+        )
+
+    def follow(self, on_record: Callable[[Mapping[str, Any]], None]) -> None:
+        self._reactor.subscribe("job-manager.events-journal", {"full": True}, on_record, self._lost)
+
+    def submit(self, jobspec: Mapping[str, Any], urgency: int, then: Then) -> None:
+        def on_failure(failure: CallFailed) -> None:
+            if failure.errno in _REFUSALS:
+                then(str(failure))
+            else:  # the job may have been submitted or not: the next connection finds out, and submits it if not
+                self._lost(failure)
+
+        submit.submit_later(
+            self._reactor, jobspec, urgency, lambda _: then(""), on_failure, timeout_s=LOG_TIMEOUT_S
+        )
+
+    def cancel(self, job: int, why: str, then: Then) -> None:
+        self._ask_about_job("job-manager.raise", {"id": job, "severity": 0, "type": "cancel", "note": why}, then)
+
+    def show_on_job(self, job: int, text: str, then: Then) -> None:
+        self._ask_about_job("job-manager.memo", {"id": job, "volatile": False, "memo": {"ensemble": text}}, then)
+
+    def _ask_about_job(self, topic: str, payload: Mapping[str, Any], then: Then) -> None:
+        def on_failure(failure: CallFailed) -> None:
+            if not failure.answered:
+                self._lost(failure)
+            else:
+                then("" if failure.errno in _ENDED else str(failure))
+
+        self._reactor.request(topic, payload, lambda _: then(""), on_failure, timeout_s=self._timeout_s)
+
+    def finish(self, outcome: str, summary: Mapping[str, Any]) -> None:
+        records.finish(
+            self._reactor.handle,
+            self._name,
+            self._record,
+            outcome,
+            self.wall_at(),
+            summary,
+            timeout_s=self._timeout_s,
+        )

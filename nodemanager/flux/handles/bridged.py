@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import IO, Any, Self
 from urllib.parse import urlsplit
 
+from nodemanager.core.untrusted import read_object
 from nodemanager.flux.handles import far_side
-from nodemanager.flux.handles.handle import Change, ServiceRequest
+from nodemanager.flux.handles.handle import MESSAGE_BYTES_MAX, Change, ServiceRequest, read_answer
 
 _START_TIMEOUT_S = 30.0  # an ssh connection and flux's Python
 _WRITE_TIMEOUT_S = 10.0
 _END_TIMEOUT_S = 2.0
 _READ_BYTES = 1 << 18
-_FRAME_BYTES_MAX = 1 << 28  # less than any text would be, read as a length
 _WORDS_KEPT = 2_000  # of what a process that failed wrote
 _LOST = "the connection is lost"
 # Python reads the length of the program and the program from its input; all that follows are frames.
@@ -204,19 +204,33 @@ class BridgedHandle:
         while len(self._unread) - start >= far_side.LENGTH.size:
             length = far_side.LENGTH.unpack_from(self._unread, start)[0]
             end = start + far_side.LENGTH.size + length
-            if length > _FRAME_BYTES_MAX:
+            if length > MESSAGE_BYTES_MAX:  # less than any text would be, read as a length
                 self._lose()
                 break
             if len(self._unread) < end:
                 break
+            data = self._unread[start + far_side.LENGTH.size : end]
             try:
-                frame = json.loads(self._unread[start + far_side.LENGTH.size : end])
+                if data[:1].isdigit():
+                    self._take_answer(data)
+                else:
+                    self._take_frame(read_object(data, size_max=MESSAGE_BYTES_MAX))
             except ValueError:  # something else writes to the far side's output
                 self._lose()
                 break
-            self._take_frame(frame)
             start = end
         del self._unread[:start]
+
+    def _take_answer(self, data: bytearray) -> None:
+        number, _, text = data.partition(b"\n")
+        if (future := self._futures.get(int(number))) is None:
+            return
+        try:
+            answer = read_answer(text.decode())
+        except OSError as error:  # this one: the far side has said all that it would about it
+            answer = error
+        future.is_over = not future.streaming
+        future.arrive(answer)
 
     def _dispatch(self, frame: Mapping[str, Any]) -> None:
         if "asked" in frame:
@@ -224,9 +238,8 @@ class BridgedHandle:
         elif "lost" in frame:
             self._lose(OSError(frame["lost"] or errno.ENOTCONN, frame["text"]))
         elif (future := self._futures.get(frame["id"])) is not None:
-            failed = "errno" in frame
-            future.is_over = failed or not future.streaming
-            future.arrive(OSError(frame["errno"], frame["text"]) if failed else frame["get"])
+            future.is_over = True
+            future.arrive(OSError(frame["errno"], frame["text"]))
 
     def _lose(self, why: OSError | None = None) -> None:
         if self._lost is not None:

@@ -6,6 +6,7 @@ thread uses the connection. A watch or a stream refers to itself, so its owner d
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import json
@@ -17,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from nodemanager.flux.handles import far_side
-from nodemanager.flux.handles.handle import BindingsMissing, Change, Future, ServiceRequest, Watcher
+from nodemanager.flux.handles.handle import BindingsMissing, Change, Future, ServiceRequest, Watcher, read_answer
 
 _DISCOVERY_TIMEOUT_S = 20.0
 _WITHOUT_TIMEOUT = -1.0
@@ -105,15 +106,13 @@ class DirectHandle:
 
     def rpc(self, topic: str, payload: object, rank: int, *, streaming: bool = False) -> Future:
         def read(future: Any) -> Any:
-            text = future.get_str()
-            return None if text is None else json.loads(text)
+            text = _read_text(future)
+            return None if text is None else read_answer(text)
 
         return self._future(far_side.send_rpc(self._flux, topic, payload, rank, streaming=streaming), read, topic)
 
     def rpc_text(self, topic: str, payload: object, rank: int) -> Future:
-        return self._future(
-            far_side.send_rpc(self._flux, topic, payload, rank, streaming=False), lambda future: future.get_str()
-        )
+        return self._future(far_side.send_rpc(self._flux, topic, payload, rank, streaming=False), _read_text)
 
     def lookup(self, key: str, namespace: str = "") -> Future:
         return self._future(
@@ -173,6 +172,14 @@ class DirectHandle:
 
     def close(self) -> None:
         self._flux.__exit__(None, None, None)
+
+
+def _read_text(future: Any) -> str | None:
+    try:
+        text: str | None = future.get_str()
+    except UnicodeError as error:
+        raise OSError(errno.EPROTO, f"the answer is no text: {error}") from error
+    return text
 
 
 def _read_nothing(future: Any) -> None:

@@ -5,11 +5,12 @@ this file by flux-core's own Python (``flux python``, here or on another host). 
 standard library and flux-core, and keeps to the syntax of Python 3.6, the oldest that flux-core supports.
 
 The two sides exchange frames by the far side's standard input and output. A frame is its length in 4 bytes,
-big-endian, and a JSON object. The far side's first frame is ``{"protocol", "version", "rank", "where"}``, or
-``{"errno", "text"}`` if it has no connection; then it exits. Each later frame answers or asks:
+big-endian, and a JSON object, or an answer. The far side's first frame is ``{"protocol", "version", "rank",
+"where"}``, or ``{"errno", "text"}`` if it has no connection; then it exits. Each later frame answers or asks:
 
 - ``{"id", "do", ...}`` from the near side: do this. ``do`` names a method of :class:`FarSide`.
-- ``{"id", "get"}`` or ``{"id", "errno", "text"}`` from the far side: an answer to it. A stream has many.
+- an answer to it from the far side: the id in digits, a line break, and JSON as Flux sent it, which may nest too
+  deep for Python; or ``{"id", "errno", "text"}``. A stream has many.
 - ``{"asked", "topic", "text", "userid", "owner"}`` from the far side: a request to a service.
 - ``{"lost": errno, "text"}`` from the far side: the connection is lost. It exits.
 
@@ -28,7 +29,7 @@ import struct
 import sys
 from typing import Any
 
-PROTOCOL = 1
+PROTOCOL = 2
 LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 16
 _STDIN, _STDOUT = 0, 1
@@ -323,11 +324,13 @@ class FarSide:
         def forward(_future: Any) -> None:
             try:
                 answer = read()
-            except OSError as error:
+            except (OSError, UnicodeError) as error:
+                if not isinstance(error, OSError):
+                    error = OSError(errno.EPROTO, "the answer is no text: %s" % error)
                 self._fail(number, error)
                 self._destroy(number)
                 return
-            self._write_raw('{"id":%d,"get":%s}' % (number, answer))
+            self._write_raw("%d\n%s" % (number, answer))
             if number not in self._futures:
                 return
             if streaming:

@@ -5,9 +5,12 @@ A handle and everything made on it belong to the thread that opened it. Calls ra
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
+
+from nodemanager.core.untrusted import UnreadableText, read_message
 
 LEADER = 0
 
@@ -22,6 +25,17 @@ class BindingsTooOld(BindingsMissing):
 
 class VersionsDiffer(BindingsMissing):
     """The bindings belong to another flux-core version than the instance. Only a restart with others helps."""
+
+
+MESSAGE_BYTES_MAX = 1 << 28
+
+
+def read_answer(text: str) -> Any:
+    """Read an answer: a value in it that nests too deep is ``TOO_DEEP``. Raises ``OSError`` EPROTO."""
+    try:
+        return read_message(text, size_max=MESSAGE_BYTES_MAX)
+    except UnreadableText as error:
+        raise OSError(errno.EPROTO, f"the answer cannot be read: {error}") from error
 
 
 class Future(Protocol):
@@ -111,7 +125,7 @@ class Handle(Protocol):
     # --- calls ---
 
     def rpc(self, topic: str, payload: object, rank: int, *, streaming: bool = False) -> Future:
-        """Send a request. The answers are decoded JSON."""
+        """Send a request. The answers are JSON, read as ``core.untrusted.read_message`` does."""
         ...
 
     def rpc_text(self, topic: str, payload: object, rank: int) -> Future:

@@ -19,6 +19,7 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import NotationError, format_idset, format_job_id, parse_idset
 from nodemanager.core.ports import FluxError
 from nodemanager.core.slots import Rank
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux import kvs
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask
 from nodemanager.flux.parse.json_fields import list_at, object_at, text_at
@@ -76,7 +77,7 @@ def _ranks_of(handle: Handle, job: JobId, timeout_s: float) -> frozenset[Rank]:
             f"{format_job_id(job)}: there is no such job with nodes: give the id of one that has started"
         )
     try:
-        execution = object_at(object_at(json.loads(text), "R").get("execution"), "R.execution")
+        execution = object_at(object_at(read_json(text), "R").get("execution"), "R.execution")
         entries = [object_at(it, "R_lite") for it in list_at(execution.get("R_lite"), "R.execution.R_lite")]
         return frozenset(
             Rank(rank) for it in entries for rank in parse_idset(text_at(it.get("rank"), "R_lite.rank"))

@@ -10,23 +10,24 @@ exit code (tried on 0.88). That does not hold for critical ranks, which the inst
 from __future__ import annotations
 
 import errno
-import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, NoReturn
 
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.notation import NotationError, format_idset, parse_idset, parse_job_id
 from nodemanager.core.ports import FluxError
 from nodemanager.core.reason_codes import Code
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Rank
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.bindings import LEADER, CallFailed, Handle, ask, ask_all
 from nodemanager.flux.parse.resources import read_ranks
 from nodemanager.flux.port import terminate_command
 from nodemanager.flux.records import given_back
-from nodemanager.planner.upkeep.idle_ranks import RankUse, choose_idle_ranks
 
 DRAIN_REASON = "given back to the outer instance"
 _LOOK = ("resource.status", "sched.resource-status")
@@ -301,8 +302,8 @@ def _outer_ranks(outer: Handle, instance: _Instance, job: int, timeout_s: float)
     answer = ask(outer, "job-info.lookup", lookup, timeout_s=timeout_s)
     size = int(instance.attribute("size"))
     try:
-        ranks = given_back.outer_ranks(json.loads(answer["R"]))
-        mapping = json.loads(instance.attribute("broker.mapping"))
+        ranks = given_back.outer_ranks(read_json(answer["R"]))
+        mapping = read_json(instance.attribute("broker.mapping"))
     except (ValueError, NotationError) as fault:
         raise FluxError(f"the job's R, or the mapping of its brokers, cannot be read: {fault}") from fault
     if len(ranks) != size or mapping != [[0, size, 1, 1]]:
@@ -310,3 +311,56 @@ def _outer_ranks(outer: Handle, instance: _Instance, job: int, timeout_s: float)
             f"the instance has {size} brokers on {len(ranks)} nodes: nodes can be given back if each has one broker"
         )
     return {Rank(number): rank for number, rank in enumerate(ranks)}
+
+
+# --- idle ranks -------------------------------------------------------------------------------------------
+#
+# Choose the idle ranks that a batch job's own instance gives back to the outer one before the job ends.
+
+
+@dataclass(frozen=True, slots=True)
+class RankUse:
+    """A rank of the instance that is up. ``idle_since_s``: None while something runs there."""
+
+    rank: Rank
+    idle_since_s: float | None
+    is_critical: bool = False  # the instance dies with it, or other ranks are connected through it
+
+
+@dataclass(frozen=True, slots=True)
+class GivingBack:
+    """The ranks to give back now, and the reason of every idle rank. ``again_at_s``: when time changes this."""
+
+    ranks: tuple[Rank, ...]
+    why: Mapping[Rank, Reason]
+    again_at_s: float = inf
+
+
+def choose_idle_ranks(
+    up: Collection[RankUse], jobs_waiting: int, nodes_min: int, idle_timeout_s: float, now_s: float
+) -> GivingBack:
+    """Choose among the ranks that are ``up``, the leader included, and leave ``nodes_min`` of them.
+
+    A job that waits needs more than what is idle, or is about to start there, so nothing is given back then. The
+    highest ranks go first, because jobs of the instance get the low ones first.
+    """
+    given: list[Rank] = []
+    why: dict[Rank, Reason] = {}
+    again_at_s = inf
+    for it in sorted(up, key=lambda it: -it.rank):
+        if it.idle_since_s is None:
+            continue
+        idle_s = now_s - it.idle_since_s
+        if it.is_critical:
+            why[it.rank] = because(Code.RANK_CRITICAL)
+        elif jobs_waiting:
+            why[it.rank] = because(Code.WAITING_JOBS_NEED_IT, job_count=jobs_waiting)
+        elif len(up) - len(given) <= nodes_min:
+            why[it.rank] = because(Code.KEPT_BY_MIN, nodes_min=nodes_min)
+        elif idle_s < idle_timeout_s:
+            why[it.rank] = because(Code.IDLE_NOT_LONG, idle_s=idle_s, idle_timeout_s=idle_timeout_s)
+            again_at_s = min(again_at_s, it.idle_since_s + idle_timeout_s)
+        else:
+            why[it.rank] = because(Code.RANK_GIVEN_BACK, idle_s=idle_s, idle_timeout_s=idle_timeout_s)
+            given.append(it.rank)
+    return GivingBack(tuple(given), why, again_at_s)

@@ -6,12 +6,17 @@ journal begins again with the active jobs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
+from weakref import WeakValueDictionary
 
 from nodemanager.core.facts import QueueSeen
-from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
-from nodemanager.core.notation import escape_unprintable
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, UnreadableJob
+from nodemanager.core.notation import NotationError, escape_unprintable, parse_job_id
+from nodemanager.core.untrusted import TooDeep
 from nodemanager.flux.parse.jobspec import (
     ALL_BYTES_MAX,
     NOT_RUN,
@@ -20,10 +25,13 @@ from nodemanager.flux.parse.jobspec import (
     WHY_MAX,
     DroppedJobspec,
     Run,
+    Unread,
     shown_state,
+    size_bytes,
+    trim_jobspec,
+    try_request,
     with_updates,
 )
-from nodemanager.flux.parse.jobspec_pool import JobspecPool, KeptJobspec
 from nodemanager.flux.parse.json_fields import object_at, seconds_at, whole_at
 from nodemanager.flux.parse.resources import read_holdings
 
@@ -44,6 +52,9 @@ _JOBSPEC_EVENTS = frozenset({"submit", "jobspec-update"})
 _ALLOCATION_EVENTS = frozenset({"alloc", "release", "free"})
 
 
+AWAITED_MAX = 10  # jobs that a job depends on; further ones are not named
+
+
 def changes_allocation(event_name: str) -> bool:
     """Whether the event changes an allocation. The end of housekeeping also does, but it posts no event."""
     return event_name in _ALLOCATION_EVENTS
@@ -60,8 +71,9 @@ class _TrackedJob:
     submitted_at: float = 0.0
     urgency: int = 16
     priority: int = 16
-    userid: int = 0
+    userid: int | None = None  # None until its submit event was read
     run: Run = NOT_RUN
+    awaits: tuple[str, ...] = ()  # its dependencies on jobs, in Flux's words
     fault: str = ""  # the error of the first event that could not be read
 
 
@@ -73,7 +85,7 @@ class JobQueue:
         self._jobspecs = JobspecPool()
         self._touched: dict[JobId, None] = {}  # in the order of their first change
         self._ended: dict[JobId, None] = {}
-        self._bytes_of_user: dict[int, int] = {}  # the counted bytes of all their jobspecs
+        self._bytes_of_user: dict[int | None, int] = {}  # the counted bytes of all their jobspecs
 
     def apply(
         self,
@@ -130,6 +142,11 @@ class JobQueue:
             case "resource-update":  # a changed expiration (RFC 21)
                 ends_at = seconds_at(object_at(context, "context").get("expiration"), "context.expiration") or None
                 job.run = job.run[0], ends_at, job.run[2]
+            case "dependency-add" if len(job.awaits) < AWAITED_MAX and _awaited(found := _description(context)):
+                job.awaits += (found,)
+            case "dependency-remove" if job.awaits:
+                gone = _description(context)
+                job.awaits = tuple(it for it in job.awaits if it != gone)
             case "exception" if job.state is not JobState.NEW and _whole(context, "severity") == 0:
                 job.state = JobState.CLEANUP
         job.state = _NEXT_STATE.get((event_name, job.state), job.state)
@@ -198,17 +215,39 @@ def _whole(context: object, key: str) -> int:
     return whole_at(object_at(context, "context").get(key), f"context.{key}")
 
 
+def _description(context: object) -> str:
+    found = object_at(context, "context").get("description")
+    return found if isinstance(found, str) else ""
+
+
+def _awaited(description: str) -> JobId | None:
+    """The job of a dependency such as ``after-success=f1234``; None if it is one on something else."""
+    scheme, _, value = description.partition("=")
+    if scheme.startswith("after-"):
+        with suppress(NotationError):
+            return JobId(parse_job_id(value))
+    return None
+
+
 def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
     if job.fault:
-        return UnreadableJob(job_id, job.fault)
+        return _unreadable(job_id, job, job.fault)
     if isinstance(job.jobspec, DroppedJobspec):
-        return UnreadableJob(job_id, job.jobspec.why)
+        return _unreadable(job_id, job, job.jobspec.why)
     request = job.jobspec.request
-    if isinstance(request, str):
-        return UnreadableJob(job_id, request)
+    if isinstance(request, Unread):
+        return _unreadable(job_id, job, request.why, set_aside=request.set_aside)
     run = job.run if job.state is JobState.RUN else NOT_RUN
     state = shown_state(job.state, request)
-    return Job(job_id, state, request, job.submitted_at, job.urgency, job.priority, job.userid, *run)
+    awaits: Iterable[JobId] = ()
+    if job.state is JobState.DEPEND:
+        awaits = dict.fromkeys(it for it in map(_awaited, job.awaits) if it is not None)
+    of = job.userid or 0
+    return Job(job_id, state, request, job.submitted_at, job.urgency, job.priority, of, *run, awaits=tuple(awaits))
+
+
+def _unreadable(job_id: JobId, job: _TrackedJob, why: str, *, set_aside: bool = False) -> UnreadableJob:
+    return UnreadableJob(job_id, why, job.state in {JobState.RUN, JobState.CLEANUP}, job.userid, set_aside)
 
 
 def _queue_seen(
@@ -225,3 +264,48 @@ def _queue_seen(
         ended=ended,
         complete=complete,
     )
+
+
+# --- keep each distinct jobspec once ----------------------------------------------------------------------
+#
+# A queue of a million jobs has few distinct ones, once trimmed.
+#
+# A jobspec is kept as text, which takes a tenth of the memory of its objects, and with what it asks for.
+
+
+class KeptJobspec:
+    """A trimmed jobspec. It never changes, and equal ones are one object as long as a job has it."""
+
+    __slots__ = ("__weakref__", "_text", "request", "size_bytes")
+
+    def __init__(self, text: str, jobspec: object) -> None:
+        self._text = text
+        self.size_bytes = size_bytes(jobspec)  # of its objects, an estimate
+        self.request: JobRequest | Unread = try_request(jobspec)
+
+    def parse(self) -> Any:
+        """Return the jobspec as objects."""
+        return json.loads(self._text)
+
+
+class JobspecPool:
+    """The jobspecs of the jobs of one queue."""
+
+    def __init__(self) -> None:
+        self._kept: WeakValueDictionary[str, KeptJobspec] = WeakValueDictionary()
+
+    def keep(self, jobspec: object) -> KeptJobspec | DroppedJobspec:
+        """Trim a jobspec, and return the kept one that equals it. Never raises."""
+        if isinstance(jobspec, TooDeep):
+            return DroppedJobspec(f"jobspec: it {jobspec.why}")
+        trimmed = trim_jobspec(jobspec)
+        if isinstance(trimmed, DroppedJobspec):
+            return trimmed
+        try:
+            text = json.dumps(trimmed, separators=(",", ":"))
+        except RecursionError:
+            return DroppedJobspec("jobspec: its objects nest too deeply")
+        kept = self._kept.get(text)
+        if kept is None:
+            kept = self._kept[text] = KeptJobspec(text, trimmed)
+        return kept

@@ -20,11 +20,22 @@ from typing import Any
 
 from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, Near, RankAllocation, Shape, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_bytes, parse_job_id
-from nodemanager.delegation.jobspec import DATA, DELEGATE, MARKER, NEAR, OUR_ATTRIBUTES, PATIENCE, read_patience_s
+from nodemanager.core.slots import CloudName
+from nodemanager.delegation.jobspec import (
+    DATA,
+    DELEGATE,
+    MARKER,
+    NEAR,
+    OUR_ATTRIBUTES,
+    PATIENCE,
+    read_patience_s,
+    read_target,
+)
 from nodemanager.flux.parse.constraint import read_constraint
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, shorten, text_at, wrong_value
-from nodemanager.flux.parse.near import read_near
 
+QUEUE_NAME_MAX = 256
+MEMORY_BYTES_MAX = 2**63 - 1
 COUNT_MAX = 2**31 - 1  # as in flux-core, where a count is a C int
 DEPTH_MAX = 100  # of nested resources, the limit of flux-core
 
@@ -69,10 +80,10 @@ def read_job(
 ) -> Job | UnreadableJob:
     """Read a job from its jobspec and the values of its events. Never raises, whatever the jobspec contains."""
     if isinstance(jobspec, DroppedJobspec):
-        return UnreadableJob(job_id, jobspec.why)
+        return UnreadableJob(job_id, jobspec.why, userid=userid)
     request = try_request(jobspec)
-    if isinstance(request, str):
-        return UnreadableJob(job_id, request)
+    if isinstance(request, Unread):
+        return UnreadableJob(job_id, request.why, userid=userid, set_aside=request.set_aside)
     return Job(job_id, shown_state(state, request), request, submitted_at, urgency, priority, userid)
 
 
@@ -81,12 +92,22 @@ def shown_state(state: JobState, request: JobRequest) -> JobState:
     return JobState.DEPEND if request.delegated_to and state in _WAITING else state
 
 
-def try_request(jobspec: object) -> JobRequest | str:
-    """Read what a jobspec asks for; or return why it cannot be read, as one printable text."""
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Why a jobspec cannot be read, as one printable text. ``set_aside``: because this program fails on it."""
+
+    why: str
+    set_aside: bool = False
+
+
+def try_request(jobspec: object) -> JobRequest | Unread:
+    """Read what a jobspec asks for; or return why it cannot be read. Never raises."""
     try:
         return read_request(jobspec)
     except ValueError as error:
-        return escape_unprintable(str(error)[:WHY_MAX])
+        return Unread(escape_unprintable(str(error)[:WHY_MAX]))
+    except Exception as error:  # noqa: BLE001 - doc/decisions/0038: a user's jobspec must not end the service
+        return Unread(escape_unprintable(f"{type(error).__name__}: {error}"[:WHY_MAX]), set_aside=True)
 
 
 def read_request(jobspec: object) -> JobRequest:
@@ -98,14 +119,19 @@ def read_request(jobspec: object) -> JobRequest:
     return JobRequest(
         shape=_shape(resources, system, wish),
         duration_s=_read_duration_s(spec, system),
-        queue=text_at(system.get("queue", ""), "attributes.system.queue"),
-        unheeded=tuple(sorted(resources.others | wish.unheeded)),
+        queue=_read_queue(system),
+        unheeded=tuple(sorted({*map(_shown, resources.others), *wish.unheeded})),
         requeue=wish.requeue,
         requeued_from=wish.requeued_from,
         patience_s=read_patience_s(system),
         near_fault=wish.near_fault,
-        delegated_to=str(system.get(DELEGATE, "")),
+        delegated_to=_shown(read_target(spec)),
     )
+
+
+def _shown(text: str) -> str:
+    """A user's text, so that it can be shown anywhere."""
+    return shorten(escape_unprintable(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +280,8 @@ def _shape(found: _Resources, system: Mapping[str, Any], wish: _OurAttributes) -
         raise ValueError("resources: a core is needed in the slot, but there is none")
     if nodes is not None and nodes > COUNT_MAX:
         raise ValueError(f"resources: more than {COUNT_MAX} nodes")
+    if max(found.memory_bytes, wish.memory_bytes) > MEMORY_BYTES_MAX:
+        raise ValueError(f"memory: more than {MEMORY_BYTES_MAX} bytes for each slot")
     if found.exclusive and nodes is None:
         # Exclusive means whole nodes, so each slot gets one to itself.
         nodes, slots = slots, 1
@@ -316,6 +344,14 @@ def _read_duration_s(spec: Mapping[str, Any], system: Mapping[str, Any]) -> floa
     return seconds_at(system.get("duration"), "attributes.system.duration")
 
 
+def _read_queue(system: Mapping[str, Any]) -> str:
+    where = "attributes.system.queue"
+    queue = text_at(system.get("queue", ""), where)
+    if not queue.isprintable() or len(queue) > QUEUE_NAME_MAX:
+        raise wrong_value(where, f"the name of a queue, of at most {QUEUE_NAME_MAX} printable characters", queue)
+    return queue
+
+
 _OUR_KEYS = ("memory", "one-zone", NEAR, DATA, "requeue", REQUEUED_FROM, PATIENCE, MARKER)
 
 
@@ -351,8 +387,55 @@ def _read_our_attributes(system: Mapping[str, Any]) -> _OurAttributes:
     if (requeue := wish.get("requeue", 0)) not in (0, 1):
         raise wrong_value(f"{where}.requeue", "1 (the value that --setattr gives it) or 0", requeue)
     former = text_at(wish.get(REQUEUED_FROM, ""), f"{where}.{REQUEUED_FROM}")
+    place = f"{where}.{REQUEUED_FROM}"
     try:
         former_id = JobId(parse_job_id(former)) if former else None
+        place = f"{where}.memory"
         return _OurAttributes(parse_bytes(memory), bool(one_zone), bool(requeue), former_id, *read_near(wish))
     except NotationError as error:
-        raise ValueError(f"{where}.memory: {error}") from error
+        raise ValueError(f"{place}: {error}") from error
+
+
+# --- read where a job's data is: ``node-manager.near`` and ``node-manager.data`` of its attributes --------
+#
+# An attribute that cannot be read does not refuse the job. It counts as if it were not there, and ``explain job``
+# says why. Whether the site has a cloud of that name is known to the planner only.
+
+
+NAME_MAX = 64  # characters
+SIZE_TEXT_MAX = 40
+DATA_BYTES_MAX = 2**60
+DATA_BITS = 6  # sizes differ in these leading bits only: jobs of similar sizes are planned together
+FAULT_MAX = 200  # characters
+
+
+def read_near(wish: Mapping[str, Any]) -> tuple[Near | None, str]:
+    """Read the cloud of a job's data and the data's size, and what is wrong with them ("" if nothing is)."""
+    cloud, data = wish.get(NEAR), wish.get(DATA)
+    if cloud is None:
+        return None, "data: there is no near, which names the cloud of the data" if data is not None else ""
+    if not isinstance(cloud, str) or not 0 < len(cloud) <= NAME_MAX or not cloud.isprintable():
+        return None, _fault(wrong_value(NEAR, f"the name of a cloud, of at most {NAME_MAX} characters", cloud))
+    near = Near(CloudName(cloud))
+    try:
+        return (near if data is None else Near(near.cloud, _read_size(data))), ""
+    except ValueError as error:
+        return near, _fault(error)
+
+
+def _read_size(data: object) -> int:
+    """Read a size, in bytes, rounded up by at most 3 %."""
+    if not isinstance(data, str) or len(data) > SIZE_TEXT_MAX:
+        raise wrong_value(DATA, 'how much the job reads, such as "200GiB"', data)
+    try:
+        size_bytes = parse_bytes(data)
+    except ValueError as error:
+        raise ValueError(f"{DATA}: {error}") from error
+    if not 0 < size_bytes <= DATA_BYTES_MAX:
+        raise wrong_value(DATA, "a size from 1 to 2^60 bytes", data)
+    step = 1 << max(0, size_bytes.bit_length() - DATA_BITS)
+    return -(-size_bytes // step) * step
+
+
+def _fault(error: ValueError) -> str:
+    return escape_unprintable(str(error))[:FAULT_MAX]

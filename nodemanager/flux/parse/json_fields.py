@@ -32,6 +32,11 @@ def text_at(value: object, where: str) -> str:
     """Read a text."""
     if not isinstance(value, str):
         raise wrong_value(where, "text", value)
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair: no file, database or answer could have it
+            raise wrong_value(where, "Unicode text", value) from None
     return value
 
 

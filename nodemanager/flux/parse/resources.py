@@ -21,6 +21,10 @@ from nodemanager.core.slots import Hardware, Rank, SlotName, TypeName
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, wrong_value
 
 LEADER = Rank(0)
+# A short text can name very many. An R may name a rank in several entries.
+UNITS_MAX = 1 << 14  # cores, or GPUs, of one rank
+RANKS_MAX = 1_000_000  # of all entries of one R
+JOINED_MAX = 10_000_000  # cores and GPUs that are joined for ranks in several entries of one R
 
 T = TypeVar("T")
 
@@ -32,7 +36,7 @@ def read_ranks(
     slot_types: Mapping[SlotName, TypeName] | None = None,
     job_manager_stats: object = None,
 ) -> tuple[FluxRank, ...]:
-    """Read every rank but the leader, in order, from the answers of RPCs.
+    """Read every rank, in order, from the answers of RPCs; the leader only if Flux runs jobs on it.
 
     ``resource_status`` is the answer of ``resource.status``, ``sched_resource_status`` of
     ``sched.resource-status``, ``job_manager_stats`` of ``job-manager.stats-get`` (for the running housekeeping;
@@ -142,6 +146,10 @@ class _Units:
     cores: frozenset[int] = frozenset()
     gpus: frozenset[int] = frozenset()
 
+    @property
+    def count(self) -> int:
+        return len(self.cores) + len(self.gpus)
+
     def joined(self, other: _Units) -> _Units:
         return _Units(self.cores | other.cores, self.gpus | other.gpus)
 
@@ -246,7 +254,6 @@ class Look:
     _ended_at: Mapping[Rank, float] = field(default_factory=dict)
     _slot_types: Mapping[SlotName, TypeName] = field(default_factory=dict)
     _housekeeping: Mapping[Rank, float] = field(default_factory=dict)
-    with_leader: bool = False
 
     def next(
         self,
@@ -264,12 +271,11 @@ class Look:
             last_job_ended_at,
             slot_types if slot_types is not None else {},
             _read_housekeeping(job_manager_stats) if job_manager_stats is not None else {},
-            self.with_leader,
         )
         changed = read._changed_since(self)
         if changed is None:
             inventory = read._seen.declared.value.inventory
-            hidden = set() if self.with_leader else {LEADER}
+            hidden = read._seen.excluded.value & {LEADER}
             return replace(read, ranks={rank: read._rank(rank) for rank in sorted(inventory.keys() - hidden)})
         changed &= self.ranks.keys()
         if not changed:
@@ -279,7 +285,8 @@ class Look:
     def _changed_since(self, before: Look) -> set[Rank] | None:
         """Find the ranks whose answers differ; None if any rank may differ, and ranks may be new or missing."""
         seen, was = self._seen, before._seen
-        if seen.declared is not was.declared or self._slot_types != before._slot_types:
+        leader_changed = LEADER in seen.excluded.value ^ was.excluded.value
+        if seen.declared is not was.declared or self._slot_types != before._slot_types or leader_changed:
             return None
         sets = (
             (seen.online.value, was.online.value),
@@ -383,6 +390,7 @@ def _read_r(value: object, where: str) -> dict[Rank, _Units]:
         raise wrong_value(f"{where}.version", "version 1 of R", r.get("version"))
     execution = object_at(r.get("execution"), f"{where}.execution")
     found: dict[Rank, _Units] = {}
+    listed = joined = 0
     for index, item in enumerate(list_at(execution.get("R_lite"), f"{where}.execution.R_lite")):
         place = f"{where}.execution.R_lite[{index}]"
         entry = object_at(item, place)
@@ -392,9 +400,19 @@ def _read_r(value: object, where: str) -> dict[Rank, _Units]:
             for kind in ("core", "gpu")
         )
         units = _units(cores, gpus)
-        for rank in _ranks(entry.get("rank"), f"{place}.rank"):
+        ranks = _ranks(entry.get("rank"), f"{place}.rank")
+        listed += len(ranks)
+        if listed > RANKS_MAX:
+            raise ValueError(f"{place}.rank: more than {RANKS_MAX} ranks in all entries")
+        for rank in ranks:
             before = found.get(rank)
-            found[rank] = units if before is None else before.joined(units)
+            if before is None:
+                found[rank] = units
+                continue
+            joined += before.count + units.count
+            if joined > JOINED_MAX:
+                raise ValueError(f"{place}.rank: more than {JOINED_MAX} cores and GPUs of ranks that occur twice")
+            found[rank] = before.joined(units)
     return found
 
 
@@ -435,4 +453,4 @@ def _ids(value: object, where: str, parse: Callable[[str], Iterable[int]]) -> It
 @lru_cache(maxsize=256)
 def _unit_ids(text: str) -> frozenset[int]:
     """Read the ids of cores or GPUs. Cached, because all nodes of a type have the same ids."""
-    return frozenset(parse_idset(text))
+    return frozenset(parse_idset(text, UNITS_MAX))

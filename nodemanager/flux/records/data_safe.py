@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import NotationError, format_idset, parse_idset
 from nodemanager.core.slots import Rank
+from nodemanager.core.untrusted import read_json, read_lines
 from nodemanager.flux.parse.json_fields import object_at, text_at
 
 EVENT = "data-safe"
@@ -63,6 +64,8 @@ def encode(mark: str, ranks: Iterable[Rank]) -> str:
     return json.dumps({"ranks": format_idset(ranks), "mark": mark}, sort_keys=True) + "\n"
 
 
+RANKS_MAX = 1_000_000
+
 TOLD = json.dumps({"told": EVENT}) + "\n"  # the line that says that the event was posted
 
 
@@ -70,15 +73,21 @@ def decode(text: str) -> DataRecord:
     """Read a record. Raises ``ValueError``."""
     lines: list[tuple[str, frozenset[Rank]]] = []
     told = False
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = object_at(json.loads(line), f"line {number}")
+    listed = 0
+    for number, line in enumerate(read_lines(text), start=1):
+        fields = object_at(read_json(line), f"line {number}")
         if "told" in fields:
             told = True
             continue
         mark = text_at(fields.get("mark"), f"line {number}.mark")
         try:
-            ranks = frozenset(map(Rank, parse_idset(text_at(fields.get("ranks"), f"line {number}.ranks"))))
+            ranks = frozenset(
+                map(Rank, parse_idset(text_at(fields.get("ranks"), f"line {number}.ranks"), RANKS_MAX))
+            )
         except NotationError as fault:
             raise ValueError(f"line {number}.ranks: {fault}") from fault
+        listed += len(ranks)
+        if listed > RANKS_MAX:
+            raise ValueError(f"line {number}.ranks: more than {RANKS_MAX} ranks in all lines")
         lines.append((mark, ranks))
     return DataRecord(tuple(lines), told)

@@ -7,12 +7,12 @@ until the job ends. Source: RFC 21 (events), flux-core's module job-exec (critic
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import NotationError, format_idset, parse_idset_ranges
 from nodemanager.core.slots import Rank
+from nodemanager.core.untrusted import read_json, read_lines, read_message
 from nodemanager.flux.parse.json_fields import object_at, text_at, whole_at
 from nodemanager.flux.parse.resources import listed_jobs, read_holdings
 
@@ -47,8 +47,8 @@ def read_given_back(eventlog: str, r: str, cores: Mapping[Rank, int]) -> frozens
     if len(eventlog) > _LOG_MAX:
         return frozenset()
     try:
-        for line in eventlog.splitlines():
-            event = object_at(json.loads(line), "event")
+        for line in read_lines(eventlog):
+            event = object_at(read_message(line), "event")
             if event.get("name") in _ENDINGS:
                 return frozenset()
             if event.get("name") == "memo":
@@ -56,7 +56,7 @@ def read_given_back(eventlog: str, r: str, cores: Mapping[Rank, int]) -> frozens
         if not memos.get(INSTANCE_MEMO):
             return frozenset()
         given = parse_idset_ranges(text_at(memos.get(MEMO), MEMO))  # ranges, because a user may name any number
-        held, _ = read_holdings(json.loads(r))
+        held, _ = read_holdings(read_json(r))
     except (ValueError, NotationError):
         return frozenset()
     first = min((it.rank for it in held), default=None)

@@ -6,6 +6,7 @@ import json
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.records import HeldJob
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 
 FOLDER = "node-manager.held-jobs"
@@ -28,7 +29,7 @@ def encode(held: HeldJob) -> str:
 
 def decode(text: str) -> HeldJob:
     """Read the record. Raises ``ValueError``."""
-    fields = object_at(json.loads(text), "record")
+    fields = object_at(read_json(text), "record")
     return HeldJob(
         whole_at(fields.get("urgency"), "record.urgency"), whole_at(fields.get("priority"), "record.priority")
     )

@@ -10,6 +10,7 @@ from urllib.parse import quote, unquote
 
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.slots import DEFAULT_CLOUD, Billing, CloudName, Market, Rank, SlotName, Tariff, TypeName
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.parse.json_fields import (
     amount_at,
     flag_at,
@@ -70,7 +71,7 @@ def encode(launch: Launch) -> str:
 
 def decode(text: str, slot: SlotName) -> Launch:
     """Read the record of a slot. Raises ``ValueError`` if any part of it is wrong."""
-    fields = object_at(json.loads(text), "record")
+    fields = object_at(read_json(text), "record")
     if fields.get("version") != _VERSION:
         raise wrong_value("record.version", f"{_VERSION}, the only one this program reads,", fields.get("version"))
     if fields.get("slot") != slot:

@@ -10,6 +10,7 @@ from decimal import Decimal
 
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Spend
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.parse.json_fields import amount_at, list_at, object_at, text_at, whole_at, wrong_value
 
 KEY = "node-manager.spend"
@@ -27,7 +28,7 @@ def encode(spend: Spend) -> str:
 
 def decode(text: str) -> Spend:
     """Read the record. Raises ``ValueError`` if any part of it is wrong."""
-    fields = object_at(json.loads(text), "record")
+    fields = object_at(read_json(text), "record")
     if fields.get("version") != _VERSION:
         raise wrong_value("record.version", f"{_VERSION}, the only one this program reads,", fields.get("version"))
     amounts: dict[tuple[str, int, str], Decimal] = {}

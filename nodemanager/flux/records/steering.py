@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Mark, Steering
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.parse.json_fields import object_at, seconds_at, text_at, wrong_value
 
 KEY = "node-manager.steering"
@@ -41,7 +42,7 @@ def _encode_mark(mark: Mark) -> dict[str, object]:
 
 def decode(text: str) -> Steering:
     """Read the record. Raises ``ValueError`` if any part of it is wrong."""
-    fields = object_at(json.loads(text), "record")
+    fields = object_at(read_json(text), "record")
     if fields.get("version") != _VERSION:
         raise wrong_value("record.version", f"{_VERSION}, the only one this program reads,", fields.get("version"))
     paused = fields.get("paused")

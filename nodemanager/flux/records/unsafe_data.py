@@ -76,10 +76,9 @@ class UnsafeJobs:
         """The KVS keys to read."""
         return {key_of(id_): id_ for id_ in self._jobs}
 
-    def apply(self, records: Mapping[JobId, DataRecord]) -> None:
+    def apply(self, job: JobId, record: DataRecord) -> None:
         """Forget the ranks that were said to be safe."""
-        for id_, record in records.items():
-            self._keep(self._jobs[id_], self._jobs[id_].ranks - record.safe)
+        self._keep(self._jobs[job], self._jobs[job].ranks - record.safe)
 
     def mark(self, ranks: tuple[FluxRank, ...]) -> tuple[FluxRank, ...]:
         """Return the ranks with the jobs whose data is not safe there, the oldest first."""

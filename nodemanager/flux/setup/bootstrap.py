@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from nodemanager.config.site import JoinMethod, Site, uuid_file
+from nodemanager.config.site import JoinMethod, Provider, Site, uuid_file
 from nodemanager.config.text.flux_toml import (
     FluxConfigError,
     admits_guests,
@@ -413,10 +413,31 @@ def _uri(output: Path) -> str:
 def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
     found = []
     if site.flux.bootstrap_dir != output:
-        found.append(f"nodes will read bootstrap_dir = {site.flux.bootstrap_dir}, which is not {output}.")
+        found.append(
+            f"no node will join: nodes read bootstrap_dir = {site.flux.bootstrap_dir}, which is not {output}. "
+            f"Write bootstrap_dir = {output} under [Flux]."
+        )
     if site.flux.uri and site.flux.uri != uri:
         found.append(f"the manager will connect to uri = {site.flux.uri}, which is not {uri}.")
     return tuple(found)
+
+
+def bootstrap_warnings(site: Site) -> tuple[str, ...]:
+    """Warn if nodes read a bootstrap folder that has none, although the cluster has its UUID from ``init``."""
+    folder = site.flux.bootstrap_dir
+    if (
+        site.flux.simulated
+        or site.flux.join is not JoinMethod.DIRECTORY
+        or site.cloud.provider is Provider.MINICLUSTER
+    ):
+        return ()
+    if not site.cluster_uuid or (folder / "conf.d").is_dir():
+        return ()
+    text = (
+        f"[Flux] bootstrap_dir = {folder}: nodes read their configuration there, and this machine finds none. No"
+        " node joins without it. Correct bootstrap_dir, or run init again with --output of that folder."
+    )
+    return (text,)
 
 
 def gpu_warning(site: Site) -> str:

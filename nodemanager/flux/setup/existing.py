@@ -7,7 +7,6 @@ and restarts rank 0 once.
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 import shutil
@@ -28,10 +27,12 @@ from nodemanager.config.text.flux_toml import (
     toml_with_hosts,
     toml_with_slot_types,
 )
-from nodemanager.core.notation import compress_hostlist, expand_hostlist, format_idset, parse_idset
+from nodemanager.core.notation import NotationError, compress_hostlist, expand_hostlist, format_idset, parse_idset
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.delegate import flux_delegate_path
 from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins, setup_faults
 from nodemanager.flux.fluxion import QMANAGER
+from nodemanager.flux.parse.resources import LEADER
 from nodemanager.flux.setup.bootstrap import BootstrapError
 
 
@@ -203,7 +204,7 @@ def _with_resource_tables(text: str, path: Path) -> str:
         )
     file = Path(resource["path"])
     try:
-        found = resource_tables_of_r(json.loads(_read_text(path.parent / file)))
+        found = resource_tables_of_r(read_json(_read_text(path.parent / file)))
     except (ValueError, KeyError, TypeError) as error:
         raise BootstrapError(f"{file}, R of this instance, cannot be read: {error}") from error
     document = tomlkit.parse(text)
@@ -249,6 +250,21 @@ def resource_tables_of_r(r: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _runs_jobs_on_leader(config: Mapping[str, Any]) -> bool:
+    """Whether Flux runs jobs on rank 0. ``resource.exclude`` is a set of ranks or a list of hosts."""
+    excluded = config.get("resource", {}).get("exclude", "")
+    if not isinstance(excluded, str) or not excluded:
+        return True
+    try:
+        return LEADER not in parse_idset(excluded)
+    except NotationError:
+        pass
+    try:
+        return not {*expand_hostlist(excluded)} & {*bootstrap_hosts(config)[:1]}
+    except NotationError as error:
+        raise BootstrapError(f"resource.exclude: neither ranks nor hosts: {error}") from error
+
+
 def _notes(site: Site, config: Mapping[str, Any], folder: Path, conf: Path) -> Iterator[str]:
     yield "Nothing was changed. Apply this on rank 0, and on nodes with their own files: patch -d / -p1 <DIFF"
     yield "Then restart rank 0 once, because it reads the table at its start. Running jobs end, waiting jobs stay."
@@ -256,6 +272,11 @@ def _notes(site: Site, config: Mapping[str, Any], folder: Path, conf: Path) -> I
         yield "noverify: a node's own host name and cores differ from its slot's. It applies to all nodes."
     if config.get("tbon", {}).get("topo", "kary:0") != "kary:0":
         yield 'tbon.topo must be "kary:0": a node reaches only rank 0, and a placeholder cannot be its parent.'
+    if _runs_jobs_on_leader(config):
+        yield "Rank 0 runs jobs: resource.exclude does not name it. Its cores serve jobs before a node is bought,"
+        yield 'and the manager never ends it. To keep jobs off rank 0, set exclude = "0" in [resource].'
+    else:
+        yield "Rank 0 runs no jobs: resource.exclude names it. Its cores do not count, and every job gets nodes."
     if "checkpoint-period" not in config.get("kvs", {}):
         yield "Consider [kvs] checkpoint-period: without it a crash of rank 0 loses all jobs."
     if QMANAGER not in config:

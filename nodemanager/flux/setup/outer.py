@@ -10,7 +10,6 @@ Payloads follow flux-core's modules ``job-list``, ``job-info`` and ``job-manager
 from __future__ import annotations
 
 import errno
-import json
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from nodemanager.core.nodes import (
 from nodemanager.core.notation import expand_hostlist
 from nodemanager.core.ports import Clock, CloudError, FluxError
 from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.bindings import CallFailed, Handle, ask, connect
 from nodemanager.flux.parse.json_fields import list_at, object_at, seconds_at, text_at, whole_at
 from nodemanager.flux.submit import submit
@@ -286,5 +286,5 @@ def _list_jobs(
 
 def _read_jobspec(handle: Handle, job_id: int, *, timeout_s: float) -> dict[str, Any]:
     request = {"id": job_id, "keys": ["jobspec"], "flags": 0}
-    jobspec: dict[str, Any] = json.loads(ask(handle, "job-info.lookup", request, timeout_s=timeout_s)["jobspec"])
+    jobspec: dict[str, Any] = read_json(ask(handle, "job-info.lookup", request, timeout_s=timeout_s)["jobspec"])
     return jobspec

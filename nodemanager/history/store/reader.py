@@ -212,12 +212,21 @@ class HistoryReader:
         rows = self._rows("SELECT SUM(cost) AS cost FROM spend WHERE hour >= ?", int(since_at // HOUR_S))
         return float(rows[0]["cost"] or 0.0)
 
+    def charged_until_at(self) -> float:
+        """Until when the costs of nodes are on record, as seconds since the epoch; 0 if none are."""
+        with suppress(HistoryUnreadable):
+            known = self._rows("SELECT 1 FROM sqlite_master WHERE name = 'charged'")
+            last_hour = "SELECT (MAX(hour) + 1) * 3600.0 AS until_at FROM spend"  # a version that did not keep it
+            for row in self._rows("SELECT until_at FROM charged" if known else last_hour):
+                return float(row["until_at"] or 0.0)
+        return 0.0
+
     def cost_by_day(self, since_at: float) -> list[dict[str, Any]]:
         """The cost of each day (UTC) since that of ``since_at``: one row for each type, user, queue, use and cloud.
 
         The cloud is "" in records of versions that did not keep it.
         """
-        cloud = "cloud" if self._knows_clouds() else "''"
+        cloud = "cloud" if self._knows("cloud") else "''"
         return self._rows(
             f"SELECT hour / 24 * 86400.0 AS day_at, node_type, userid, queue, use, {cloud} AS cloud,"  # noqa: S608
             " SUM(cost) AS cost FROM spend"
@@ -225,15 +234,26 @@ class HistoryReader:
             int(since_at // DAY_S) * 24,
         )
 
-    def _knows_clouds(self) -> bool:
-        """Whether the file's tables keep clouds. A manager of an older version may still write it."""
-        return bool(self._rows("SELECT 1 FROM pragma_table_info('spend') WHERE name = 'cloud'"))
+    def misused(self, since_at: float) -> list[dict[str, Any]]:
+        """What nodes with GPUs cost while they ran only jobs without GPUs, by type, the dearest first."""
+        if not self._knows("misused"):
+            return []
+        return self._rows(
+            "SELECT node_type, SUM(misused) AS cost FROM spend WHERE hour >= ?"
+            " GROUP BY node_type HAVING SUM(misused) > 0 ORDER BY SUM(misused) DESC, node_type",
+            int(since_at // HOUR_S),
+        )
+
+    def _knows(self, column: str) -> bool:
+        """Whether the file's costs have a column. A manager of an older version may still write it."""
+        return bool(self._rows("SELECT 1 FROM pragma_table_info('spend') WHERE name = ?", column))
 
     # --- the report ---
 
     def report(self, since_at: float, until_at: float) -> dict[str, Any]:
         """Return cost by type, user, queue, use and cloud; jobs by peer; waits; boots; failures; decisions.
 
+        ``misused``: what nodes with GPUs cost while they ran only jobs without GPUs.
         ``begins_at``: set only if the history begins after ``since_at``; ``set_aside``: the files that may have
         what was before. ``cost_since_at``: costs are kept by the hour, so their sums begin with the hour of
         ``since_at``. ``entries_since_at``: waits, failures and decisions are kept less long, and begin here.
@@ -259,6 +279,7 @@ class HistoryReader:
             "by_user": self._sums("userid", hour, f"AND userid != {NOBODY}"),
             "by_queue": self._sums("queue", hour, f"AND use = '{JOB_USE}'"),
             "by_cloud": self._clouds(since_at, hour),
+            "misused": self.misused(since_at),
             "by_peer": self._peers(since_at),
             "waits": self._waits(since_at),
             "observed": self._observed(since_at),
@@ -287,7 +308,7 @@ class HistoryReader:
 
         A create that was refused is no boot. The cloud is "" in records of versions that did not keep it.
         """
-        if not self._knows_clouds():
+        if not self._knows("cloud"):
             return []
         nothing = {"cost": 0.0, "node_hours": 0.0, "booted": 0, "boots_failed": 0}
         found: dict[str, dict[str, Any]] = {}

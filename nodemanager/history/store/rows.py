@@ -7,6 +7,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from nodemanager.core.jobs import ANYWHERE
 from nodemanager.core.reason_codes import Figure
@@ -31,8 +32,8 @@ INSERT_EVENT = (
 )
 INSERT_LIFE = "INSERT OR REPLACE INTO lives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 ADD_COST = (
-    "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-    " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s"
+    "INSERT INTO spend VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+    " SET cost = cost + excluded.cost, node_s = node_s + excluded.node_s, misused = misused + excluded.misused"
 )
 ADD_SAVINGS = (
     "INSERT INTO advised VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET span_s = span_s + excluded.span_s,"
@@ -42,6 +43,7 @@ ADD_SAVINGS = (
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
 INSERT_JOB = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_PEER_RUN = "INSERT OR REPLACE INTO peer_runs VALUES (?, ?, ?, ?, ?, ?, ?)"
+SET_CHARGED = "INSERT OR REPLACE INTO charged VALUES (0, ?)"
 INSERT_BEGUN = "INSERT INTO begun SELECT ? WHERE NOT EXISTS (SELECT 1 FROM begun)"
 
 
@@ -68,6 +70,7 @@ class Rows:
             (INSERT_EVENT, [_event_row(it) for it in events]),
             (INSERT_LIFE, [_life_row(it) for it in lives.values()]),
             (ADD_COST, list(_cost_rows(updates))),
+            (SET_CHARGED, [(updates[-1].charged_until_at,)] if isfinite(updates[-1].charged_until_at) else []),
             (ADD_SAVINGS, [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in savings]),
             (INSERT_WAIT, list(_wait_rows(events, savings))),
             (INSERT_JOB, [_job_row(job) for update in updates for job in update.ended_jobs]),
@@ -152,6 +155,7 @@ def _cost_rows(updates: Sequence[HistoryUpdate]) -> Iterable[Row]:
         for key, cost_sum in update.costs.items():
             sums[key].cost += cost_sum.cost
             sums[key].node_s += cost_sum.node_s
+            sums[key].misused += cost_sum.misused
     for key, total in sums.items():
         yield (
             key.hour,
@@ -162,6 +166,7 @@ def _cost_rows(updates: Sequence[HistoryUpdate]) -> Iterable[Row]:
             key.cloud,
             total.cost,
             total.node_s,
+            total.misused,
         )
 
 

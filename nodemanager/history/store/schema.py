@@ -127,6 +127,17 @@ MIGRATIONS: tuple[str, ...] = (
     DROP TABLE spend;
     ALTER TABLE spend_by_cloud RENAME TO spend;
     """,
+    """
+    CREATE TABLE charged (          -- one row: until when the costs are charged
+        only INTEGER PRIMARY KEY CHECK (only = 0),
+        until_at REAL NOT NULL
+    );
+    INSERT INTO charged SELECT 0, MAX(hour) * 3600.0 + 3600.0 FROM spend HAVING MAX(hour) IS NOT NULL;
+    """,
+    # The part of the cost that nodes with GPUs cost while they ran only jobs without GPUs.
+    """
+    ALTER TABLE spend ADD COLUMN misused REAL NOT NULL DEFAULT 0;
+    """,
 )
 VERSION = len(MIGRATIONS)
 

@@ -12,6 +12,7 @@ full) is logged once and never stops the service:
 
 from __future__ import annotations
 
+import fcntl
 import os
 import queue
 import sqlite3
@@ -26,8 +27,6 @@ from typing import Any
 import structlog
 
 from nodemanager.history.follower import HistoryUpdate
-from nodemanager.history.store.faults import blames_file, blames_rows
-from nodemanager.history.store.lock import WriteLock, WrittenByAnother
 from nodemanager.history.store.pruning import delete_older, thin
 from nodemanager.history.store.rows import Rows
 from nodemanager.history.store.schema import SET_ASIDE_SUFFIX, SIZE_MAX_BYTES, check_schema, migrate
@@ -72,6 +71,11 @@ class HistoryWriter:
 
     def start(self) -> None:
         self._thread.start()
+
+    @property
+    def trouble(self) -> str:
+        """Why the history cannot be written now; "" if it can, or if the manager that acts writes it."""
+        return "" if self._is_failure_expected else self.failure
 
     def take_in(self, update: HistoryUpdate) -> None:
         """Queue an update for writing. If the queue is full, the update is dropped and counted."""
@@ -304,3 +308,90 @@ def _file_id(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+# --- what an error while writing the history says: the file is unusable, or the rows are, or neither ------
+
+
+# These come from the disk, from another process or from a limit. The file itself may be whole.
+OUTSIDE_FAULTS = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_AUTH,
+    }
+)
+EXTENDED_BITS = 8  # an extended error code has its primary code in the lowest byte
+
+
+def blames_rows(error: Exception) -> bool:
+    """Whether a row has a value that no file could hold: a type SQLite lacks, a huge number, a broken character."""
+    return isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError | OverflowError | UnicodeEncodeError)
+
+
+def blames_file(error: Exception) -> bool:
+    """Whether the file itself is unusable.
+
+    A damaged file makes SQLite raise errors of many kinds. In a damaged schema a table is missing
+    (``OperationalError``), or a name is not text (``UnicodeDecodeError``).
+    """
+    if blames_rows(error) or isinstance(error, OSError | MemoryError):
+        return False
+    if not isinstance(error, sqlite3.Error):
+        return True
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # raised by Python on what it read, such as a name that is not text
+        return True
+    return code & ((1 << EXTENDED_BITS) - 1) not in OUTSIDE_FAULTS
+
+
+# --- the lock on the history file: one process writes at a time -------------------------------------------
+#
+# The lock ends with the process, its file stays.
+
+
+LOCK_SUFFIX = ".lock"  # appended to the history file's name
+
+
+class WrittenByAnother(OSError):
+    """Another process writes this history file. The message says what to do about it."""
+
+
+class WriteLock:
+    """The write lock on one history file. Two writers would duplicate its events and falsify the costs."""
+
+    def __init__(self, history_file: Path) -> None:
+        self._history_file = history_file
+        self._file: int | None = None
+
+    def take(self) -> None:
+        """Take the lock, unless held already. Raises ``WrittenByAnother``, or ``OSError`` if locking fails."""
+        if self._file is not None:
+            return
+        file = os.open(
+            self._history_file.with_name(self._history_file.name + LOCK_SUFFIX), os.O_RDWR | os.O_CREAT, 0o600
+        )
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(file)
+            raise WrittenByAnother(
+                "another service writes it; a second service that observes needs a [Site] state_dir of its own"
+            ) from error
+        except BaseException:
+            os.close(file)
+            raise
+        self._file = file
+
+    def release(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

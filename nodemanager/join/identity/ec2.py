@@ -7,7 +7,6 @@ the signer's certificate: AWS publishes one for each region.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from cryptography.x509 import load_pem_x509_certificate
 
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import CloudName
+from nodemanager.core.untrusted import read_json
 from nodemanager.join.identity.proof import IdentityUnproven, ProvenInstance
 
 _DEPTH_MAX = 16
@@ -73,10 +73,10 @@ def _key_of(certificate: str) -> rsa.RSAPublicKey:
 def _instance_in(document: str, key: rsa.RSAPublicKey) -> ProviderId:
     try:
         content = _verified_content(base64.b64decode(document), key)
-        instance = json.loads(content)["instanceId"]
+        instance = read_json(content)["instanceId"]
     except InvalidSignature as error:
         raise IdentityUnproven("its signature is not by the provider's certificate") from error
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError) as error:
         raise IdentityUnproven(f"it is no signed identity document ({type(error).__name__})") from error
     if not isinstance(instance, str) or not instance:
         raise IdentityUnproven("it names no instance")

@@ -6,7 +6,6 @@ in Google's documentation.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import CloudName
+from nodemanager.core.untrusted import read_json
 from nodemanager.join.flux_node_join import google_audience
 from nodemanager.join.identity.google_keys import GoogleKeys, KeysUnusable, decode_base64url
 from nodemanager.join.identity.proof import IdentityUnproven, ProvenInstance
@@ -103,7 +103,7 @@ def _instance_in(claims: Mapping[str, Any]) -> tuple[ProviderId, GoogleNodes]:
 
 
 def _object(part: str) -> dict[str, Any]:
-    found = json.loads(decode_base64url(part))
+    found = read_json(decode_base64url(part))
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - of a token
     return found

@@ -19,6 +19,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import rsa
 
+from nodemanager.core.untrusted import read_json
+
 _LIFETIME_S = 3600.0  # if Google gives none
 _LIFETIME_LEAST_S, _LIFETIME_MOST_S = 600.0, 86_400.0
 _MAX_AGE = re.compile(r"\bmax-age=([0-9]{1,9})\b", re.ASCII)
@@ -111,7 +113,7 @@ class GoogleKeys:
             stamp = (status.st_ino, status.st_mtime_ns)
             if stamp == self._stamp:
                 return
-            document = json.loads(self._path.read_text(encoding="utf-8"))
+            document = read_json(self._path.read_text(encoding="utf-8"))
             fetched_at, expires_at = float(document["fetched_at"]), float(document["expires_at"])
             self._keys = _read_keys(document)
         except FileNotFoundError as error:

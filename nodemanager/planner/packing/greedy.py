@@ -8,10 +8,22 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
-from nodemanager.planner.packing.types import Item, Load, Lot, Packed, dominant_share, pieces_that_fit
+from nodemanager.planner.packing.types import (
+    MIXES,
+    Effort,
+    Item,
+    Load,
+    Lot,
+    Packed,
+    PackingLimits,
+    dominant_share,
+    pieces_that_fit,
+    total_cost,
+)
 
 # Up to so many pairs of item and lot, all patterns are computed again when an item runs out.
 PAIRS_REFRESHED_MAX = 2_000
+STEPS_PER_FILLING, STEPS_PER_CHOICE = 8, 2  # a step takes about a microsecond, and as long as two looks at an item
 
 _free_cores = attrgetter("cores")
 
@@ -25,7 +37,8 @@ def pack_by_patterns(
     node, times the node's cost.
     """
     packing = _PatternPacking(items, lots, fits, worth)
-    return Packed(tuple(packing.loads()), tuple(packing.left))
+    loads = tuple(packing.loads())
+    return Packed(loads, tuple(packing.left), packing.steps)
 
 
 # --- by patterns ------------------------------------------------------------------------------------------
@@ -45,6 +58,7 @@ class _PatternPacking:
     lots: Sequence[Lot]
     fits: Sequence[Sequence[int]]
     worth: Sequence[float] | None
+    steps: int = 0
     left: list[int] = field(init=False)
     _count: list[int] = field(init=False)
     _worth: Sequence[float] = field(init=False)
@@ -72,6 +86,7 @@ class _PatternPacking:
         self._scarce = [[i for i in scarce if self.fits[i][lot]] for lot in range(len(self.lots))]
         self._plain = [[i for i in plain if self.fits[i][lot]] for lot in range(len(self.lots))]
         self._least = [self._least_sizes(numbers) for numbers in self._plain]
+        self.steps = len(items) * (len(self.lots) + 4) // 2
 
     def _least_sizes(self, numbers: Sequence[int]) -> tuple[int, int]:
         cores, memory = map(self._cores.__getitem__, numbers), map(self._bytes.__getitem__, numbers)
@@ -123,8 +138,9 @@ class _PatternPacking:
 
     def _pattern(self, lot: int) -> _Pattern:
         """A good filling of one node with the pieces that are left."""
-        for item in self._scarce[lot]:
+        for looks, item in enumerate(self._scarce[lot]):
             if self.items[item].exclusive and self.left[item] > 0:
+                self.steps += STEPS_PER_FILLING + looks // 4
                 return _Pattern(self._worth[item] / (self.lots[lot].cost + 1), ((item, 1),))
         chosen = self._filling(lot)
         worth = sum(self._worth[item] * pieces for item, pieces in chosen.items())
@@ -161,6 +177,8 @@ class _PatternPacking:
                 high -= 1
             else:
                 low += 1
+        looks = low + len(order) - 1 - high
+        self.steps += STEPS_PER_FILLING + STEPS_PER_CHOICE * len(chosen) + looks // 2
         if gone > 16 and 4 * gone > len(order):
             self._plain[lot] = [number for number in order if left[number] > 0]
             self._least[lot] = self._least_sizes(self._plain[lot])
@@ -337,3 +355,70 @@ class _BestFit:
                 insort(self._open, group)
             else:
                 self._full.append(group)
+
+
+# --- pack few pieces by best fit with the items in other orders, and keep the cheapest --------------------
+#
+# Best fit depends on the order of the items. Where a node is large for the work, another order may save a whole
+# node, and patterns do not show which. Few pieces are packed so quickly that many orders can be tried: the
+# largest first by several mixes of cores and memory, by memory per core, and fixed shuffles.
+
+
+PIECES_MAX = 200  # of more pieces, one node more is a small part of the cost
+STEPS_MAX = 5_000  # of all orders together
+STEPS_PER_ITEM = 4  # of one packing, and one for each lot
+SHUFFLES = 24
+# A shuffle sorts by the powers of a number, different for each shuffle, modulo a prime.
+PRIME, FACTOR = 65_537, 7_919
+
+
+def pack_in_orders(
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    limits: PackingLimits,
+    effort: Effort,
+    below: int,
+) -> tuple[Load, ...] | None:
+    """The cheapest best-fit packing of all pieces within the limits; None if none costs less than ``below``."""
+    if sum(item.pieces for item in items) > PIECES_MAX:
+        return None
+    each = len(items) * (STEPS_PER_ITEM + len(lots))
+    end = max(0, effort.left - STEPS_MAX)
+    best: tuple[Load, ...] | None = None
+    tried: set[tuple[int, ...]] = set()
+    for order in _orders(items):
+        if order in tried:
+            continue
+        tried.add(order)
+        for by_share in (True, False) if len(lots) > 1 else (False,):
+            if effort.left - each < end:
+                return best
+            effort.left -= each
+            found = pack_best_fit(items, lots, fits, by_share=by_share, below=below, order=order)
+            if found is not None and not any(found.left) and limits.allow(found.loads, lots):
+                best, below = found.loads, total_cost(found.loads, lots)
+    return best
+
+
+def _orders(items: Sequence[Item]) -> Iterator[tuple[int, ...]]:
+    """Orders of the items. Some may be equal."""
+    numbers = range(len(items))
+    cores = max(1, sum(item.pieces * item.cores for item in items))
+    memory = max(1, sum(item.pieces * item.memory_bytes for item in items))
+
+    def scarce(number: int) -> tuple[bool, int]:
+        return not items[number].exclusive, -items[number].gpus
+
+    def size(number: int, part: int) -> float:
+        return (MIXES - part) * items[number].cores / cores + part * items[number].memory_bytes / memory
+
+    def ratio(number: int) -> float:
+        return items[number].memory_bytes / items[number].cores
+
+    for part in range(MIXES, -1, -1):
+        yield tuple(sorted(numbers, key=lambda i: (scarce(i), -size(i, part), i)))
+    for way in (-1, 1):
+        yield tuple(sorted(numbers, key=lambda i: (scarce(i), way * ratio(i), i)))
+    for number in range(1, SHUFFLES + 1):
+        yield tuple(sorted(numbers, key=lambda i: pow(FACTOR * number, i + 1, PRIME)))

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nodemanager.planner.frozen import replace
 from nodemanager.planner.packing import exact
 from nodemanager.planner.packing.classes import Classes
 from nodemanager.planner.packing.columns import ROUNDING, ColumnPacking
-from nodemanager.planner.packing.greedy import largest_first, pack_best_fit, pack_by_patterns
-from nodemanager.planner.packing.orders import pack_in_orders
-from nodemanager.planner.packing.repack import PIECES_EXACT, repack_worst
+from nodemanager.planner.packing.greedy import largest_first, pack_best_fit, pack_by_patterns, pack_in_orders
 from nodemanager.planner.packing.types import (
     NO_LIMITS,
     Effort,
@@ -30,7 +29,6 @@ from nodemanager.planner.packing.types import (
     least_cost,
     total_cost,
 )
-from nodemanager.planner.state.frozen import replace
 
 STEPS_MAX = 500_000  # of one packing
 STEPS_PER_PIECE = 2_500  # of a packing of few pieces
@@ -79,12 +77,16 @@ class Problem:
         self.lots = [lots[lot] for lot in self._lots]
         self.fits = [rows[item] for item in self._items]
         self._greedy: Packed | None = None
+        self.steps = 0  # of all greedy packings
 
     def pack(self, limits: PackingLimits, effort: Effort) -> Packed:
         """Pack all pieces at the least cost, or as many as the limits allow. With no effort left, greedily."""
         if self._greedy is None:
             self._greedy = pack_by_patterns(self.items, self.lots, self.fits)
-        return self._restored(_pack(self.items, self.lots, self.fits, limits, effort, self._greedy))
+            self.steps += self._greedy.steps
+        packed = _pack(self.items, self.lots, self.fits, limits, effort, self._greedy)
+        self.steps += packed.steps
+        return self._restored(packed)
 
     def _restored(self, packed: Packed) -> Packed:
         """The packing in the numbers of the order in which items and lots came. The fullest nodes come first."""
@@ -115,25 +117,31 @@ def _pack(
     effort: Effort,
     greedy: Packed,
 ) -> Packed:
-    """``greedy``: the packing by patterns."""
+    """``greedy``: the packing by patterns. The steps of the result are those of further ones."""
+    steps = 0
     dearest = max((lot.cost for lot in lots), default=0)
     packed = Packed((), tuple(item.pieces for item in items))
     for penalty in NODE_PENALTIES:
         dear = [replace(lot, cost=lot.cost + int(penalty * dearest)) if lot.bought else lot for lot in lots]
         packed = pack_by_patterns(items, dear, fits) if penalty else greedy
+        steps += packed.steps if penalty else 0
         if effort.left > 0:
+            steps += 2 * packed.steps  # as much again each
             packed = _cheapest_greedy(items, dear, fits, packed)
         if limits.allow(packed.loads, lots):
             own = Effort(min(effort.left, STEPS_PER_PIECE * sum(item.pieces for item in items)))
             effort.left -= own.left
             better = _improved(packed, items, dear, fits, limits, own)
             effort.left += own.left
-            return better if total_cost(better.loads, lots) <= total_cost(packed.loads, lots) else packed
+            best = better if total_cost(better.loads, lots) <= total_cost(packed.loads, lots) else packed
+            return replace(best, steps=steps)
     if 0 < sum(item.pieces for item in items) <= PIECES_EXACT:
-        loads = exact.search(items, lots, fits, limits, Effort(exact.STEPS_MAX))
+        search = Effort(exact.STEPS_MAX)
+        loads = exact.search(items, lots, fits, limits, search)
+        steps += exact.STEPS_MAX - search.left
         if loads is not None:
-            return Packed(loads, (0,) * len(items))
-    return _cut_to_limits(packed, lots, limits)
+            return Packed(loads, (0,) * len(items), steps)
+    return replace(_cut_to_limits(packed, lots, limits), steps=steps)
 
 
 def _cheapest_greedy(
@@ -161,6 +169,8 @@ def _improved(
     """A cheaper packing of the same pieces within the limits, or the same."""
     if any(packed.left) or effort.left <= 0:
         return packed
+    if len(packed.loads) == 1 and sum(item.pieces for item in items) == 1:
+        return packed  # one piece, on the cheapest node that takes it
     if sum(1 for item in items if item.pieces) > ITEMS_MAX:
         if total_cost(packed.loads, lots) <= NEAR_ENOUGH * least_cost(items, lots):
             return packed
@@ -297,3 +307,91 @@ def _cut_to_limits(packed: Packed, lots: Sequence[Lot], limits: PackingLimits) -
         for item, pieces in load.pieces:
             left[item] += (load.nodes - max(0, can)) * pieces
     return Packed(tuple(kept), tuple(left))
+
+
+# --- repack the nodes of a packing that are worth least for their cost, by trying all ways ----------------
+
+
+PIECES_EXACT = 10  # up to so many pieces are packed by trying all ways
+# The nodes that are worth least for their cost are repacked: how many of them, and how many steps a search takes.
+NODES_REPACKED, STEPS_REPACKED = 16, 4_000
+
+
+def repack_worst(
+    loads: Sequence[Load],
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    worth: Sequence[float],
+    effort: Effort,
+) -> list[Load]:
+    """Repack a few nodes by trying all ways, again and again, beginning with those that are worth least.
+
+    What a node is worth is the worth of its contents, for its cost.
+    """
+
+    def value(node: Load) -> tuple[float, int, tuple[tuple[int, int], ...]]:
+        of = sum(worth[item] * pieces for item, pieces in node.pieces)
+        return of / (lots[node.lot].cost + 1), node.lot, node.pieces
+
+    few: list[Load] = []
+    rest: list[Load] = []
+    for load in sorted(loads, key=value):
+        nodes = min(load.nodes, NODES_REPACKED - len(few))
+        few += [Load(load.lot, 1, load.pieces)] * nodes
+        rest += [Load(load.lot, load.nodes - nodes, load.pieces)] if load.nodes > nodes else []
+    free = [lot.count for lot in lots]
+    for load in loads:
+        free[load.lot] -= load.nodes
+    first = 0
+    while first < len(few) and effort.left > 0:
+        chosen, pieces = [], 0
+        for place in range(first, len(few)):
+            of = sum(count for _, count in few[place].pieces)
+            if pieces + of <= PIECES_EXACT:
+                chosen.append(place)
+                pieces += of
+        found = (
+            _repack([few[place] for place in chosen], items, lots, fits, worth, free, effort) if chosen else None
+        )
+        if found is None:
+            first += 1
+            continue
+        few = sorted([*(node for place, node in enumerate(few) if place not in chosen), *found], key=value)
+        first = 0
+    return [*rest, *few]
+
+
+def _repack(
+    nodes: Sequence[Load],
+    items: Sequence[Item],
+    lots: Sequence[Lot],
+    fits: Sequence[Sequence[int]],
+    worth: Sequence[float],
+    free: list[int],
+    effort: Effort,
+) -> tuple[Load, ...] | None:
+    """A cheaper packing of what lies on these nodes; None if none was found. ``free`` is updated."""
+    pieces = [0] * len(items)
+    count = list(free)
+    for node in nodes:
+        count[node.lot] += 1
+        for item, of in node.pieces:
+            pieces[item] += of
+    numbers = [number for number, of in enumerate(pieces) if of]
+    found = exact.search(
+        [replace(items[number], pieces=pieces[number]) for number in numbers],
+        [replace(lot, count=left) for lot, left in zip(lots, count, strict=True)],
+        [fits[number] for number in numbers],
+        NO_LIMITS,
+        effort,
+        below=total_cost(nodes, lots),
+        steps_max=STEPS_REPACKED,
+        worth=[worth[number] for number in numbers],
+    )
+    if found is None:
+        return None
+    free[:] = count
+    for node in found:
+        free[node.lot] -= 1
+    return tuple(Load(it.lot, 1, tuple((numbers[index], of) for index, of in it.pieces)) for it in found)

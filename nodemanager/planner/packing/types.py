@@ -6,7 +6,7 @@ All integers: cores, GPUs, bytes, and money in the smallest unit of the site's p
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIXES = 8  # of cores and memory, in a bound of the cost
 
@@ -73,10 +73,11 @@ NO_LIMITS = PackingLimits(10**9, 10**18)
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The result of a packing."""
+    """The result of a packing. ``steps``: those of its greedy packings, which no :class:`Effort` limits."""
 
     loads: tuple[Load, ...]
     left: tuple[int, ...]  # pieces of each item that were not placed
+    steps: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)

@@ -16,18 +16,8 @@ from nodemanager.config.site import (
 from nodemanager.config.text.settings import SectionSettings
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.upkeep.rules import Disruption, Schedule
-from nodemanager.planner.cost.spending import cloud_account
-from nodemanager.planner.state.policy import (
-    BLOCK_S,
-    Calls,
-    CloudRules,
-    Fixed,
-    Limits,
-    Policy,
-    Rules,
-    Timing,
-    Upkeep,
-)
+from nodemanager.planner.policy import BLOCK_S, Calls, CloudRules, Fixed, Limits, Policy, Rules, Timing, Upkeep
+from nodemanager.planner.spending import cloud_account
 
 # How long a refused member of an ensemble waits before it asks for pods again: at first, and at most.
 SHARED_AGAIN_S = 15.0

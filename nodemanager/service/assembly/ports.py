@@ -91,7 +91,6 @@ def make_ports(
         # A node that joins by ticket reports its hardware itself, before its broker starts.
         measures=site.flux.join is not JoinMethod.SERVICE and site.policy.misfit is not Misfit.ACCEPT,
         flub=site.flux.join is JoinMethod.FLUB,
-        leader_runs_jobs=site.cloud.provider is Provider.MINICLUSTER,
         types_with_data=_types_with_data(site),
         early_release=site.policy.early_release,
     )

@@ -19,7 +19,7 @@ from nodemanager.actors.messages import Begin, CloudActors, Mailbox, ManagerMess
 from nodemanager.core.orders import DelegateJob
 from nodemanager.core.ports import Clock
 from nodemanager.delegation.view import DelegationView
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.policy import Policy
 from nodemanager.service.assembly.ports import DelegationPorts, SitePorts
 
 A = TypeVar("A", bound=CrashOnlyActor)

@@ -110,6 +110,12 @@ class SimulatedProvider:
                 machine.node for machine in self._machines.values() if machine.node.state != CloudState.TERMINATED
             )
 
+    def unlisted(self) -> frozenset[ProviderId]:
+        """Return the nodes that no list can show yet."""
+        with self._world.lock:
+            now_s = self._world.now_s
+            return frozenset(id_ for id_, machine in self._machines.items() if now_s < machine.listed_from_s)
+
     def bill(self) -> tuple[BillLine, ...]:
         """Return a bill line for every node ever created, in order of creation."""
         with self._world.lock:

@@ -85,10 +85,10 @@ class FluxHome(SimulatedInstance):
             self._delegating = None
 
     def _on_event(self, event: JobEvent) -> None:
-        if event.jobspec is not None:
-            submitted = self._delegating or event.jobspec
+        if event.name == "submit":  # a strange jobspec may be null
+            submitted = self._delegating or event.jobspec or {}
             urgency = int(event.context["urgency"])
-            self.jobs[event.job_id] = SimulatedJob(event.job_id, submitted, event.jobspec, urgency)
+            self.jobs[event.job_id] = SimulatedJob(event.job_id, submitted, event.jobspec or {}, urgency)
         job = self.jobs[event.job_id]
         entry = EventlogEntry(event.name, self.world.steady_at(), event.context)
         job.events.append(entry)

@@ -241,7 +241,9 @@ class SimulatedInstance:
             return
         job.runs += 1
         self.post(job, "start")
-        job.output.append({"timestamp": self.world.steady_at(), "name": "data", "context": {"data": "said\n"}})
+        job.output.append(
+            {"timestamp": self.world.steady_at(), "name": "data", "context": {"data": "said\u2028\u2029\u0085\n"}}
+        )
         incarnation = self.incarnation
 
         def end() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, assert_never
 
 from nodemanager.core.jobs import JobId
+from nodemanager.core.untrusted import read_lines
 from nodemanager.delegation.choose import PeerLoad
 from nodemanager.delegation.home_port import (
     AppendOutput,
@@ -378,7 +379,7 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
                 found = instance.running(job)
                 for key, text in lines.items():
                     log = found.output if key == OUTPUT else found.exec_events
-                    log.extend(json.loads(line) for line in text.splitlines())
+                    log.extend(json.loads(line) for line in read_lines(text))
             case TakeJob(target=target, urgency=urgency):
                 instance.post(instance.active(job), TAKEN, target=target, urgency=urgency)
             case HoldJob():

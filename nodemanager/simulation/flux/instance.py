@@ -122,6 +122,17 @@ class SimulatedFlux:
             self._check_up()
             return self._jobs.submit(jobspec, run_s, urgency, housekeeping_s)
 
+    def submit_unscheduled(self, jobspec: Jobspec, *, urgency: int = 1, userid: int = 0) -> JobId:
+        """Submit any jobspec, unread: the job waits until it is cancelled. Raises FluxError as ``submit`` does."""
+        with self.world.lock:
+            self._check_up()
+            return self._jobs.submit_unscheduled(jobspec, urgency, userid)
+
+    def update_jobspec(self, job_id: JobId, updates: Mapping[str, Any]) -> None:
+        """Update the jobspec of such a job."""
+        with self.world.lock:
+            self._jobs.update_jobspec(job_id, updates)
+
     def requeue(self, job_id: JobId) -> JobId:
         """Submit a job again, held. Raises FluxError if there is no such job, or it does not ask for that."""
         with self.world.lock:

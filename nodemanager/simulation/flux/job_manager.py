@@ -21,7 +21,7 @@ from nodemanager.core.slots import Rank
 from nodemanager.flux.resubmit import requeue_jobspec
 from nodemanager.simulation.flux.housekeeping import Housekeepers, HousekeepingTime
 from nodemanager.simulation.flux.jobid import format_f58, parse_f58
-from nodemanager.simulation.flux.jobspec import Dependency, DependencyScheme, Jobspec, Request, read_request
+from nodemanager.simulation.flux.jobspec import Count, Dependency, DependencyScheme, Jobspec, Request, read_request
 from nodemanager.simulation.flux.resource_set import Grant, R, format_summary
 from nodemanager.simulation.flux.sched_simple import Infeasible, Pool, ResourcesBusy
 from nodemanager.simulation.time.world import Scheduled, World
@@ -40,6 +40,18 @@ _STATUS_NODE_LOST = 1 << 8
 
 _RESULTS = {"cancel": JobResult.CANCELED, "timeout": JobResult.TIMEOUT}  # of exceptions; any other is a failure
 _USER = 0
+NO_REQUEST = Request(
+    nodes=None,
+    slots=Count(1, 1),
+    cores_per_slot=1,
+    gpus_per_slot=0,
+    exclusive=False,
+    constraint="",
+    duration_s=0.0,
+    queue="",
+    dependencies=(),
+    requeue=False,
+)
 _BEFORE_RESOURCES = frozenset({JobState.NEW, JobState.DEPEND, JobState.PRIORITY, JobState.SCHED})
 
 
@@ -65,6 +77,7 @@ class SimulatedJobState:
     housekeeping_s: HousekeepingTime
     state: JobState = JobState.NEW
     started: bool = False
+    scheduled: bool = True  # False: the scheduler never considers it
     priority: int = 0
     grants: tuple[Grant, ...] = ()
     next_step: Scheduled | None = None
@@ -124,6 +137,22 @@ class JobManager:
         job.state = JobState.DEPEND
         self._enter_priority_if_free(job)
         return job.id
+
+    def submit_unscheduled(self, jobspec: Jobspec, urgency: int, userid: int) -> JobId:
+        """Accept a job whose jobspec nobody here reads: it waits until it is cancelled."""
+        job = SimulatedJobState(self._new_id(), jobspec, NO_REQUEST, 0.0, urgency, 0.0, scheduled=False)
+        self._active[job.id] = job
+        submitted = {"userid": userid, "urgency": urgency, "flags": 0, "version": 1}
+        self._post_event(job, "submit", submitted, jobspec=jobspec)
+        self._post_event(job, "validate")
+        job.state = JobState.DEPEND
+        self._enter_priority_if_free(job)
+        return job.id
+
+    def update_jobspec(self, job_id: JobId, updates: Mapping[str, Any]) -> None:
+        """Post a jobspec-update event (RFC 21) for a job that the scheduler never considers."""
+        self._post_event(self._active[job_id], "jobspec-update", updates)
+        self._prioritize(self._active[job_id])
 
     def requeue(self, job_id: JobId) -> JobId:
         """Submit a job again, held. Raises ValueError if there is no such job, or it does not ask for that."""
@@ -277,7 +306,7 @@ class JobManager:
 
     def _enqueue(self, job: SimulatedJobState) -> None:
         """Add the job to the queue. Its older entries stay, and are skipped when they reach the head."""
-        if job.priority > 0:
+        if job.priority > 0 and job.scheduled:
             heapq.heappush(self._queue, (-job.priority, job.id))
         self._schedule_soon()
 
@@ -313,7 +342,7 @@ class JobManager:
         return None
 
     def _is_waiting(self, job: SimulatedJobState) -> bool:
-        return job.state == JobState.SCHED and job.request.queue not in self.stopped_queues
+        return job.scheduled and job.state == JobState.SCHED and job.request.queue not in self.stopped_queues
 
     def _allocate(self, job: SimulatedJobState, grants: tuple[Grant, ...]) -> None:
         heapq.heappop(self._queue)

@@ -68,6 +68,8 @@ class SimulatedFluxPort:
         self._change(lambda: self._record(launches))
 
     def _record(self, launches: Sequence[Launch]) -> None:
+        if self._flux.faults.record_full:
+            raise FluxError("kvs-commit: No space left on device")
         records = dict(self._flux.leases)
         for launch in launches:
             holder = records.setdefault(launch.slot, launch)

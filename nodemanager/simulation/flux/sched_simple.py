@@ -1,6 +1,6 @@
 """The resource pool of a simulated instance. It chooses a job's ranks as flux-core's sched-simple does.
 
-The rule is ``planner/scheduler/sched_simple.py``. Here are the cores and GPUs by number, the ranges of RFC 14, and
+The rule is ``planner/seating.py``. Here are the cores and GPUs by number, the ranges of RFC 14, and
 Flux's own texts.
 """
 
@@ -10,12 +10,7 @@ import json
 from collections.abc import Sequence
 
 from nodemanager.core.notation import compress_hostlist
-from nodemanager.planner.scheduler.sched_simple import (
-    pieces_in_theory,
-    pieces_that_fit,
-    preference,
-    resources_held,
-)
+from nodemanager.planner.seating import pieces_in_theory, pieces_that_fit, preference, resources_held
 from nodemanager.simulation.flux.jobspec import Request, matches
 from nodemanager.simulation.flux.resource_set import (
     Grant,

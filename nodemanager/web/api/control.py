@@ -16,6 +16,7 @@ from nodemanager.core.facts import (
     OperatorFact,
     ReplacementsRequested,
     RetirementRequested,
+    SteeringSeen,
 )
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.records import Mark, Steering
@@ -35,7 +36,7 @@ class ReloadRefused(Exception):
 class SteeredService(Protocol):
     """The running service, as far as operators steer it."""
 
-    def tell(self, fact: OperatorFact) -> None: ...
+    def tell(self, fact: OperatorFact | SteeringSeen) -> None: ...
 
     def reload(self, by: str) -> Document:
         """Reload the site and use it from now on. Raises ``ReloadRefused``, with nothing changed."""

@@ -25,15 +25,13 @@ from nodemanager.core.reason_text import ClockReading, to_sentence, with_user_na
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
-from nodemanager.history.events import order_name, reason_of, subject_of
-from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.cost import billing
-from nodemanager.planner.cost.fleet import ownerless_strays
-from nodemanager.planner.health.node_health import drained_nodes
-from nodemanager.planner.health.standstill import source_name, unsafe_clouds
+from nodemanager.planner import billing
+from nodemanager.planner.backoff import refusal_reason
+from nodemanager.planner.billing import ownerless_strays
+from nodemanager.planner.node_health import drained_nodes
 from nodemanager.planner.plan import Action, Plan
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.snapshot import Snapshot, Source
+from nodemanager.planner.snapshot import Node, Snapshot, Source
+from nodemanager.planner.trust import source_name, unsafe_clouds
 
 Document = dict[str, Any]
 
@@ -340,7 +338,8 @@ def jobs(published: Publication, *, limit: int = JOBS_SHOWN) -> Document:
         **jobs_summary(published),
         "jobs": [job_document(job, published, clock) for job in islice(ordered, limit)],
         "unreadable": [
-            {"job": format_job_id(bad.id), "why": bad.why} for bad in snapshot.queues.unreadable.values()
+            {"job": format_job_id(bad.id), "why": bad.why}
+            for bad in islice(snapshot.queues.unreadable.values(), limit)
         ],
     }
 
@@ -413,13 +412,14 @@ def plan(published: Publication) -> Document:
 
 
 def _action(action: Action, published: Publication, clock: ClockReading) -> Document:
-    reason = reason_of(action)
-    subject = subject_of(action)
+    reason = action.why
+    subject = action.subject
     known = published.snapshot.nodes.get(LaunchId(subject))
     launch = action.launch if isinstance(action, BootNode | CreateNode) else known.launch if known else None
     return {
-        "order": order_name(action),
-        "node": subject,
+        "order": action.name,
+        "node": subject if action.only_job is None else None,
+        "job": format_job_id(action.only_job) if action.only_job is not None else None,
         "slot": launch.slot if launch is not None else None,
         "node_type": launch.type_name if launch is not None else None,
         "serves": [format_job_id(job) for job in action.serves] if isinstance(action, BootNode) else [],

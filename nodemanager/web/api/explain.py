@@ -18,12 +18,12 @@ from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import type_subject
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
-from nodemanager.planner.backoff.zones import block_on, block_reason, zones_of
-from nodemanager.planner.cost import timings
-from nodemanager.planner.explain.near import describe_near
-from nodemanager.planner.explain.type_reasons import size_reasons
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.node_index import node_index_of
+from nodemanager.planner import timings
+from nodemanager.planner.backoff import block_on, block_reason, zones_of
+from nodemanager.planner.demand import unreadable_reason
+from nodemanager.planner.node_index import node_index_of
+from nodemanager.planner.reasons import describe_near, size_reasons
+from nodemanager.planner.snapshot import Node
 from nodemanager.web.api.documents import (
     STARTED_STATES,
     Document,
@@ -63,7 +63,7 @@ def job(
     clock = clock_of(published)
     snapshot = published.snapshot
     if (bad := snapshot.queues.unreadable.get(job_id)) is not None:
-        reason = reason_document(because(Code.UNREADABLE, why=bad.why), clock)
+        reason = reason_document(unreadable_reason(bad), clock)
         return {"subject": format_job_id(job_id), "at": clock.wall_at, "job": None, "reason": reason, "nodes": []}
     found = snapshot.jobs.get(job_id)
     if found is None:
@@ -94,7 +94,8 @@ def job_to_user(published: Publication, text: str, userid: int | None) -> Docume
 
     Of others' jobs it says nothing, not even whether they exist. Of the nodes it names only the slots.
     """
-    found = published.snapshot.jobs.get(_job_id(text))
+    job_id = _job_id(text)
+    found = published.snapshot.jobs.get(job_id) or published.snapshot.queues.unreadable.get(job_id)
     if userid is not None and (found is None or found.userid != userid):
         raise UnknownSubject(f"you have no active job {text}; for its end: flux job eventlog {text}")
     explained = job(published, text)

@@ -17,12 +17,12 @@ from nodemanager.history.events import HistoryEvent
 from nodemanager.history.store.reader import DAY_S, HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
 from nodemanager.planner.plan import plan as make_plan
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.upkeep.schedules import scheduled_policy
-from nodemanager.web.api import documents, explain, health, kubernetes_metrics, panels
+from nodemanager.planner.policy import Policy, scheduled_policy
+from nodemanager.planner.spending import WHOLE_SITE
+from nodemanager.web.api import documents, explain, kubernetes_metrics, panels
 from nodemanager.web.api import peers as peer_documents
 from nodemanager.web.api.control import Control, Order
-from nodemanager.web.api.documents import Document
+from nodemanager.web.api.documents import Document, sources
 from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.state.access import Access, RequestRefused
 from nodemanager.web.state.board import Board
@@ -81,10 +81,14 @@ def status(context: WebContext, request: Request, body: bytes) -> Response:
         {
             **document,
             "clouds": panels.clouds(published),
-            "spent": _cost_document(context, document["at"]),
+            "spent": {
+                **_cost_document(context, document["at"]),
+                "budgets": panels.budgets(published).get(WHOLE_SITE, []),
+            },
             "journal": {
                 "size_bytes": context.reader.size_bytes(),
                 "size_max_bytes": context.reader.size_max_bytes,
+                "failure": context.board.journal_failure(),
             },
             "silent_s": context.board.silent_s,
         }
@@ -226,10 +230,12 @@ def _first_fault(error: ValidationError) -> str:
 
 
 def recent_events(context: WebContext, request: Request, body: bytes) -> Response:
-    """Answer with the latest events."""
+    """Answer with the latest events, those of single jobs only if the client may see jobs."""
     del body
     limit = int(_query_number(request, "limit", 200, 0, 2000))
     events = context.board.events_after(0, max(1, limit))
+    if not context.access.may_see_jobs(request):
+        events = [(number, event) for number, event in events if not event.of_job]
     return json_response({"events": [event_document(number, event) for number, event in events] if limit else []})
 
 
@@ -282,14 +288,14 @@ def ensembles(context: WebContext, request: Request, body: bytes) -> Response:
 def healthz(context: WebContext, request: Request, body: bytes) -> Response:
     """Answer 200 if the service is healthy, else 503."""
     del request, body
-    well, document = health.check_health(context.board)
+    well, document = check_health(context.board)
     return json_response(document, 200 if well else 503)
 
 
 def readyz(context: WebContext, request: Request, body: bytes) -> Response:
     """Answer 200 once the service decides, else 503."""
     del request, body
-    well, document = health.check_readiness(context.board)
+    well, document = check_readiness(context.board)
     return json_response(document, 200 if well else 503)
 
 
@@ -371,3 +377,43 @@ def _query_number(request: Request, name: str, default: float, least: float, mos
     if not least <= number <= most:
         raise RequestRefused(400, f"{name} must be a number from {least:g} to {most:g}")
     return number
+
+
+# --- the health checks: does the service decide, and on fresh data? For supervisors and load balancers ----
+
+
+# A plan is made at least every ``actors.manager.SHOW_EVERY_S``, so a manager that is silent for this long is stuck.
+DECISION_LATE_S = 15.0
+
+
+def check_health(board: Board) -> tuple[bool, Document]:
+    """Check that the last decision is recent and that no source is stale. After a start, sources get some time."""
+    silent_s = board.silent_s
+    document: Document = {"silent_s": round(silent_s, 3), "late": silent_s > DECISION_LATE_S, "stale": []}
+    posted = board.latest
+    if posted is not None:
+        seen = sources(posted.published)
+        grace_s = posted.published.policy.timing.stale_after_s
+        starting = posted.posted_s - board.started_s < grace_s
+        document["stale"] = [
+            name for name, source in seen.items() if source["stale"] and not (starting and source["age_s"] is None)
+        ]
+        document["sources"] = seen
+    well = not document["late"] and not document["stale"]
+    return well, {"ok": well, **document}
+
+
+def check_readiness(board: Board) -> tuple[bool, Document]:
+    """Check that plans are made, and that operators can steer the manager that makes them.
+
+    So the service holds or observes the instance, and every source has answered.
+    """
+    posted = board.latest
+    if posted is None:
+        return False, {"ok": False, "why": "nothing has been decided yet"}
+    plan = posted.published.plan
+    still = plan.stands_still if not plan.is_paused else None
+    lost = posted.published.snapshot.operator.steering_lost
+    why = lost or (str(plan.stands_still) if plan.stands_still is not None else "")
+    well = still is None and not lost
+    return well, {"ok": well, "why": why}

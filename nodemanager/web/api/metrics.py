@@ -20,12 +20,10 @@ from nodemanager.core.slots import NodeType
 from nodemanager.delegation.view import DelegationView
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import FAILED_OUTCOMES, NodeLife
-from nodemanager.planner.backoff import boot_failures
-from nodemanager.planner.backoff.drain_breaker import users_put_off
-from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.cost import budget, cloud_room, fleet, spending
-from nodemanager.planner.health import node_health
-from nodemanager.planner.health.standstill import clouds_with_nodes
+from nodemanager.planner import billing, breakers, budget, node_health, spending
+from nodemanager.planner.backoff import refusal_reason
+from nodemanager.planner.breakers import current_record_fault, users_put_off
+from nodemanager.planner.trust import clouds_with_nodes
 from nodemanager.web.api.documents import jobs_waiting, nodes_wanted, sources
 from nodemanager.web.state.board import Board
 
@@ -153,6 +151,8 @@ class _StateCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield _gauge("silent_seconds", "Time since the last decision was completed.", self._board.silent_s)
+        text = "1 while the history cannot be written."
+        yield _gauge("journal_failing", text, int(bool(self._board.journal_failure())))
         yield from _ensemble_gauges(self._board)
         posted = self._board.latest
         if posted is not None:
@@ -239,7 +239,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         "Users for whom nothing is bought, because their jobs made Flux drain node after node.",
         len(users_put_off(snapshot)),
     )
-    yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(fleet.ownerless_strays(snapshot)))
+    yield _gauge("orphans", "Nodes with our tags that no launch owns.", len(billing.ownerless_strays(snapshot)))
     yield _gauge("intruders", "Nodes with our cluster's name but another UUID.", len(snapshot.intruders))
     yield _gauge(
         "strangers",
@@ -258,10 +258,7 @@ def _node_gauges(published: Publication) -> Iterator[Metric]:
         "boot_breaker",
         "1 if too many boots in a row failed: nodes of the type are no longer bought, only tried one at a time.",
         ("node_type",),
-        {
-            (it.name,): float(boot_failures.open_breaker(it, snapshot, policy) is not None)
-            for it in policy.node_types
-        },
+        {(it.name,): float(breakers.open_breaker(it, snapshot, policy) is not None) for it in policy.node_types},
     )
 
 
@@ -273,7 +270,10 @@ def _job_gauges(published: Publication) -> Iterator[Metric]:
     yield _gauges("jobs", "Jobs by state. Inactive: ended jobs that the instance remembers.", ("state",), states)
     pending: dict[tuple[str, ...], float] = {(code,): count for code, count in jobs_waiting(published.plan).items()}
     yield _gauges("jobs_pending", "Waiting jobs by reason.", ("reason",), pending)
-    yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(published.snapshot.queues.unreadable))
+    unreadable = published.snapshot.queues.unreadable
+    yield _gauge("jobs_unreadable", "Jobs whose jobspec cannot be read.", len(unreadable))
+    aside = sum(bad.set_aside for bad in unreadable.values())
+    yield _gauge("jobs_set_aside", "Jobs that this program cannot handle: a fault of it.", aside)
 
 
 def _peer_gauges(view: DelegationView) -> Iterator[Metric]:
@@ -320,7 +320,7 @@ def _cost_gauges(published: Publication) -> Iterator[Metric]:
 def _cloud_gauges(published: Publication) -> Iterator[Metric]:
     """The nodes of each cloud and their price, with those that no launch owns: as its limits count them."""
     rooms = {
-        name: cloud_room.room_of(name, published.snapshot, published.policy)
+        name: billing.room_of(name, published.snapshot, published.policy)
         for name in clouds_with_nodes(published.snapshot, published.policy)
     }
     count: dict[tuple[str, ...], float] = {(name,): float(it.nodes) for name, it in rooms.items()}
@@ -344,5 +344,13 @@ def _service_gauges(published: Publication) -> Iterator[Metric]:
     )
     yield _gauge(
         "paused", "1 while an operator pauses decisions.", int(snapshot.operator.steering.paused is not None)
+    )
+    lost = bool(snapshot.operator.steering_lost)
+    yield _gauge("not_steerable", "1 while nobody can steer the manager, so that it buys nothing.", int(lost))
+    fault = current_record_fault(snapshot)
+    yield _gauge(
+        "record_failures",
+        "Leases that Flux refused to record in a row.",
+        fault.failures if fault is not None else 0,
     )
     yield _gauge("acts", "1 while decisions are carried out.", int(published.acts and snapshot.sources.claimed))

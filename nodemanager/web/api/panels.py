@@ -12,14 +12,14 @@ from nodemanager.core.nodes import FailureKind
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName
 from nodemanager.history.cost_ledger import JOB_USE
-from nodemanager.planner.backoff.boot_failures import breaker_open, open_breaker
-from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.cost.budget import left_by_period
-from nodemanager.planner.cost.cloud_room import room_of
-from nodemanager.planner.cost.spending import cloud_account
-from nodemanager.planner.health.standstill import closed_clouds, clouds_with_nodes, stale_clouds, unsafe_clouds
-from nodemanager.planner.state.policy import CloudRules
-from nodemanager.planner.state.snapshot import ALL_TYPES, Scope
+from nodemanager.planner.backoff import refusal_reason
+from nodemanager.planner.billing import room_of
+from nodemanager.planner.breakers import breaker_open, open_breaker
+from nodemanager.planner.budget import left_by_period
+from nodemanager.planner.policy import CloudRules
+from nodemanager.planner.snapshot import ALL_TYPES, Scope
+from nodemanager.planner.spending import cloud_account
+from nodemanager.planner.trust import closed_clouds, clouds_with_nodes, stale_clouds, unsafe_clouds
 from nodemanager.web.api.documents import Document, clock_of, reason_document
 from nodemanager.web.state.board import Board
 
@@ -88,9 +88,12 @@ def clouds(published: Publication) -> list[Document]:
     states: dict[CloudName, Counter[str]] = {name: Counter() for name in names}
     for node in snapshot.nodes.values():
         states[policy.cloud_of(node.launch)][str(node.state)] += 1
-    budgets, closed = _budgets(published), _closed(published)
+    by_owner, closed = budgets(published), _closed(published)
     troubles = {name: [*closed.get(name, ()), *_troubles(name, published)] for name in names}
-    return [_cloud(name, published, states[name], budgets.get(name, []), troubles[name]) for name in names]
+    return [
+        _cloud(name, published, states[name], by_owner.get(cloud_account(name), []), troubles[name])
+        for name in names
+    ]
 
 
 def _cloud(
@@ -116,17 +119,13 @@ def _cloud(
     }
 
 
-def _budgets(published: Publication) -> dict[CloudName, list[Document]]:
-    """What each cloud has spent of its own budgets, by period."""
-    policy = published.policy
-    left = left_by_period(published.snapshot, policy)
-    found: dict[CloudName, list[Document]] = {}
-    for name in policy.cloud_names:
-        for (owner, period), rest in left.items():
-            if owner == cloud_account(name):
-                budget = policy.budgets[owner, period]
-                amounts = {"budget": float(budget), "spent": float(budget - rest), "left": float(rest)}
-                found.setdefault(name, []).append({"period": period, **amounts})
+def budgets(published: Publication) -> dict[str, list[Document]]:
+    """What the owners of budgets (the site and its clouds, as ``planner.spending`` names them) have spent."""
+    found: dict[str, list[Document]] = {}
+    for (owner, period), rest in left_by_period(published.snapshot, published.policy).items():
+        budget = published.policy.budgets[owner, period]
+        amounts = {"budget": float(budget), "spent": float(budget - rest), "left": float(rest)}
+        found.setdefault(owner, []).append({"period": period, **amounts})
     return found
 
 

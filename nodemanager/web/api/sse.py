@@ -11,6 +11,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from nodemanager.web.api.handlers import event_document
+from nodemanager.web.api.hidden_jobs import hide_jobs
+from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
 
 STREAMS_MAX = 64
@@ -21,8 +23,9 @@ KEEP_ALIVE_S = 15.0
 class EventStreams:
     """Sends each client the events from now on, or from the last event whose number it has seen."""
 
-    def __init__(self, board: Board, ended: Callable[[], bool]) -> None:
+    def __init__(self, board: Board, access: Access, ended: Callable[[], bool]) -> None:
         self._board = board
+        self._access = access
         self._ended = ended
         self._open = 0
 
@@ -35,19 +38,23 @@ class EventStreams:
         if after < 0:
             after = latest[-1][0] if latest else 0
         self._open += 1  # before the next request is looked at
-        return _CountedStream(self._events(after), self._leave)
+        return _CountedStream(self._events(after, shows_jobs=self._access.may_see_jobs(request)), self._leave)
 
     def _leave(self) -> None:
         self._open -= 1
 
-    async def _events(self, after: int) -> AsyncIterator[str]:
+    async def _events(self, after: int, *, shows_jobs: bool) -> AsyncIterator[str]:
         quiet_s = 0.0
         yield ": from here on\n\n"
         while not self._ended():
             for number, event in self._board.events_after(after):
                 after = number
                 quiet_s = 0.0
+                if event.of_job and not shows_jobs:
+                    continue
                 data = json.dumps(event_document(number, event))
+                if not shows_jobs:
+                    data = hide_jobs(data.encode(), self._board.is_active_job).decode()
                 yield f"id: {number}\nevent: {event.kind}\ndata: {data}\n\n"
             await asyncio.sleep(POLL_S)
             quiet_s += POLL_S

@@ -7,11 +7,14 @@ import secrets
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
 from nodemanager.ensemble.operator import ChangeDenied, ChangeFailed, MembersPort, ReplyStatus, read_change
+from nodemanager.join.connection_limits import ConnectionBounds
+from nodemanager.web.grpc.front import BOUNDS, Front
 from nodemanager.web.grpc.material import ServiceMaterial, token_of_member
 from nodemanager.web.grpc.messages import SERVICE, load_grpc, load_messages
 from nodemanager.web.listen import CannotListen, TcpAddress
@@ -22,6 +25,7 @@ REQUESTS_MAX = 64  # at one time; the others are told to try again
 REQUEST_BYTES_MAX = 2**20  # a node manager that adds 1,000 pods sends 130 kB
 IDLE_S = 600.0  # a connection without requests is closed
 STOP_S = 1.0
+_SHARED_TOKEN = ""
 
 
 class MembersServer:
@@ -38,6 +42,7 @@ class MembersServer:
         material: ServiceMaterial | None,
         *,
         own_tokens: bool = False,
+        bounds: ConnectionBounds = BOUNDS,
     ) -> None:
         self._grpc = load_grpc()
         self._messages = load_messages()
@@ -45,6 +50,10 @@ class MembersServer:
         self._members = members
         self._material = material
         self._own_tokens = own_tokens
+        # All members with the shared token count as one, so together they may have half of the connections.
+        shared_max = max(bounds.per_launch_max, bounds.connections_max // 2)
+        self._bounds = bounds if own_tokens else replace(bounds, per_launch_max=shared_max)
+        self._front: Front | None = None
         self._log: Any = structlog.get_logger()
         self._stopped = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="ensemble-members", daemon=True)
@@ -55,35 +64,35 @@ class MembersServer:
             options=[
                 ("grpc.max_receive_message_length", REQUEST_BYTES_MAX),
                 ("grpc.max_connection_idle_ms", int(1000 * IDLE_S)),
-                ("grpc.so_reuseport", 0),  # two services on one port would each get half of the requests
             ],
         )
 
     def start(self) -> int:
         """Listen, and return the port. Raises ``CannotListen``."""
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
-        place = f"{host}:{self._address.port}"
         try:
-            port = self._add_port(place)
-        except (RuntimeError, ValueError) as error:
+            self._front = front = Front(self._address, self._material, self._bounds)
+            try:
+                self._server.add_insecure_port(front.inner)
+                self._server.start()
+                port = front.start()
+            except BaseException:
+                self._server.stop(None)
+                front.stop(STOP_S)
+                raise
+        except (CannotListen, RuntimeError, ValueError) as error:
+            place = f"{host}:{self._address.port}"
             raise CannotListen(f"{place}: the gRPC service cannot listen there: {error}") from error
-        if not port:
-            raise CannotListen(f"{place}: the gRPC service cannot listen there")
-        self._server.start()
         self._keeper.start()
         self._log.info("ensemble_service", address=f"{host}:{port}", tls=self._material is not None)
         return port
-
-    def _add_port(self, place: str) -> int:
-        if self._material is None:
-            return int(self._server.add_insecure_port(place))
-        pair = (self._material.key, self._material.certificate)
-        return int(self._server.add_secure_port(place, self._grpc.ssl_server_credentials([pair])))
 
     def stop(self) -> None:
         """Stop listening. Requests under way may end within a second."""
         self._stopped.set()
         self._server.stop(STOP_S).wait(2 * STOP_S)
+        if self._front is not None:
+            self._front.stop(STOP_S)
 
     def _keep(self) -> None:
         while True:
@@ -104,6 +113,8 @@ class MembersServer:
             header = dict(context.invocation_metadata()).get("authorization", "")
             if not self._knows_token(header, asked.name):
                 context.abort(self._grpc.StatusCode.UNAUTHENTICATED, "the token is required")
+            if self._front is not None:
+                self._front.heard(context.peer(), self._proven_by(asked.name))
             status, payload = answer(asked)
             return self._messages.response(status=int(status), payload=json.dumps(payload))
 
@@ -112,6 +123,12 @@ class MembersServer:
             request_deserializer=request.FromString,
             response_serializer=self._messages.response.SerializeToString,
         )
+
+    def _proven_by(self, name: str) -> str | None:
+        """For whom a connection with this request counts. A name without a token of its own proves nothing."""
+        if self._material is None:
+            return None
+        return name if self._own_tokens else _SHARED_TOKEN
 
     def _knows_token(self, header: str, name: str) -> bool:
         if self._material is None:

@@ -29,6 +29,11 @@ class Team:
 
     tokens: tuple[NamedToken, ...] = ()
 
+    @property
+    def may_steer(self) -> bool:
+        """Whether one of the tokens lets its bearer steer."""
+        return any(it.role is Role.OPERATE for it in self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
@@ -38,11 +43,11 @@ class Caller:
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Access:
     """The access rules of one server.
 
-    ``token``: the owner's; None if it could not be read or made. ``by_socket``: the server listens on its Unix
+    ``token``: the owner's; None while it cannot be read or made. ``by_socket``: the server listens on its Unix
     socket, so only the owner can connect.
     """
 
@@ -83,7 +88,7 @@ class Access:
         """Raise ``RequestRefused`` unless the request has a token that may steer."""
         caller = self.caller(request)
         if caller is None and self.token is None:
-            raise RequestRefused(503, "the service has no token of its own; its log says why")
+            raise RequestRefused(503, "the service has no token of its own: see the warnings of status")
         if caller is None:
             raise RequestRefused(401, "this needs the token: Authorization: Bearer TOKEN ([Web] token_file)")
         if caller.role is not Role.OPERATE:

@@ -18,8 +18,8 @@ from nodemanager.delegation.view import DelegationView
 from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryUpdate
-from nodemanager.planner.state.node_index import node_index_of
-from nodemanager.planner.state.queue_index import queue_index_of
+from nodemanager.planner.node_index import node_index_of
+from nodemanager.planner.ranks_and_queue import queue_index_of
 
 EVENTS_MAX = 2000
 # Events that happen to every node and job all the time. The history has them; here they would crowd out the others.
@@ -65,6 +65,7 @@ class Board:
         self._sample_every_s = SAMPLE_EVERY_S
         self._sampled_s = float("-inf")
         self._numbered = 0
+        self.journal_failure: Callable[[], str] = lambda: ""  # why the history cannot be written; "" if it can
         self.spent = 0.0  # since the start of this process; an estimate
 
     # --- written ---
@@ -144,6 +145,13 @@ class Board:
     def latest(self) -> LatestPublication | None:
         """The latest publication; None before the first one."""
         return self._latest
+
+    def is_active_job(self, job: int) -> bool:
+        """Whether the instance has this job, also if it cannot be read."""
+        if self._latest is None:
+            return False
+        snapshot = self._latest.published.snapshot
+        return job in snapshot.jobs or job in snapshot.queues.unreadable
 
     @property
     def silent_s(self) -> float:

@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class SampleKeeper:
         self._path = path
         self._clock_s = clock_s
         self._kept_s = clock_s()
+        self._failure = ""  # of the latest write; "" if it worked
 
     def take_in(self, update: HistoryUpdate) -> None:
         """Keep the samples if it is time. Called by the history thread, after the board took the update in."""
@@ -58,4 +60,10 @@ class SampleKeeper:
             new.write_text(json.dumps([asdict(sample) for sample in self._board.samples()]), encoding="utf-8")
             os.replace(new, self._path)  # noqa: PTH105 - as elsewhere: readers see the old file or the new one
         except OSError as error:
-            structlog.get_logger().warning("charts_not_kept", path=str(self._path), why=str(error))
+            if self._failure != (failure := str(error)):
+                structlog.get_logger().warning("charts_not_kept", path=str(self._path), why=failure)
+            self._failure = failure
+            with suppress(OSError):
+                new.unlink(missing_ok=True)  # a full disk leaves an empty one
+        else:
+            self._failure = ""

@@ -23,6 +23,10 @@ class TokenError(Exception):
     """The token cannot be read or made. The message says why and what to do."""
 
 
+class NoTokenFile(TokenError):
+    """There is no file with the token."""
+
+
 class Role(StrEnum):
     """What the bearer of a named token may do."""
 
@@ -42,7 +46,14 @@ class NamedToken:
 def read_or_make_token(path: Path) -> str:
     """Read the token, or make one. Raises ``TokenError``."""
     try:
+        return read_token(path)
+    except NoTokenFile:
+        pass
+    try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise TokenError(f"{path}: the token cannot be written: {error}") from error
+    try:
         # Others can never read it, and a token that another process has just made is never overwritten.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -50,8 +61,14 @@ def read_or_make_token(path: Path) -> str:
     except OSError as error:
         raise TokenError(f"{path}: the token cannot be written: {error.strerror}") from error
     made = secrets.token_urlsafe(32)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(made + "\n")
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(made + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:  # the disk is full
+        path.unlink(missing_ok=True)
+        raise TokenError(f"{path}: the token cannot be written: {error.strerror}") from error
     return made
 
 
@@ -60,16 +77,17 @@ def read_token(path: Path) -> str:
     try:
         text, is_private = _read(path, 1024)
     except FileNotFoundError as error:
-        raise TokenError(f"{path}: no token found: is the service running with this site?") from error
+        raise NoTokenFile(f"{path}: no token found: is the service running with this site?") from error
     except (OSError, UnicodeDecodeError) as error:
         raise TokenError(f"{path}: the token cannot be read: {error}") from error
     if not is_private:
         raise TokenError(
-            f"{path}: other users may read the token: chmod 600 {path}; if it was read, remove it and restart"
+            f"{path}: other users may read the token: chmod 600 {path}; if it was read, remove it, and the service"
+            " makes a new one"
         )
     text = text.strip()
     if not text:
-        raise TokenError(f"{path}: the file is empty: remove it, and the next start makes a new token")
+        raise TokenError(f"{path}: the file is empty: remove it, and the service makes a new token")
     return text
 
 

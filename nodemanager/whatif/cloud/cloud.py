@@ -11,7 +11,7 @@ from typing import Literal
 
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import Market, NodeType, SlotName, TypeName
-from nodemanager.planner.cost import billing
+from nodemanager.planner import billing
 from nodemanager.whatif.cloud.distributions import TypeBehaviour
 
 SPREAD = 0.2  # boot and stop times vary by a fifth, as in the embedded world
@@ -48,6 +48,7 @@ class ReplayMachine:
     job_s: float = 0.0  # of all runs, each counted by its share of the node
     lost_job_s: float = 0.0  # of these, the runs that were lost
     prepaid: bool = False  # its time costs nothing
+    used_gpus: bool = False  # a job that asked for GPUs ran on it
 
     @property
     def online(self) -> bool:

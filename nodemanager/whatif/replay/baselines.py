@@ -15,7 +15,7 @@ from typing import ClassVar
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.nodes import CloudState
 from nodemanager.core.slots import NodeType, TypeName
-from nodemanager.planner.scheduler.sched_simple import pieces_in_theory, pieces_of, pieces_that_fit
+from nodemanager.planner.seating import pieces_in_theory, pieces_of, pieces_that_fit
 from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import News, ReplayEngine
 from nodemanager.whatif.replay.sched_simple import (

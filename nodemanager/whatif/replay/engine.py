@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from nodemanager.core.jobs import JobId, QueuePolicy, Shape
 from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, ProviderId
 from nodemanager.core.slots import NodeType, SlotName
-from nodemanager.planner.cost.billing import PREPAID, node_share
+from nodemanager.planner.billing import PREPAID, node_share
 from nodemanager.whatif.cloud.cloud import CloudConditions, CloudDraws, ReplayMachine
 from nodemanager.whatif.replay.sched_simple import GrantCounts, QueuedJob, RankCapacity, Scheduler
 from nodemanager.whatif.replay.totals import RunTotals
@@ -271,6 +271,7 @@ class ReplayEngine:
         if machine is None:
             return
         machine.core_s += grant.cores * ran_s
+        machine.used_gpus = machine.used_gpus or grant.gpus > 0
         part, whole = node_share(grant.cores, grant.gpus, machine.node_type.cores, machine.node_type.gpus)
         machine.job_s += ran_s * part / whole
         machine.lost_job_s += ran_s * part / whole if lost else 0.0
@@ -329,6 +330,14 @@ class ReplayEngine:
     def undrain(self, rank: int) -> None:
         if self.drained.pop(rank, None) is not None:
             self._update_rank(rank)
+
+    def hold(self, jobs: Container[JobId]) -> None:
+        self.scheduler.hold(jobs)
+        self._changed = True
+
+    def release(self, jobs: Iterable[JobId]) -> None:
+        self.scheduler.release(jobs)
+        self._changed = True
 
     def stop_broker(self, rank: int) -> None:
         self.at(self.now_s + BROKER_STOP_S, self._drop_broker, self.machines.get(rank))

@@ -43,8 +43,8 @@ from fractions import Fraction
 
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import NodeType
-from nodemanager.planner.cost.billing import SECONDS_PER_HOUR
-from nodemanager.planner.scheduler.sched_simple import pieces_of, pieces_that_fit
+from nodemanager.planner.billing import SECONDS_PER_HOUR
+from nodemanager.planner.seating import pieces_of, pieces_that_fit
 
 SWEPT_S_MIN = 60.0
 

@@ -8,7 +8,7 @@ as planned. Calls take a fixed time, and fail only for lack of capacity or quota
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from math import inf
 from typing import assert_never
@@ -34,8 +34,17 @@ from nodemanager.core.facts import (
     SpendKept,
     Tick,
 )
-from nodemanager.core.jobs import JobId
-from nodemanager.core.nodes import FailureKind, FluxRank, Launch, LaunchId
+from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, RankAllocation
+from nodemanager.core.nodes import (
+    CloudNode,
+    FailureKind,
+    FluxRank,
+    Identity,
+    Launch,
+    LaunchId,
+    NodeState,
+    ProviderId,
+)
 from nodemanager.core.orders import (
     BootNode,
     CancelCopy,
@@ -58,13 +67,16 @@ from nodemanager.core.orders import (
     StopBroker,
     UndrainNode,
 )
+from nodemanager.core.slots import Rank
 from nodemanager.planner.brain import Brain
-from nodemanager.planner.health.settling import settles_at_s
+from nodemanager.planner.frozen import replace
+from nodemanager.planner.node_index import node_index_of
 from nodemanager.planner.plan import Action, plan
-from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.trust import settles_at_s
+from nodemanager.whatif.cloud.cloud import ReplayMachine
 from nodemanager.whatif.replay.engine import BROKER_STOP_S, ReplayEngine
-from nodemanager.whatif.replay.planner_view import PlannerView
+from nodemanager.whatif.replay.invariants import ReplayInvariants, without_true_reason
 from nodemanager.whatif.replay.sched_simple import QueuedJob
 from nodemanager.whatif.workload.event_log import EventLog
 
@@ -104,6 +116,7 @@ class PlannerDriver:
         self._last_look_s = 0.0
         self.plans = 0
         self.facts = 0
+        self.invariants = ReplayInvariants()
 
     # --- the Decider interface ---
 
@@ -131,6 +144,17 @@ class PlannerDriver:
         self._advance_snapshot()
         reasons = plan(self._brain.snapshot, self._policy).jobs
         return {job.id: reasons[job.id].code if job.id in reasons else "waits" for job in jobs}
+
+    def broken_rules(self) -> tuple[str, ...]:
+        """The rules that the run broke. Call it at its end."""
+        self._advance_snapshot()
+        snapshot = self._brain.snapshot
+        self.invariants.check_plan(snapshot, plan(snapshot, self._brain.policy), self._brain.policy)
+        self.invariants.check_plans(self.plans, self._engine.events, self._engine.now_s)
+        waiting = [*self._engine.scheduler.queue, *self._engine.scheduler.held.values()]
+        reasons = plan(snapshot, self._policy).jobs if waiting else {}
+        unserved = without_true_reason(waiting, reasons, snapshot, self._policy, self._engine.setup.conditions)
+        return (*self.invariants.broken.values(), *(f"unserved: {it}" for it in unserved))
 
     # --- facts ---
 
@@ -200,6 +224,7 @@ class PlannerDriver:
         engine.news.cloud = False
         self._last_list_s = engine.now_s
         self._advance_snapshot()
+        self.invariants.check_ended(engine.ended_machines, self._policy)
         machines = [*engine.ended_machines, *engine.machines.values()]
         for name in self._policy.cloud_names:
             here = [it for it in machines if self._policy.only_cloud(it.node_type.cloud) == name]
@@ -263,12 +288,15 @@ class PlannerDriver:
             self._read_ranks()
         decision = self._brain.decide()
         self.plans += 1
+        self.invariants.check_plan(decision.snapshot, decision.plan, decision.policy)
         for ask in decision.asks:
             if isinstance(ask, KeepSpend):
                 self._take(SpendKept(ask.spend))
                 self._plan_by(now_s + TICK_S)  # leases wait until the spending is kept
         self._carry_out(decision.orders)
-        self._calls_held = decision.plan.calls_held
+        # A lease ends only once the call for its node is answered, even if a list shows the node gone before.
+        calls = node_index_of(decision.snapshot).with_call.values()
+        self._calls_held = decision.plan.calls_held or any(node.state is NodeState.GONE for node in calls)
         if decision.next_at_s < inf:
             self._plan_by(decision.next_at_s + GRACE_S)
 
@@ -308,11 +336,11 @@ class PlannerDriver:
                     self._engine.drain(rank, text)
                     self._answer(FLUX_CALL_S, lambda order=action: self._cordoned(order))  # type: ignore[misc]
                 case HoldJobs(jobs=jobs):
-                    self._engine.scheduler.hold(jobs)
+                    self._engine.hold(jobs)
                     self._answer(FLUX_CALL_S, _constant(JobsHeld(jobs)))
                     self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._view.jobs_seen(ids))  # type: ignore[misc]
                 case ReleaseJobs(jobs=jobs):
-                    self._engine.scheduler.release(jobs)
+                    self._engine.release(jobs)
                     self._answer(FLUX_CALL_S, _constant(JobsReleased(frozenset(jobs))))
                     self._answer(FLUX_CALL_S, lambda ids=tuple(jobs): self._view.jobs_seen(ids))  # type: ignore[misc]
                 case ReadResult() | StartCopy() | CancelCopy():
@@ -355,3 +383,114 @@ class PlannerDriver:
 
 def _constant(fact: Fact) -> Callable[[], Fact]:
     return lambda: fact
+
+
+# --- planner view -----------------------------------------------------------------------------------------
+#
+# What the planner is shown of the engine's queue, ranks and machines: the same values as in the service.
+
+
+class PlannerView:
+    """Converts the engine's state to the planner's values, and knows what it showed last."""
+
+    def __init__(self, engine: ReplayEngine, policy: Policy) -> None:
+        self._engine, self._policy = engine, policy
+        self._seen: dict[int, FluxRank] = {}  # each rank at the latest look
+        self._listed: dict[ProviderId, CloudNode] = {}
+        self.machines: dict[ProviderId, ReplayMachine] = {}  # those listed
+
+    # --- jobs ---
+
+    def job(self, job: QueuedJob) -> Job:
+        """A job as Flux's queue shows it."""
+        start_at = self._engine.setup.start_at
+        began_at = start_at + job.started_s if job.started_s is not None else None
+        held = job.id in self._engine.scheduler.held
+        return Job(
+            id=job.id,
+            urgency=0 if held else 16,
+            priority=0 if held else 16,
+            state=JobState.SCHED if job.started_s is None else JobState.RUN,
+            request=JobRequest(job.shape, job.limit_s),
+            submitted_at=start_at + job.submitted_s,
+            userid=job.userid,
+            allocations=tuple(RankAllocation(Rank(grant.rank), grant.cores, grant.gpus) for grant in job.grants),
+            ends_at=began_at + job.limit_s if began_at is not None and job.limit_s else None,
+            began_at=began_at,
+        )
+
+    def jobs_seen(self, ids: Sequence[JobId]) -> QueueSeen:
+        """What the queue says of waiting jobs after their urgency was changed."""
+        scheduler = self._engine.scheduler
+        waiting = {job.id: job for job in (*scheduler.queue, *scheduler.held.values())}
+        return QueueSeen(self._engine.now_s, tuple(self.job(waiting[id_]) for id_ in ids if id_ in waiting))
+
+    # --- ranks ---
+
+    def look_at(self, rank: int) -> FluxRank:
+        """A rank as it is now. The next questions about it are answered by this look."""
+        seen = self._seen[rank] = self.rank(rank)
+        return seen
+
+    def is_used(self, rank: int) -> bool:
+        """Whether a job holds cores there and has not given them back."""
+        return self._engine.scheduler.ranks[rank].jobs > 0 and rank not in self._engine.given_back
+
+    def has_joined(self, rank: int) -> bool:
+        """Whether an expected node has come up since the latest look. The jobs it is for are planned on it."""
+        return self._engine.scheduler.ranks[rank].up and not self._seen[rank].online
+
+    def stays_offline(self, rank: int) -> bool:
+        """Whether the rank was and is offline. That its slot became free matters only to waiting jobs."""
+        machine = self._engine.machines.get(rank)
+        return not self._seen[rank].online and not (machine is not None and machine.online)
+
+    def rank(self, rank: int) -> FluxRank:
+        """A rank as it is now."""
+        capacity, machine = self._engine.scheduler.ranks[rank], self._engine.machines.get(rank)
+        ended_s = self._engine.last_ended_s.get(rank)
+        online = machine is not None and machine.online
+        known = self._seen.get(rank)
+        return replace(
+            known or FluxRank(Rank(rank), capacity.host, online, capacity.cores, capacity.gpus),
+            online=online,
+            cores_free=capacity.cores_free if capacity.up else 0,  # 0 if it was given back: its job holds it whole
+            gpus_free=capacity.gpus_free if capacity.up else 0,
+            allocated=self.is_used(rank),
+            given_back=self._engine.given_back.get(rank),
+            schedulable=capacity.up,
+            drain_reason=self._engine.drained.get(rank),
+            last_job_ended_at=None if ended_s is None else self._engine.setup.start_at + ended_s,
+        )
+
+    # --- machines ---
+
+    def cloud_node(self, machine: ReplayMachine) -> CloudNode:
+        """A machine as the provider lists it."""
+        known = self._listed.get(machine.provider_id)
+        if known is not None and known.state is machine.state:
+            return known
+        node = CloudNode(
+            machine.provider_id,
+            machine.state,
+            known.identity if known is not None else self._identity(machine),
+            created_at=self._engine.setup.start_at + machine.created_s,
+            died_because=machine.died_because,
+            market=machine.node_type.market,
+            size=machine.node_type.size,
+        )
+        self.machines[machine.provider_id] = machine
+        self._listed[machine.provider_id] = node
+        return node
+
+    def _identity(self, machine: ReplayMachine) -> Identity:
+        policy, node_type = self._policy, machine.node_type
+        return Identity(
+            policy.cluster, policy.cluster_uuid, machine.launch, machine.slot, node_type.name, node_type.made_from
+        )
+
+    def forget_all_but(self, machines: Iterable[ReplayMachine]) -> None:
+        """Forget the machines that the provider no longer lists."""
+        shown = {machine.provider_id for machine in machines}
+        for forgotten in self._listed.keys() - shown:
+            del self._listed[forgotten], self.machines[forgotten]

@@ -24,6 +24,8 @@ class TypeOutcome:
     cost_unused: float  # of billing windows after the nodes' end
     hours: float
     hours_paid: float
+    misused: int = 0  # nodes with GPUs that ran only jobs without GPUs
+    cost_misused: float = 0.0
 
     @property
     def cost_busy(self) -> float:
@@ -74,6 +76,7 @@ class Outcome:
     waiting: Curve = Curve(0.0, ())
     nodes: Curve = Curve(0.0, ())
     busy: Curve = Curve(0.0, ())
+    broken: tuple[str, ...] = ()  # rules of ``invariants`` that the planner broke
 
     def serves_as_many(self, other: Outcome) -> bool:
         """Whether the costs and waits can be compared: both must serve equally many jobs, and at least one."""
@@ -126,6 +129,8 @@ def build_outcome(policy: str, totals: RunTotals, *, events: int, plans: int, to
                 cost_unused=float(bill.cost_unused),
                 hours=(bill.boot_s + bill.busy_s + bill.idle_s + bill.stop_s) / 3600,
                 hours_paid=bill.paid_s / 3600,
+                misused=bill.misused,
+                cost_misused=float(bill.cost_misused),
             )
             for name, bill in totals.bills.items()
         },

@@ -1,6 +1,6 @@
 """A fast sched-simple: decides which job starts on which ranks, and in what order.
 
-The rule is ``planner/scheduler/sched_simple.py``. Here ranks are indexed by their free resources, so the cost of a
+The rule is ``planner/seating.py``. Here ranks are indexed by their free resources, so the cost of a
 start depends only on the ranks that it uses.
 
 - ``fifo``: a job that cannot start blocks all jobs behind it.
@@ -23,14 +23,8 @@ from typing import NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, Constraint, JobId, QueuePolicy, Shape
 from nodemanager.core.slots import SlotName
-from nodemanager.planner.scheduler.sched_simple import (
-    pieces_in_theory,
-    pieces_of,
-    pieces_that_fit,
-    preference,
-    resources_held,
-)
-from nodemanager.planner.state.constraints import holds
+from nodemanager.planner.constraints import holds
+from nodemanager.planner.seating import pieces_in_theory, pieces_of, pieces_that_fit, preference, resources_held
 
 BACKFILL_DEPTH = 64  # how many jobs behind the first are tried
 

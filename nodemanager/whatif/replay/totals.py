@@ -9,7 +9,7 @@ from decimal import Decimal
 from math import inf
 
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.cost.billing import cost_of_time
+from nodemanager.planner.billing import cost_of_time
 from nodemanager.whatif.cloud.cloud import ReplayMachine, time_breakdown
 from nodemanager.whatif.replay.lower_bounds import UnitDemand
 from nodemanager.whatif.replay.sched_simple import QueuedJob
@@ -39,6 +39,8 @@ class TypeBill:
     cost_idle: Decimal = Decimal(0)
     cost_boot: Decimal = Decimal(0)  # of nodes that boot or stop
     cost_unused: Decimal = Decimal(0)
+    misused: int = 0  # nodes with GPUs that ran only jobs without GPUs
+    cost_misused: Decimal = Decimal(0)
 
 
 @dataclass(slots=True)
@@ -135,6 +137,9 @@ class RunTotals:
         bill.cost_idle += cost_of_time(price, life.idle_s)
         bill.cost_boot += cost_of_time(price, life.boot_s + life.stop_s)
         bill.cost_unused += cost_of_time(price, life.unused_s)
+        if node_type.gpus and machine.job_s and not machine.used_gpus:
+            bill.misused += 1
+            bill.cost_misused += life.cost
         self._lately_gone.setdefault(node_type.name, deque()).append(now_s)
 
     # --- time ---

@@ -8,10 +8,11 @@ from nodemanager.whatif.study.study import Study
 SMALL_SHARE = 5  # percent: below it a saving has a decimal
 
 
-def compare(main: Outcome, other: Outcome) -> str:
+def compare(main: Outcome, other: Outcome, *, p95: bool = True) -> str:
     """Compare two policies in a few words: "12 % cheaper, mean wait 40 seconds longer, p95 wait 3 minutes longer".
 
     If they do not serve equally many jobs, their costs and waits cannot be compared: then name the difference.
+    ``p95``: whether to compare the p95 wait too.
     """
     more = main.jobs_served - other.jobs_served
     if more:
@@ -19,7 +20,7 @@ def compare(main: Outcome, other: Outcome) -> str:
         return f"serves {fewer}, for {main.cost:,.2f} instead of {other.cost:,.2f}"
     if not main.jobs_served:
         return f"neither serves a job, for {main.cost:,.2f} and {other.cost:,.2f}"
-    return f"{_compare_cost(main, other)}, {_compare_wait(main, other)}"
+    return f"{_compare_cost(main, other)}, {_compare_wait(main, other, p95=p95)}"
 
 
 def _compare_cost(main: Outcome, other: Outcome) -> str:
@@ -31,10 +32,10 @@ def _compare_cost(main: Outcome, other: Outcome) -> str:
     return f"{abs(share):.{1 if abs(share) < SMALL_SHARE else 0}f} % {'cheaper' if share < 0 else 'more expensive'}"
 
 
-def _compare_wait(main: Outcome, other: Outcome) -> str:
-    """Compare the mean waits and the p95 waits."""
-    mean, p95 = main.wait_mean_s - other.wait_mean_s, main.wait_p95_s - other.wait_p95_s
-    return f"mean wait {_longer(mean)}, p95 wait {_longer(p95)}"
+def _compare_wait(main: Outcome, other: Outcome, *, p95: bool) -> str:
+    """Compare the mean waits, and the p95 waits."""
+    mean = f"mean wait {_longer(main.wait_mean_s - other.wait_mean_s)}"
+    return f"{mean}, p95 wait {_longer(main.wait_p95_s - other.wait_p95_s)}" if p95 else mean
 
 
 def _longer(by_s: float) -> str:
@@ -72,13 +73,31 @@ def shorten(name: str, letters: int) -> str:
 
 
 def headline(study: Study) -> str:
-    """The first sentence of a study: the comparison with the first other site, or with the first baseline."""
-    found = sentences(study)
-    if found:
+    """The first sentence of a study: the cost, compared with every other site and every baseline."""
+    main, others = study.main, {**study.compared, **study.baselines}
+    if len(others) > 1:
+        parts = "; ".join(f"with {name}: {compare(main, other, p95=False)}" for name, other in others.items())
+        return f"{_unserved_prefix(main)}{main.policy} costs {main.cost:,.2f}. Compared {parts}."
+    if found := sentences(study):
         return found[0]
-    main = study.main
     waits = f"mean wait {format_span(main.wait_mean_s)}, p95 wait {format_span(main.wait_p95_s)}"
     return f"{_unserved_prefix(main)}{main.cost:,.2f} for {main.jobs_served:,} jobs, {waits}."
+
+
+def details(study: Study) -> list[str]:
+    """What follows the headline: the sentences that it does not say, and GPU nodes that no job needed."""
+    said = len(study.compared) + len(study.baselines) <= 1
+    return [*sentences(study)[1 if said else 0 :], *misused_nodes(study.main)]
+
+
+def misused_nodes(outcome: Outcome) -> list[str]:
+    """What was spent on nodes with GPUs that ran only jobs without GPUs, type by type."""
+    return [
+        f"{it.misused} {name} node{'' if it.misused == 1 else 's'} for {it.cost_misused:,.2f} ran only jobs "
+        "without GPUs."
+        for name, it in outcome.types.items()
+        if it.misused
+    ]
 
 
 def sentences(study: Study) -> list[str]:

@@ -7,7 +7,7 @@ from html import escape
 
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.report import charts
-from nodemanager.whatif.report.findings import compare, format_short_span, format_span, headline, sentences
+from nodemanager.whatif.report.findings import compare, details, format_short_span, format_span, headline
 from nodemanager.whatif.study.study import CostBounds, Study, cost_at_wait
 
 STYLE = """
@@ -98,7 +98,7 @@ def _plain(sentence: str) -> str:
 
 
 def _findings_list(study: Study) -> str:
-    text = "".join(f"<li>{_plain(sentence)}</li>" for sentence in sentences(study)[1:])
+    text = "".join(f"<li>{_plain(sentence)}</li>" for sentence in details(study))
     return f"<ul>{text}</ul>" if text else ""
 
 

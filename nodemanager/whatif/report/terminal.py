@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nodemanager.whatif.replay.result import Outcome
-from nodemanager.whatif.report.findings import format_short_span, headline, sentences, shorten
+from nodemanager.whatif.report.findings import details, format_short_span, headline, shorten
 from nodemanager.whatif.study.study import TELL_EVERY, Study
 
 WIDTH_MAX = 10_000  # letters: the width of an output that is not a terminal
@@ -59,7 +59,7 @@ def print_summary(study: Study, console: Console) -> None:
     Without a terminal, a table has its full width.
     """
     _print(console, headline(study), "bold")
-    for sentence in sentences(study)[1:]:
+    for sentence in details(study):
         _print(console, sentence)
     _print_table(console, _runs(study, _name_room(study, console)))
     _print_bounds(study, console)
@@ -79,6 +79,8 @@ def print_summary(study: Study, console: Console) -> None:
         places = ", ".join(study.oddities.examples[kind])
         more = ", ..." if count > len(study.oddities.examples[kind]) else ""
         _print(console, f"{count} x {kind} ({places}{more})")
+    for rule in study.main.broken:
+        _print(console, f"a fault of the manager: {rule}", "red")
     if study.cloud:
         _print_table(console, _cloud(study), folds=True)
     _print(console, _speed(study.main))

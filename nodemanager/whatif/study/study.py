@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
 from typing import TextIO
 
@@ -73,7 +73,8 @@ class Runner:
         """Run the site's own policy, by the production code. ``sink``: the file for the event log."""
         event_log = EventLog(sink)
         decider = PlannerDriver(policy_of(site), event_log)
-        return self._run(name, self._setup(site), decider, RunTotals(), event_log, oddities or Oddities())
+        outcome = self._run(name, self._setup(site), decider, RunTotals(), event_log, oddities or Oddities())
+        return replace(outcome, broken=decider.broken_rules())
 
     def run_baseline(self, name: str, site: Site) -> tuple[Outcome, CostBounds]:
         """Run a baseline on the site's nodes. Also return the lower bounds, which count only for "fixed"."""

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import NodeType
+from nodemanager.core.untrusted import read_json
 from nodemanager.history.store.shapes import shape_from_json, shape_to_json
 from nodemanager.whatif.workload.swf import VALUE_MAX
 from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
@@ -84,7 +85,7 @@ def open_event_log(path: Path) -> Workload:
     """Open a run's event log as a workload. Raises :class:`WorkloadError`, later also for any line no run wrote."""
     try:
         with _open_text(path) as file:
-            first = json.loads(next(file))
+            first = read_json(next(file))
         start_at = _measure(first, "start_at")
     except (OSError, StopIteration, ValueError, KeyError, TypeError) as error:
         raise WorkloadError(f"{path}: not a journal written by simulate: {error!r}") from error
@@ -113,7 +114,7 @@ def _jobs(path: Path, oddities: Oddities) -> Iterator[TraceJob]:
 
 def _job(text: str, latest_s: float) -> TraceJob | None:
     """Read the job of a "submit" line; None for other lines."""
-    line = json.loads(text)
+    line = read_json(text)
     if line["what"] != "submit":
         return None
     at_s = _measure(line, "at")

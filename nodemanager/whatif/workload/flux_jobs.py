@@ -9,7 +9,6 @@ fits at least where it ran.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, TextIO
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.ports import FluxError
+from nodemanager.core.untrusted import read_json
 from nodemanager.flux.bindings import BindingsMissing, ask, connection
 from nodemanager.whatif.workload.swf import NO_LIMIT, OVERRUN, VALUE_MAX
 from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload, WorkloadError
@@ -30,13 +30,17 @@ ATTRIBUTES = ("t_submit", "t_run", "t_cleanup", "t_inactive", "ntasks", "ncores"
 INSTANCE_TIMEOUT_S = 120.0  # for a list of all jobs that the instance remembers
 
 
+_BYTES_MAX = 1 << 31
+
+
 def open_flux_jobs(path: Path, file: TextIO | None = None) -> Workload:
     """Open a job list by its path, or from an open file. Raises :class:`WorkloadError`.
 
     The list is held in memory, because Flux lists the newest job first.
     """
     try:
-        reply = json.loads(file.read() if file is not None else path.read_text(encoding="utf-8"))
+        text = file.read() if file is not None else path.read_text(encoding="utf-8")
+        reply = read_json(text, size_max=_BYTES_MAX, any_number=True)
         return _workload(path.name, reply)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise WorkloadError(f'{path}: not the output of "flux jobs -a --json": {error}') from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections.abc import Generator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
+from nodemanager.core.untrusted import read_json
 from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.shapes import shape_from_json
 from nodemanager.whatif.workload.flux_jobs import NEVER_RAN, UNREADABLE
@@ -71,7 +71,7 @@ def _job(row: sqlite3.Row, start_at: float, oddities: Oddities) -> TraceJob | No
         oddities.note(UNREADABLE, place)  # the file is corrupt in a way that SQLite does not notice
         return None
     try:
-        shape = shape_from_json(json.loads(row["shape"]))
+        shape = shape_from_json(read_json(row["shape"]))
     except (ValueError, KeyError, TypeError, IndexError):
         oddities.note(UNREADABLE, place)
         return None

@@ -122,17 +122,18 @@ def _jobs(path: Path, each: Processors, promised: int | None, oddities: Oddities
         records += 1
         place = f"line {number}"
         fields = line.split()
-        if len(fields) != FIELDS:
-            oddities.note(NOT_18, place)
-            fields = (fields + ["-1"] * FIELDS)[:FIELDS]
-        job = _job(fields, each, oddities, place)
+        odd = [NOT_18] if len(fields) != FIELDS else []
+        fields = (fields + ["-1"] * FIELDS)[:FIELDS]
+        job = _job(fields, each, odd)
+        if job is not None and latest_s is not None and job.submit_s - first_s > TRACE_MAX_S:
+            job = None
+            odd.append(TOO_LATE)
+        for what in odd if job is not None else odd[-1:]:  # a line that is left out is counted once
+            oddities.note(what, place)
         if job is None:
             continue
         if latest_s is None:
             latest_s = first_s = job.submit_s
-        if job.submit_s - first_s > TRACE_MAX_S:
-            oddities.note(TOO_LATE, place)
-            continue
         if job.submit_s < latest_s:
             oddities.note(EARLIER, place)
         if float(job.name) <= highest:
@@ -144,35 +145,36 @@ def _jobs(path: Path, each: Processors, promised: int | None, oddities: Oddities
         oddities.note(OTHER_COUNT, f"{promised} promised, {records} there")
 
 
-def _job(fields: list[str], each: Processors, oddities: Oddities, place: str) -> TraceJob | None:
+def _job(fields: list[str], each: Processors, odd: list[str]) -> TraceJob | None:
+    """Read a job, and add what is odd about it; None if it is left out, and then the last oddity says why."""
     try:
         values = [float(text) for text in fields]
     except ValueError:
         values = [math.nan]
     if not all(abs(value) <= VALUE_MAX for value in values):  # false for a NaN
-        oddities.note(NO_NUMBER, place)
+        odd.append(NO_NUMBER)
         return None
     why = _unusable(fields, values)
     if why:
-        oddities.note(why, place)
+        odd.append(why)
         return None
     processors, run_s, limit_s = values[REQUESTED], values[RUN], values[LIMIT]
     if processors <= 0:
-        oddities.note(NO_REQUEST, place)
+        odd.append(NO_REQUEST)
         processors = values[ALLOCATED]
     if processors != int(processors):
-        oddities.note(NOT_WHOLE, place)
+        odd.append(NOT_WHOLE)
     if limit_s <= 0:
-        oddities.note(NO_LIMIT, place)
+        odd.append(NO_LIMIT)
         limit_s = 0.0
     elif limit_s > SPAN_MAX_S:
-        oddities.note(ENDLESS_LIMIT, place)
+        odd.append(ENDLESS_LIMIT)
         limit_s = 0.0
     elif run_s > limit_s:
-        oddities.note(OVERRUN, place)
+        odd.append(OVERRUN)
         limit_s = run_s
     if values[BEFORE] > 0:
-        oddities.note(FOLLOWS, place)
+        odd.append(FOLLOWS)
     shape = shape_for(math.ceil(processors), each)
     return TraceJob(fields[NUMBER], values[SUBMIT], run_s, limit_s, shape, max(0, int(values[USER])))
 

@@ -37,8 +37,15 @@ NETWORKS = (
     OfferedNetwork("vpc-1", "", (("r-1a", "subnet-1a"), ("r-1b", "subnet-1b")), "sg-1"),
     OfferedNetwork("vpc-2", "", (("r-1a", "subnet-2a"),), "sg-2"),
 )
+OLD = OfferedSize("m4.large", 1, 0, 8 * GIB, Decimal("0.1"), frozenset({"x86_64"}), "of a previous generation")
 SURVEY = Survey(
-    "r-1", ("r-1", "r-2"), ("r-1a", "r-1b"), (INTEL, ARM), NETWORKS, (SMALL, LARGE, GPU, ARM_SIZE, UNPRICED)
+    "r-1",
+    ("r-1", "r-2"),
+    ("r-1a", "r-1b"),
+    (INTEL, ARM),
+    NETWORKS,
+    (SMALL, LARGE, GPU, ARM_SIZE, UNPRICED),
+    unusual_sizes=(OLD,),
 )
 
 
@@ -112,6 +119,15 @@ def test_what_the_account_lacks_is_named_and_nothing_is_written(
     with pytest.raises(NewSiteError, match=problem.replace("?", r"\?")):
         write(tmp_path / "site.ini", **given)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("surveyed")
+def test_a_size_that_is_not_proposed_is_taken_if_it_is_named(tmp_path: Path) -> None:
+    site, _ = write(tmp_path / "site.ini", size=["m4.large"])
+    assert [it.size for it in site.node_types] == ["m4.large"]
+    assert "# of a previous generation." in (tmp_path / "site.ini").read_text(encoding="utf-8")
+    write(tmp_path / "other.ini")
+    assert "m4.large" not in (tmp_path / "other.ini").read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("surveyed")

@@ -10,7 +10,7 @@ import pytest
 
 from nodemanager.cli import main
 from nodemanager.cli.online import checks
-from nodemanager.cli.online.clock import compare_clocks
+from nodemanager.cli.online.checks import compare_clocks
 from nodemanager.cli.prices import PriceComparison, PriceMatch
 from nodemanager.cloud import providers
 from nodemanager.cloud.common.findings import Verdict

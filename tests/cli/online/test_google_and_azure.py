@@ -20,7 +20,7 @@ from tests.join.google_tokens import jwks
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     with a_service(Service) as running:
-        monkeypatch.setattr("nodemanager.cli.online.clock._url_of", lambda _: running.url)
+        monkeypatch.setattr("nodemanager.cli.online.checks._url_of", lambda _: running.url)
         yield running
 
 

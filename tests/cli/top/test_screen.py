@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from starlette.testclient import TestClient
 
 from nodemanager.cli.service_client import RequestDeclined
-from nodemanager.cli.top import command, documents, picture
+from nodemanager.cli.top import command
 from nodemanager.cli.top.screen import Explain, Pane, Quit, Screen, Steer, press
 from tests.web.fleets import HOST, a_fleet, a_stand
 
@@ -50,7 +50,7 @@ def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times and job ids are shown as the terminal's environment says."""
     monkeypatch.setattr(command, "_clock", lambda _: "12:00:00")
     monkeypatch.setattr("nodemanager.cli.tables.clock", lambda _: "2026-11-21 12:00:00")
-    monkeypatch.setattr(documents, "shows_unicode_ids", lambda: False)
+    monkeypatch.setattr(command, "shows_unicode_ids", lambda: False)
 
 
 def look(nodes: int) -> Screen:
@@ -64,7 +64,7 @@ def pressed(screen: Screen, *keys: str) -> Screen:
 
 
 def text_of(screen: Screen, width: int = WIDTH, height: int = HEIGHT) -> str:
-    return "".join(f"{line.plain.rstrip()}\n" for line in picture.draw(screen, width, height))
+    return "".join(f"{line.plain.rstrip()}\n" for line in command.draw(screen, width, height))
 
 
 def screens() -> Iterator[tuple[str, Screen]]:
@@ -74,7 +74,7 @@ def screens() -> Iterator[tuple[str, Screen]]:
     yield "jobs", pressed(few, "tab", "down", "down")
     yield "confirm", pressed(few, "down", "t")
     yield "help", pressed(few, "?")
-    yield "explain", replace(few, page=documents.readable(Service(5).get("/explain/job/f3")))
+    yield "explain", replace(few, page=command.readable(Service(5).get("/explain/job/f3")))
     yield "fault", replace(few, fault="no service answers: is it running with this site?")
     yield "none", Screen()
 
@@ -88,7 +88,7 @@ def test_the_screen_is_as_it_should_be(name: str) -> None:
     st.integers(1, 200), st.integers(1, 60), st.lists(st.sampled_from(["tab", "down", "end", "h", "?", "enter"]))
 )
 def test_the_screen_fits_every_terminal(width: int, height: int, keys: list[str]) -> None:
-    lines = picture.draw(pressed(FEW, *keys), width, height)
+    lines = command.draw(pressed(FEW, *keys), width, height)
     assert len(lines) == height
     assert max(cell_len(line.plain) for line in lines) <= width
 

@@ -117,6 +117,25 @@ def test_a_protected_instance_hinders_no_other_and_the_calls_stay_few(front: Mot
     assert front.calls["TerminateInstances"] <= 15
 
 
+def test_an_instance_that_the_reply_does_not_name_was_not_destroyed(front: MotoFront, cloud: Ec2Cloud) -> None:
+    one, other, single = (
+        it.provider_id for it in cloud.create_many(launches(3), a_type()) if isinstance(it, CloudNode)
+    )
+
+    def without(id_: ProviderId) -> Fault:
+        return Fault(
+            "TerminateInstances", rewrite=lambda reply: reply.replace(id_.encode(), b"i-0000000000000dead")
+        )
+
+    front.faults += [without(one), without(single)]
+    missing, accepted = cloud.destroy_many([one, other])
+    assert accepted is None
+    assert missing is not None
+    assert (missing.kind, "does not mention" in missing.detail) == (FailureKind.TRANSIENT, True)
+    with pytest.raises(CloudError, match=f"does not mention {single}"):
+        cloud.destroy(single)
+
+
 def test_a_list_that_is_refused_as_a_whole_takes_a_limited_number_of_calls(
     front: MotoFront, cloud: Ec2Cloud
 ) -> None:

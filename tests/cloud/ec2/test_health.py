@@ -13,8 +13,7 @@ from structlog.testing import capture_logs
 
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
-from nodemanager.cloud.ec2.health import HEALTH_EVERY_MAX_S, HEALTH_EVERY_S
-from nodemanager.cloud.ec2.port import Ec2Cloud
+from nodemanager.cloud.ec2.port import HEALTH_EVERY_MAX_S, HEALTH_EVERY_S, Ec2Cloud
 from nodemanager.simulation.time.world import World
 from tests.cloud.ec2.moto_faults import Fault
 from tests.cloud.ec2.moto_front import NAMESPACE, REGION, SECRETS, MotoFront

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from nodemanager.cloud.gce.batch_port import INSERTS_MAX, GceBatchCloud
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.identity_keys import FETCH_EVERY_S, KeyCourier
 from nodemanager.cloud.gce.instances import LABEL_BATCH, LABEL_CLUSTER, GcePlacement, instance_name
+from nodemanager.cloud.gce.port import INSERTS_MAX, GceBatchCloud
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, ProviderId, launch_id
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import SlotName, TypeName

@@ -11,8 +11,8 @@ import pytest
 import structlog
 
 from nodemanager.cli import main
-from nodemanager.cloud.gce.batch_port import GceBatchCloud
 from nodemanager.cloud.gce.identity_keys import FETCH_EVERY_S, KeyCourier
+from nodemanager.cloud.gce.port import GceBatchCloud
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudNode, JoinPhase, LaunchId

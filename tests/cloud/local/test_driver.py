@@ -21,13 +21,11 @@ from libcloud.compute.base import Node, NodeImage, NodeSize
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.common import files
-from nodemanager.cloud.local import driver as local_driver
-from nodemanager.cloud.local import store
-from nodemanager.cloud.local.driver import LocalNodeDriver
+from nodemanager.cloud.local import port
+from nodemanager.cloud.local import port as local_driver
 from nodemanager.cloud.local.faults import Faults
-from nodemanager.cloud.local.port import LocalCloud
+from nodemanager.cloud.local.port import CreateRequest, LocalCloud, LocalNodeDriver
 from nodemanager.cloud.local.process import marked_pids, start
-from nodemanager.cloud.local.store import CreateRequest
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from tests.contract.cloud_subjects import SystemClock, a_launch, a_type, reap, until
@@ -442,7 +440,7 @@ class TestFaults:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         driver = world.driver()
-        monkeypatch.setattr(store, "replace_file", no_room)
+        monkeypatch.setattr(port, "replace_file", no_room)
         with pytest.raises(BaseHTTPError, match=r"InsufficientInstanceCapacity.*No space left"):
             boot(driver)
         assert driver.list_nodes() == []

@@ -10,10 +10,9 @@ import pytest
 
 from nodemanager.cloud.minicluster.access import Access
 from nodemanager.cloud.minicluster.client import Client
-from nodemanager.cloud.minicluster.members import MiniClusterMembers
+from nodemanager.cloud.minicluster.members import WISH_S, MiniClusterMembers
 from nodemanager.cloud.minicluster.objects import Scope
 from nodemanager.cloud.minicluster.port import MiniClusterCloud
-from nodemanager.cloud.minicluster.shares import WISH_S
 from nodemanager.core.nodes import CloudNode, FailureKind
 from nodemanager.core.orders import CloudEffect, CreateNode
 from nodemanager.core.ports import CloudError

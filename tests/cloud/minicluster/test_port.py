@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import requests
+from requests.adapters import HTTPAdapter
+from structlog.testing import capture_logs
 
+from nodemanager.cloud.minicluster.from_site import _Follower
 from nodemanager.cloud.minicluster.objects import Owner
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, ProviderId
+from nodemanager.core.orders import CreateNode
 from nodemanager.core.ports import CloudError, SizedCloudPort
 from tests.cloud.minicluster.api_server import AUTOSCALERS, MANAGER_ROLE, MINICLUSTERS
 from tests.cloud.minicluster.setting import (
     NAMESPACE,
     Setting,
+    SystemClock,
     a_setting,
     creates,
     destroys,
@@ -305,3 +315,125 @@ class TestAccess:
             nodes = mini.port().list_nodes()
             assert len(nodes) == 1200
             assert sum(call.path.endswith("/pods") for call in mini.api.calls) == 3
+
+
+class _Passing(SystemClock):
+    """A clock that tests put forward."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.ahead_s
+
+
+def test_a_pod_that_is_long_gone_is_terminated_although_the_operator_still_shows_the_larger_size() -> None:
+    with a_setting("mini", 1, maxSize=10) as mini:
+        mini.steps()
+        port, clock = mini.port(), _Passing()
+        port._clock = clock
+        port.resize(creates(1, 2))
+        mini.steps()
+        port.resize(destroys(port.list_nodes()))
+        mini.steps()
+        mini.api.store.change(MINICLUSTERS, NAMESPACE, "mini", lambda it: it["status"].update(size=3))
+        assert states(port.list_nodes()) == [CloudState.STOPPING] * 2
+        clock.ahead_s = 59.0
+        assert states(port.list_nodes()) == [CloudState.STOPPING] * 2
+        clock.ahead_s = 61.0
+        assert states(port.list_nodes()) == [CloudState.TERMINATED] * 2
+        port.resize([CreateNode(launch_of(1, number=2), a_type())])
+        assert states(port.list_nodes())[0] is CloudState.PENDING
+
+
+def _answering(status: int, body: Any, times: int = 1_000) -> Callable[..., requests.Response]:
+    """A transport that answers the next calls so, and then as the server does."""
+    send, left = HTTPAdapter.send, [times]
+
+    def answer(adapter: HTTPAdapter, request: Any, **options: Any) -> requests.Response:
+        if "continue" not in str(request.url) and body is None:
+            return send(adapter, request, **options)
+        left[0] -= 1
+        if left[0] < 0:
+            return send(adapter, request, **options)
+        found = requests.Response()
+        found.status_code, found.request, found.url = status, request, request.url
+        text = json.dumps(body or {"kind": "Status", "code": status, "message": "expired"})
+        found.raw = io.BytesIO(text.encode())
+        return found
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [409, 410])
+def test_a_list_that_is_refused_is_a_failed_call(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    with a_setting("mini", 1, maxSize=10) as mini:
+        mini.steps()
+        monkeypatch.setattr(HTTPAdapter, "send", _answering(status, {"kind": "Status", "message": "no"}))
+        with pytest.raises(CloudError) as failed:
+            mini.port().list_nodes()
+        assert failed.value.kind is FailureKind.TRANSIENT
+
+
+def test_a_list_whose_token_expires_between_two_pages_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodemanager.cloud.minicluster.client.PAGE_MAX", 2)
+    with a_setting("mini", 1, maxSize=10) as mini:
+        mini.steps()
+        mini.port().resize(creates(1, 2, 3))
+        mini.steps()
+        monkeypatch.setattr(HTTPAdapter, "send", _answering(410, None, times=1))
+        assert len(mini.port().list_nodes()) == 3
+
+
+def test_a_watch_that_the_server_ends_at_once_is_begun_ever_more_rarely() -> None:
+    waits: list[float] = []
+
+    class Stopped(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            return True
+
+        def is_set(self) -> bool:
+            return len(waits) >= 7
+
+    class Ends:
+        def version(self, path: str, **query: str) -> str:
+            return "7"
+
+        def watch(self, path: str, version: str, **query: str) -> Iterator[tuple[str, str]]:
+            return iter([("BOOKMARK", "8")])
+
+        def close(self) -> None:
+            pass
+
+    _Follower(Ends, "/pods").run(threading.Event(), Stopped())  # type: ignore[arg-type]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+
+
+def test_a_watch_that_is_lost_after_it_ended_early_says_so_once() -> None:
+    attempts: list[int] = []
+
+    class Stopped(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            return True
+
+        def is_set(self) -> bool:
+            return len(attempts) >= 4
+
+    class Away:
+        """It ends the first watch, and answers no other."""
+
+        def version(self, path: str, **query: str) -> str:
+            return "7"
+
+        def watch(self, path: str, version: str, **query: str) -> Iterator[tuple[str, str]]:
+            attempts.append(1)
+            if len(attempts) > 1:
+                raise CloudError(FailureKind.TRANSIENT, "away")
+            return iter([("BOOKMARK", "8")])
+
+        def close(self) -> None:
+            pass
+
+    with capture_logs() as said:
+        _Follower(Away, "/pods").run(threading.Event(), Stopped())  # type: ignore[arg-type]
+    assert [it["event"] for it in said] == ["cloud_watch_lost"]

@@ -15,8 +15,8 @@ from nodemanager.core.facts import NodeCreated
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import CreateNode, WithDeadline
 from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.state.snapshot import Scope
+from nodemanager.planner.backoff import refusal_reason
+from nodemanager.planner.snapshot import Scope
 from tests.builders import CLUSTER, CLUSTER_UUID, a_type, a_world, tasks
 from tests.cloud.fleet_loop import FleetLoop
 from tests.cloud.recorded import LOST, Call, Reply, Service, a_service, recorded, said

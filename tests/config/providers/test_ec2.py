@@ -177,7 +177,7 @@ def test_the_example_observes_and_can_be_made_into_a_cloud() -> None:
         ),
         (
             "Cloud", "endpoint", "https://ada:secret@example.org",
-            '[Cloud] endpoint = "https://ada:secret@example.org": "https://HOST" or "http://HOST:PORT" is needed',
+            '[Cloud] endpoint = "https://…@example.org": "https://HOST" or "http://HOST:PORT" is needed',
         ),
         (
             "Cloud", "endpoint", "http://host:99999",

@@ -10,7 +10,7 @@ import pytest
 from nodemanager.cloud.azure import from_site as azure_site
 from nodemanager.cloud.azure.port import AzureCloud
 from nodemanager.cloud.gce import from_site as gce_site
-from nodemanager.cloud.gce.batch_port import GceBatchCloud
+from nodemanager.cloud.gce.port import GceBatchCloud
 from nodemanager.cloud.openstack import from_site as openstack_site
 from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.cloud.providers import cloud_factory

@@ -19,6 +19,8 @@ def at(text: str, zone: ZoneInfo = BERLIN, fold: int = 0) -> float:
     return datetime.fromisoformat(text).replace(tzinfo=zone, fold=fold).timestamp()
 
 
+CHANGE_AT = int(at("2026-03-29T03:00"))  # to summer time, in Berlin
+
 NIGHTS = read_windows("Mon-Fri 22:00-06:00 Europe/Berlin")
 OFFICE = read_windows("Mon-Fri 08:00-18:00 Europe/Berlin")
 
@@ -76,6 +78,14 @@ def test_a_time_that_is_skipped_counts_an_hour_later_and_one_that_occurs_twice_c
     assert not is_open(read_windows("Sun 01:00-02:30 Europe/Berlin"), at("2026-10-25T02:29", fold=1))
 
 
+@pytest.mark.parametrize("day", ["2026-03-22T12:00", "2026-03-25T00:00", "2026-03-28T23:59", "2026-03-29T03:00"])
+def test_a_window_that_summer_time_skips_as_a_whole_opens_a_week_later(day: str) -> None:
+    windows = read_windows("Sun 02:00-03:00 Europe/Berlin")
+    assert not is_open(windows, at(day))
+    assert opens_at(windows, at(day)) == at("2026-04-05T02:00")
+    assert next_change_at(windows, at(day)) == at("2026-04-05T02:00")
+
+
 def test_a_whole_week_and_single_days_can_be_written() -> None:
     (week,) = read_windows("Sat-Fri 00:00-24:00")
     assert str(week) == "Sat-Fri 00:00-24:00 UTC"
@@ -112,7 +122,8 @@ def test_a_wrong_window_is_refused_with_what_to_write(text: str, fault: str) -> 
     begin=st.integers(0, 1439),
     end=st.integers(1, 1440),
     zone=st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu"]),
-    moment=st.integers(1_700_000_000, 1_900_000_000),
+    moment=st.integers(1_700_000_000, 1_900_000_000)
+    | st.integers(-9 * 86_400, 2 * 86_400).map(lambda s: CHANGE_AT + s),
 )
 def test_a_window_is_open_exactly_from_its_begin_to_its_end(
     first: str, last: str, begin: int, end: int, zone: str, moment: int
@@ -126,7 +137,7 @@ def test_a_window_is_open_exactly_from_its_begin_to_its_end(
     for _ in range(6):
         changes.append(next_change_at(windows, changes[-1]))
     for before, after in pairwise(changes):
-        assert before < after <= before + 8 * 86_400
+        assert before < after <= before + 15 * 86_400
         assert is_open(windows, before) == is_open(windows, (before + after) / 2)
     opening_at = opens_at(windows, float(moment))
     assert is_open(windows, opening_at)

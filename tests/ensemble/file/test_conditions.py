@@ -67,3 +67,16 @@ def test_a_percentile_belongs_to_the_group_that_exists() -> None:
 def test_what_is_no_metric_is_refused(path: str) -> None:
     with pytest.raises(ValueError, match="is not a metric"):
         read_metric(path, ["sim"])
+
+
+def test_spaces_cost_no_more_than_other_characters() -> None:
+    spaces = " " * 1_000_000  # when each division of them was tried, 30,000 took 13 s
+    assert read_condition(f">{spaces}5{spaces}and{spaces}< 7{spaces}") == read_condition("> 5 and < 7")
+    for text in (spaces, f">{spaces}5{spaces}x", f"5{spaces}an{spaces}"):
+        with pytest.raises(ValueError, match="not a"):
+            read_condition(text)
+
+
+def test_a_number_too_large_for_a_double_is_refused() -> None:
+    with pytest.raises(ValueError, match="too large"):
+        read_condition(10**400)

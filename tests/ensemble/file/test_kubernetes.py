@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from nodemanager.cli.main import main
-from nodemanager.cloud.minicluster.shares import WISH_S
+from nodemanager.cloud.minicluster.members import WISH_S
 from nodemanager.config.load import load_site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.ensemble.file.kubernetes import Choices, ResourceError, objects_of
 from nodemanager.ensemble.file.kubernetes_service import Secrets
-from nodemanager.planner.state.policy import BLOCK_S
+from nodemanager.planner.policy import BLOCK_S
 from nodemanager.service.assembly.policy import policy_of
 from nodemanager.web.grpc.material import token_of_member
 from tests.cloud.minicluster.api_server import MANAGER_ROLE

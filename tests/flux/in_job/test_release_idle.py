@@ -11,7 +11,7 @@ import pytest
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.slots import Rank, SlotName
 from nodemanager.flux.in_job import release_idle
-from nodemanager.planner.upkeep.idle_ranks import RankUse
+from nodemanager.flux.in_job.release_idle import RankUse
 
 OUTER_OF = {Rank(number): Rank(number + 4) for number in range(3)}
 ENDS_S = {Rank(1): 100.0, Rank(2): 0.0}  # when the broker of each rank is gone

@@ -19,7 +19,7 @@ from nodemanager.core.jobs import (
 )
 from nodemanager.core.slots import Rank
 from nodemanager.flux.parse import job_journal
-from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
+from nodemanager.flux.parse.job_journal import AWAITED_MAX, JobQueue, changes_allocation
 from nodemanager.flux.parse.jobspec import PLAIN_BYTES, size_bytes
 from tests.flux.recording import job_events, lines
 
@@ -167,6 +167,40 @@ def test_a_job_s_life() -> None:
     assert journal.says(7, "clean").ids() == []
 
 
+def test_a_job_that_depends_on_others_names_them_while_it_does() -> None:
+    """The descriptions are those of flux-core 0.88. Its user may write an id in any form."""
+    journal = Journal().says(7, "submit")
+    for description in (
+        "after-success=ƒSqrUud",
+        "after-start=ƒSqrUud",
+        "after-failure=16961765377",
+        "begin-time=9.0",
+    ):
+        journal.says(7, "dependency-add", description=description)
+    journal.says(7, "dependency-remove", description="after-start=ƒSqrUud").says(7, "validate")
+    assert journal.job(7).awaits == (16961765376, 16961765377)
+    journal.says(7, "dependency-remove", description="after-success=ƒSqrUud")
+    assert journal.job(7).awaits == (16961765377,)
+    assert journal.says(7, "dependency-remove", description="after-failure=16961765377").job(7).awaits == ()
+
+
+def test_a_job_names_few_of_very_many_jobs_that_it_depends_on() -> None:
+    journal = Journal().says(7, "submit", "validate")
+    for number in range(1, 100):
+        journal.says(7, "dependency-add", description=f"after-finish={number}")
+    assert journal.job(7).awaits == tuple(range(1, AWAITED_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "description", ["after-finish=", "after-finish=x!", "after-finish", "singleton=7", "", 7, None]
+)
+def test_a_dependency_on_no_job_that_can_be_read_names_none(description: object) -> None:
+    assert (
+        Journal().says(7, "submit", "validate").says(7, "dependency-add", description=description).job(7).awaits
+        == ()
+    )
+
+
 def test_a_submitted_job_is_reported_with_its_values() -> None:
     job = Journal().says(7, "submit", urgency=31, userid=1001).job(7)
     assert job == Job(
@@ -205,6 +239,13 @@ def test_a_priority_counts_only_while_the_job_waits() -> None:
 def test_only_a_fatal_exception_ends_a_job(severity: int, state: JobState) -> None:
     journal = Journal().waits(7).says(7, "exception", type="cancel", severity=severity, userid=0)
     assert journal.job(7).state is state
+
+
+def test_a_fatal_exception_before_the_job_is_valid_leaves_its_end_to_the_next_event() -> None:
+    """RFC 21: in state NEW only ``validate`` and ``invalidate`` move a job."""
+    journal = Journal().says(7, "submit").says(7, "exception", type="cancel", severity=0, userid=0)
+    assert journal.job(7).state is JobState.NEW
+    assert journal.says(7, "validate").job(7).state is JobState.DEPEND
 
 
 def test_a_job_refused_at_submission_ends_without_a_clean() -> None:

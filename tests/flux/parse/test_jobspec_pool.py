@@ -7,9 +7,8 @@ import weakref
 from typing import Any
 
 from nodemanager.core.jobs import Shape
-from nodemanager.flux.parse.job_journal import JobQueue
+from nodemanager.flux.parse.job_journal import JobQueue, JobspecPool, KeptJobspec
 from nodemanager.flux.parse.jobspec import DroppedJobspec
-from nodemanager.flux.parse.jobspec_pool import JobspecPool, KeptJobspec
 
 
 def _jobspec(cores: int, **more: object) -> dict[str, Any]:

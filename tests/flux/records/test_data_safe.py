@@ -64,9 +64,9 @@ def test_only_ranks_of_types_that_wait_count_and_rank_by_rank_they_become_safe()
     ranks = (a_rank(1), a_rank(2, "fast"), a_rank(3, None), a_rank(4, None))
     jobs.add([EndedJob(JobId(5), frozenset(map(Rank, (1, 2, 3, 4))), 7.5)], ranks)
     assert [it.rank for it in jobs.mark(ranks) if it.unsafe] == [1, 4]
-    jobs.apply({JobId(5): decode(encode("a", [Rank(1)]))})
+    jobs.apply(JobId(5), decode(encode("a", [Rank(1)])))
     assert [it.rank for it in jobs.mark(ranks) if it.unsafe] == [4]
-    jobs.apply({JobId(5): decode(encode("a", [Rank(1), Rank(4)]))})
+    jobs.apply(JobId(5), decode(encode("a", [Rank(1), Rank(4)])))
     assert jobs.mark(ranks) is ranks
     assert not jobs.keys()
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from nodemanager.config.load import load_site
 from nodemanager.config.site import ConfigError, Site
+from nodemanager.flux.bindings import Handle
+from nodemanager.flux.delegate import setup
 from nodemanager.flux.delegate.setup import FROBNICATOR_FILE, setup_faults
 from nodemanager.flux.setup.bootstrap import flux_toml
 from nodemanager.flux.setup.existing import delegation_faults, frobnicator_file, propose, write_frobnicator
@@ -98,6 +101,16 @@ def test_what_is_missing_is_named() -> None:
     assert "[ingest.frobnicator]" in faults[1]
     assert '"/srv/flux/flux_delegate.py"' in faults[1]
     assert "init --existing DIR writes the file" in faults[1]
+
+
+def test_delegation_does_not_begin_on_an_instance_that_lacks_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {"config.get": {}, "job-manager.jobtap": {"plugins": ["alloc-bypass.so"]}}
+    monkeypatch.setattr(setup, "ask_all", lambda *_, **_by_name: answers)
+    file = Path("/srv/flux/flux_delegate.py")
+    with pytest.raises(setup.SetupIncomplete, match=r"ingest\.frobnicator"):
+        setup.check_setup(cast("Handle", None), file, timeout_s=1.0)
+    answers["config.get"] = {"ingest": {"frobnicator": {"plugins": [str(file)]}}}
+    setup.check_setup(cast("Handle", None), file, timeout_s=1.0)
 
 
 def test_check_finds_it_in_the_instance_s_configuration(tmp_path: Path) -> None:

@@ -151,3 +151,31 @@ def test_an_r_that_describes_every_node_to_the_scheduler_is_refused(site: Site, 
     (folder / "conf.d" / "R").write_text(json.dumps({**R, "scheduling": {}}))
     with pytest.raises(BootstrapError, match="scheduling key"):
         propose(site, folder)
+
+
+@pytest.mark.parametrize(
+    ("exclude", "note"),
+    [
+        ('exclude = "mgmt"', "Rank 0 runs no jobs"),
+        ('exclude = "0"', "Rank 0 runs no jobs"),
+        ('exclude = "0-1"', "Rank 0 runs no jobs"),
+        ('exclude = "node1,mgmt"', "Rank 0 runs no jobs"),
+        ("", "Rank 0 runs jobs"),
+        ('exclude = ""', "Rank 0 runs jobs"),
+        ('exclude = "1"', "Rank 0 runs jobs"),
+        ('exclude = "node[1-2]"', "Rank 0 runs jobs"),
+    ],
+)
+def test_it_says_what_becomes_of_rank_0(site: Site, folder: Path, exclude: str, note: str) -> None:
+    file = folder / "conf.d" / "resource.toml"
+    file.write_text(file.read_text().replace('exclude = "mgmt"', exclude))
+    said = [line for line in propose(site, folder).notes if line.startswith("Rank 0 runs")]
+    assert len(said) == 1
+    assert said[0].startswith(f"{note}:")
+
+
+def test_an_exclude_that_names_neither_ranks_nor_hosts_is_refused(site: Site, folder: Path) -> None:
+    file = folder / "conf.d" / "resource.toml"
+    file.write_text(file.read_text().replace('exclude = "mgmt"', 'exclude = "mgmt["'))
+    with pytest.raises(BootstrapError, match=r"resource\.exclude"):
+        propose(site, folder)

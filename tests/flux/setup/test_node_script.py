@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from libcloud.compute.base import NodeImage, NodeSize
 
-from nodemanager.cloud.local.driver import LocalNodeDriver
+from nodemanager.cloud.local.port import LocalNodeDriver
 from nodemanager.config.load import load_site
 from nodemanager.flux.setup.node_script import user_data
 from tests.flux.setup.test_bootstrap import SITE, SLOT, a_flux, eventually

@@ -307,8 +307,10 @@ def test_one_that_was_written_before_it_kept_provider_ids_is_read_and_continued(
     write(path, a_story())
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(
-            "DROP TABLE peer_runs; ALTER TABLE lives DROP COLUMN size; ALTER TABLE lives DROP COLUMN cloud;"
-            " ALTER TABLE lives DROP COLUMN provider_id; PRAGMA user_version = 4;"
+            "DROP TABLE peer_runs; DROP TABLE charged; ALTER TABLE lives DROP COLUMN size;"
+            " ALTER TABLE lives DROP COLUMN cloud; ALTER TABLE lives DROP COLUMN provider_id;"
+            " ALTER TABLE spend DROP COLUMN misused;"
+            " PRAGMA user_version = 4;"
         )
     (old,) = HistoryReader(path).lives(1e9)
     assert (old.launch, old.provider_id) == ("cloud1-1", "")
@@ -317,6 +319,19 @@ def test_one_that_was_written_before_it_kept_provider_ids_is_read_and_continued(
     write(path, a_story())
     assert HistoryReader(path).launch_of_node("i-cloud1-1", WALL_AT + 50) == "cloud1-1"
     assert not list(path.parent.glob("*.unusable-*"))
+
+
+def test_it_says_until_when_costs_are_charged(path: Path) -> None:
+    assert HistoryReader(path).charged_until_at() == 0.0
+    node = a_node("cloud1", NodeState.IDLE)
+    write(path, told(a_moment(nodes=[node]), a_moment(600, nodes=[node])))
+    assert HistoryReader(path).charged_until_at() == WALL_AT + 600
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "DROP TABLE charged; ALTER TABLE spend DROP COLUMN misused; PRAGMA user_version = 8;"
+        )
+    end_of_the_hour_at = ((WALL_AT + 600) // 3600 + 1) * 3600
+    assert HistoryReader(path).charged_until_at() == end_of_the_hour_at, "an older version wrote it"
 
 
 def test_what_is_let_go_does_not_change_when_it_began(path: Path) -> None:

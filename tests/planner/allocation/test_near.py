@@ -16,10 +16,10 @@ from nodemanager.core.orders import BootNode
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, Market, NodeType, TypeName
-from nodemanager.planner.allocation.near import Home, outlay
-from nodemanager.planner.placement.placement import Placement
-from nodemanager.planner.state.policy import CloudRules
-from nodemanager.planner.state.snapshot import Account, Block, Scope, Source
+from nodemanager.planner.placement import Placement
+from nodemanager.planner.policy import CloudRules
+from nodemanager.planner.snapshot import Account, Block, Scope, Source
+from nodemanager.planner.work import Home, outlay
 from tests.builders import NOW_S, World, a_type, a_world, boots, tasks, whole_nodes
 from tests.planner.test_clouds import in_cloud
 

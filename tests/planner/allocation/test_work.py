@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.jobs import JobId, Shape
-from nodemanager.planner.allocation.work import Work, unplaced_work
-from nodemanager.planner.state.queue_index import BatchKey
+from nodemanager.planner.ranks_and_queue import BatchKey
+from nodemanager.planner.work import Work, unplaced_work
 
 
 @st.composite

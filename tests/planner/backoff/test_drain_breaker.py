@@ -11,8 +11,7 @@ from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import BootNode
 from nodemanager.core.reason_codes import Code
-from nodemanager.planner.backoff.boot_failures import RETRY_S_MAX
-from nodemanager.planner.backoff.drain_breaker import FORGET_S, USERS_REMEMBERED, users_put_off
+from nodemanager.planner.breakers import FORGET_S, TRIAL_PAUSE_S_MAX, USERS_REMEMBERED, users_put_off
 from tests.builders import CLOUD, World, a_job, a_rank, a_world, drained, whole_nodes
 
 GUEST, OTHER = 1001, 1002
@@ -83,7 +82,7 @@ def test_each_further_job_doubles_the_wait_up_to_a_limit() -> None:
             assert not users_put_off(world.snapshot)
         undrain(world)
     assert waits[:3] == [world.policy.timing.boot_retry_s * factor for factor in (1, 2, 4)]
-    assert max(waits) == waits[-1] == RETRY_S_MAX
+    assert max(waits) == waits[-1] == TRIAL_PAUSE_S_MAX
 
 
 def test_who_has_drained_nothing_for_long_begins_again() -> None:

@@ -26,11 +26,12 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode, EndLease
 from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.state.policy import BLOCK_S, Fixed
-from nodemanager.planner.state.snapshot import EVERYTHING, Scope
+from nodemanager.planner.policy import BLOCK_S, Fixed
+from nodemanager.planner.snapshot import EVERYTHING, Scope
 from tests.builders import (
     CLOUD,
     GPU,
+    GPU_FOR_ALL,
     World,
     a_call,
     a_cloud_node,
@@ -140,7 +141,7 @@ def test_a_quota_keeps_out_as_much_as_the_provider_says(
 
 
 def test_21_a_quota_is_learned_as_what_stood_and_kept_to() -> None:
-    provider = Provider(a_world(nodes_max=6))
+    provider = Provider(a_world(CLOUD, GPU_FOR_ALL, nodes_max=6))
     provider.limit[CLOUD.name] = 2
     provider.world.job(*[whole_nodes(1)] * 4)
     provider.turns(8)
@@ -232,10 +233,22 @@ def test_credentials_that_expired_keep_everything_out_until_they_work_again() ->
     provider.world.job(whole_nodes(1))
     provider.turns(3)
     assert provider.world.why_job(1).code == "blocked_create_credentials"
-    assert provider.turns(10) == []
+    assert provider.turns(4) == []
+    assert 4 <= len(provider.turns(360, 10.0)) <= 16, "in an hour: each refusal is waited out for longer"
     provider.refuse.clear()
-    provider.turns(8, 60.0)
+    provider.turns(12, 60.0)
     assert provider.standing("cloud") == 1
+
+
+def test_a_permission_that_is_mended_at_once_is_noticed_soon() -> None:
+    provider = Provider(a_world())
+    for name in (CLOUD.name, GPU.name):
+        provider.refuse[name] = CloudCallFailed("create", None, FailureKind.CREDENTIALS, "cannot patch")
+    provider.world.job(whole_nodes(1))
+    provider.turns(3)
+    provider.refuse.clear()
+    provider.turns(15)
+    assert provider.standing("cloud") == 1, "within half a minute"
 
 
 def test_18_a_request_that_can_never_work_is_not_sent_again_and_again() -> None:
@@ -267,7 +280,7 @@ def test_18_boots_that_fail_in_a_row_stop_the_buying_of_their_type_and_image(how
 
 
 def test_18_another_type_is_bought_instead() -> None:
-    _, sent = _with_boots_that_fail(a_world().job(tasks(1)))
+    _, sent = _with_boots_that_fail(a_world(CLOUD, GPU_FOR_ALL).job(tasks(1)))
     assert sent[:3] == ["cloud"] * 3
     assert "gpu" in sent[3:]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.slots import Billing
-from nodemanager.planner.cost.billing import age_s, cost, node_share, paid_s, window_left_s
+from nodemanager.planner.billing import age_s, cost, node_share, paid_s, window_left_s
 from tests.builders import NOW_S, a_node, a_type
 
 HOURLY = Billing(3600)

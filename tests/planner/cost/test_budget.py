@@ -19,10 +19,10 @@ from nodemanager.core.nodes import CloudState, NodeState
 from nodemanager.core.orders import BootNode, KeepSpend
 from nodemanager.core.records import Mark, Spend
 from nodemanager.core.slots import Billing, Rank, Tariff
-from nodemanager.planner.cost.budget import left_by_period
-from nodemanager.planner.cost.spending import PERIODS_KEPT, periods
+from nodemanager.planner.budget import budget_changes_s, left_by_period
 from nodemanager.planner.plan import Plan
-from nodemanager.planner.state.policy import Policy
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.spending import PERIODS_KEPT, periods
 from tests.builders import (
     CLOUD,
     GPU,
@@ -101,13 +101,26 @@ def test_a_node_that_goes_has_cost_what_its_billing_rule_says() -> None:
 
 
 def test_a_job_that_ends_has_cost_its_share_of_the_cores_for_its_user_and_its_queue() -> None:
-    fleet = world({("user", "day"): "100"}).busy_node("cloud1")
+    fleet = world({("user", "day"): "100"}).busy_node("cloud1", billed_from_s=NOW_S - 7200)
     job = running(began_s_ago=1800, ends_in_s=600, userid=1000, queue="batch")
     fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
     today = {
         account: amount for (name, _, account), amount in fleet.snapshot.spending.amounts.items() if name == "day"
     }
     assert today == {"user 1000": Decimal("0.10"), "queue batch": Decimal("0.10")}
+
+
+def test_a_step_of_the_clock_charges_a_user_for_no_more_than_the_age_of_the_node() -> None:
+    """The clock goes a day ahead under a running job: by it, the job has run for a day and half an hour."""
+    fleet = world({("user", "day"): "100"}).busy_node("cloud1", billed_from_s=NOW_S - 1800)
+    job = running(began_s_ago=1800, ends_in_s=600, userid=1000)
+    fleet.but(jobs={job.id: job}).wait(1, wall_jumps_s=86_400).see(QueueSeen(NOW_S + 1, ended=(job.id,)))
+    paid = sum(
+        amount
+        for (name, _, of), amount in fleet.snapshot.spending.amounts.items()
+        if (name, of) == ("month", "user 1000")
+    )
+    assert paid <= Decimal("0.40") * 1801 / 3600
 
 
 def test_a_node_whose_type_the_site_names_no_more_costs_what_it_was_bought_for() -> None:
@@ -132,7 +145,7 @@ def test_the_present_price_counts_where_the_site_names_the_type() -> None:
 
 
 def test_a_job_that_holds_all_gpus_of_a_node_has_cost_the_whole_node() -> None:
-    fleet = world({("user", "day"): "100"}).busy_node("gpu1")
+    fleet = world({("user", "day"): "100"}).busy_node("gpu1", billed_from_s=NOW_S - 7200)
     held = (RankAllocation(Rank(5), 1, GPU.gpus),)
     job = replace(running(began_s_ago=3600, ends_in_s=600, userid=1000), allocations=held)
     fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, ended=(job.id,)))
@@ -141,7 +154,7 @@ def test_a_job_that_holds_all_gpus_of_a_node_has_cost_the_whole_node() -> None:
 
 
 def test_what_a_job_took_of_such_a_node_is_its_users_too() -> None:
-    fleet = world({("user", "day"): "100"}).busy_node("gpu1")
+    fleet = world({("user", "day"): "100"}).busy_node("gpu1", billed_from_s=NOW_S - 7200)
     fleet.policy = without_gpu(fleet.policy)
     job = replace(
         running(began_s_ago=3600, ends_in_s=600, userid=1000), allocations=(RankAllocation(Rank(5), 4, 1),)
@@ -177,6 +190,17 @@ def test_within_the_budget_all_is_bought() -> None:
     assert boots(spent("50", {DAY: "100"}).job(tasks(1, gpus=1)).plan()) == ["gpu1"]
 
 
+@pytest.mark.parametrize(("limit", "at_the_end_of_the_day"), [("0.40", True), ("0.41", False)])
+def test_a_budget_that_is_used_up_exactly_changes_only_with_the_day(
+    limit: str, *, at_the_end_of_the_day: bool
+) -> None:
+    """The node's hour has cost 0.40, and its next payment is due long before midnight."""
+    fleet = world({DAY: limit}).busy_node("cloud1", billed_from_s=NOW_S - 60.0, requested_s=NOW_S - 60.0)
+    day, _ = periods(WALL_AT)
+    ends_s = NOW_S + day.ends_at - WALL_AT
+    assert (budget_changes_s(fleet.snapshot, fleet.policy, jobs_wait=False) == ends_s) is at_the_end_of_the_day
+
+
 def test_from_nine_tenths_on_only_the_cheapest_cores_are_bought() -> None:
     fleet = spent("90", {DAY: "100"}).job(tasks(1), tasks(1, gpus=1), duration_s=300.0)
     assert boots(fleet.plan()) == ["cloud1"]
@@ -192,6 +216,41 @@ def test_what_running_jobs_may_still_take_is_counted_ahead() -> None:
     assert boots(fleet.plan()) == []
     assert fleet.why_job(2).code == "budget_no_new_nodes"
     assert Decimal(str(fleet.why_job(2).figures["forecast"])) > 100
+
+
+@pytest.mark.parametrize(("whose", "price"), [(DAY, "0.40"), (("user", "day"), "0.20")])
+def test_what_a_running_job_takes_after_midnight_is_not_of_today(whose: tuple[str, str], price: str) -> None:
+    """Its node runs for a day after midnight. Its user pays for half of the node."""
+    left_s = periods(WALL_AT)[0].ends_at - WALL_AT
+    today = Decimal(price) * Decimal(left_s) / 3600
+
+    def bought(more: str) -> list[str]:
+        fleet = world({whose: str(today + Decimal(more))}).busy_node("cloud1", billed_from_s=NOW_S)
+        job = running(began_s_ago=0, ends_in_s=left_s + 86_400, userid=1000)
+        fleet.but(jobs={job.id: job}).job(tasks(1), userid=1000, duration_s=60.0)
+        return boots(fleet.plan())
+
+    assert left_s % 3600 == 0, "the node is billed by the hour"
+    assert bought("0.50") == ["cloud2"]
+    assert bought("0.00") == []
+
+
+def test_what_a_user_spent_yesterday_is_not_of_today() -> None:
+    """An ended job took 9.00 yesterday; one that still runs began yesterday, an hour before midnight."""
+    day, _ = periods(WALL_AT)
+    today_s = WALL_AT - day.begins_at
+    yesterday = ("day", day.begins_at - 86_400, "user 1000")
+    today = Decimal("0.20") * Decimal(today_s + 60) / 3600
+
+    def bought(more: str) -> list[str]:
+        fleet = world({("user", "day"): str(today + Decimal(more))}).but(amounts={yesterday: Decimal(9)})
+        fleet.busy_node("cloud1", billed_from_s=NOW_S - today_s - 7200)
+        job = running(began_s_ago=today_s + 3600, ends_in_s=60, userid=1000)
+        fleet.but(jobs={job.id: job}).job(tasks(1), userid=1000, duration_s=60.0)
+        return boots(fleet.plan())
+
+    assert bought("0.01") == ["cloud2"]
+    assert bought("-0.01") == []
 
 
 def test_once_it_is_spent_idle_nodes_go_and_nobody_waits_for_them() -> None:

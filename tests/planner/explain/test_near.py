@@ -8,8 +8,8 @@ import pytest
 
 from nodemanager.core.jobs import Near, Shape
 from nodemanager.core.slots import CloudName
-from nodemanager.planner.explain.near import describe_near
-from nodemanager.planner.state.policy import CloudRules
+from nodemanager.planner.policy import CloudRules
+from nodemanager.planner.reasons import describe_near
 from tests.builders import a_job, a_policy
 
 POLICY = a_policy(

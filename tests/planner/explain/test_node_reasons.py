@@ -13,7 +13,7 @@ from nodemanager.core.nodes import CloudState, FailureKind, LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import because
-from nodemanager.planner.explain.node_reasons import NodeReasons
+from nodemanager.planner.reasons import NodeReasons
 from tests.builders import NOW_S, a_cloud_node, a_launch, a_node, a_world, whole_nodes
 
 BUSY = because(Code.BUSY)

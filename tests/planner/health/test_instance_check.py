@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nodemanager.core.facts import RanksSeen
-from nodemanager.planner.health.instance_check import find_mismatch
+from nodemanager.planner.hardware import find_mismatch
 from tests.builders import World, a_rank, a_world, orders, whole_nodes
 
 

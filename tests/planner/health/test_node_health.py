@@ -19,11 +19,12 @@ from nodemanager.core.nodes import CloudState, FluxRank, JoinPhase, NodeState
 from nodemanager.core.orders import KillHousekeeping
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.health.node_health import FLAPS_WITHIN_S, KILLS_MAX
-from nodemanager.planner.state.snapshot import Scope
+from nodemanager.planner.node_health import FLAPS_WITHIN_S, KILLS_MAX
+from nodemanager.planner.snapshot import Scope
 from tests.builders import (
     CLOUD,
     GPU,
+    GPU_FOR_ALL,
     World,
     a_cloud_node,
     a_rank,
@@ -95,7 +96,7 @@ def test_57_or_on_another_market_where_there_is_no_other_zone() -> None:
 
 
 def test_57_one_that_still_boots_is_given_up() -> None:
-    world = _reclaimed(a_world().booting_node()).job(whole_nodes(1))
+    world = _reclaimed(a_world(CLOUD, GPU_FOR_ALL).booting_node()).job(whole_nodes(1))
     made = world.plan()
     assert "drain cloud1-1" in orders(made)
     assert world.why("cloud1") == "reclaimed"
@@ -103,7 +104,7 @@ def test_57_one_that_still_boots_is_given_up() -> None:
 
 
 def test_57_it_is_not_kept_for_a_job_that_waits() -> None:
-    world = _reclaimed(a_world().draining_node()).job(whole_nodes(1))
+    world = _reclaimed(a_world(CLOUD, GPU_FOR_ALL).draining_node()).job(whole_nodes(1))
     made = world.plan()
     assert "undrain cloud1-1" not in orders(made)
     assert boots(made)

@@ -10,9 +10,9 @@ import pytest
 from nodemanager.core.facts import ClaimHeld, FluxCallFailed, JobsHeld, JobsReleased, QueueSeen
 from nodemanager.core.jobs import Job, JobId, QueuePolicy, Unserved
 from nodemanager.core.records import HeldJob
-from nodemanager.planner.cost.spending import periods
-from nodemanager.planner.limits.holds import JOBS_PER_ORDER_MAX
-from nodemanager.planner.state.snapshot import DrainStreak
+from nodemanager.planner.limits import JOBS_PER_ORDER_MAX
+from nodemanager.planner.snapshot import DrainStreak
+from nodemanager.planner.spending import periods
 from tests.builders import CLOUD, WALL_AT, World, a_job, a_world, orders, tasks, whole_nodes
 
 POOR, OTHER = 1001, 1002

@@ -16,10 +16,11 @@ from nodemanager.core.facts import LaunchesRecorded, NodeCreated
 from nodemanager.core.jobs import Job, JobId, JobState, QueuePolicy, RankAllocation, Shape
 from nodemanager.core.orders import BootNode, CreateNode
 from nodemanager.core.slots import TypeName
-from nodemanager.planner.cost.spending import periods
 from nodemanager.planner.plan import Plan
+from nodemanager.planner.spending import periods
 from tests.builders import (
     GPU,
+    GPU_FOR_ALL,
     WALL_AT,
     World,
     a_cloud_node,
@@ -183,7 +184,7 @@ def test_a_queue_counts_what_all_of_its_users_take() -> None:
 def test_a_job_that_only_a_dearer_type_is_left_for_counts_at_its_price(queue_policy: QueuePolicy) -> None:
     """The cheap type's only slot goes to the first; a whole GPU node costs 3.00 an hour, of 10 a day."""
     few = replace(BIG, slots=BIG.slots[:1])
-    fleet = world({USER_DAY: 10}, few, GPU, queue_policy=queue_policy)
+    fleet = world({USER_DAY: 10}, few, GPU_FOR_ALL, queue_policy=queue_policy)
     assert bought(submits(fleet, 3, 4, userid=1000)) == 1
     assert fleet.why_job(2).code == "budget_of_account"
     assert fleet.why_job(2).figures["forecast"] == 16

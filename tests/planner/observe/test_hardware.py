@@ -14,10 +14,12 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, ChangeSlots, CordonNode, DrainNode
 from nodemanager.core.slots import Hardware, Market, Misfit, NodeType, Promise, Rank, Size, SlotName, TypeName
-from nodemanager.planner.observe.hardware import find_misfit, with_promises
+from nodemanager.planner.hardware import WISH_PREFIX, drop_promise, find_misfit, with_promises
 from nodemanager.planner.slot_types import redeclare_type
 from tests.builders import (
+    CLOUD,
     GPU,
+    GPU_FOR_ALL,
     NOW_S,
     World,
     a_job,
@@ -129,7 +131,7 @@ def test_a_job_that_slipped_in_before_the_drain_is_waited_for() -> None:
 
 
 def test_it_is_not_kept_for_jobs_that_wait() -> None:
-    world = measured(a_world().draining_node())
+    world = measured(a_world(CLOUD, GPU_FOR_ALL).draining_node())
     world.job(tasks(1), nodes(1))
     assert not [order for order in orders(world.plan()) if order.startswith("undrain")]
     assert {reason.code for reason in world.plan().jobs.values()} == {"node_ordered"}  # of another type
@@ -220,6 +222,14 @@ def test_a_wish_of_somebody_elses_that_is_refused_changes_nothing_of_it() -> Non
     before = world.snapshot.slots.to_promise
     world.see(SlotsRefused("hardware-cloud"))
     assert world.snapshot.slots.to_promise == before
+
+
+def test_a_wish_of_another_kind_drops_no_promise_though_it_names_the_type() -> None:
+    world = a_short_one()
+    before = world.snapshot.slots.to_promise
+    assert before.keys() == {"cloud"}
+    assert drop_promise(world.snapshot, "cloud-1").slots.to_promise == before
+    assert not drop_promise(world.snapshot, f"{WISH_PREFIX}cloud-1").slots.to_promise
 
 
 # --- more than declared -----------------------------------------------------------------------------------

@@ -19,10 +19,12 @@ from nodemanager.core.facts import (
     FluxUnreachable,
     LaunchesRecorded,
     LeaseEnded,
+    NodeCordoned,
     NodeCreated,
     NodeDestroyed,
     NodeDrained,
     NodeUndrained,
+    OrderLapsed,
     QueueProbed,
     QueueSeen,
     RanksChanged,
@@ -31,12 +33,14 @@ from nodemanager.core.facts import (
 from nodemanager.core.jobs import Job, JobId, JobState, UnreadableJob
 from nodemanager.core.nodes import CallKind, CloudState, FailureKind, FluxRank, NodeState
 from nodemanager.core.orders import ClaimInstance
+from nodemanager.core.reason_codes import Code
 from nodemanager.core.records import Mark, Spend, Steering
-from nodemanager.core.slots import Market, TypeName
-from nodemanager.planner.backoff.zones import refusal_reason
-from nodemanager.planner.observe.observe import HANDLERS
-from nodemanager.planner.state.policy import BLOCK_S
-from nodemanager.planner.state.snapshot import EVERYTHING, Scope
+from nodemanager.core.slots import Market, SlotName, TypeName
+from nodemanager.planner.backoff import refusal_reason
+from nodemanager.planner.observe import HANDLERS
+from nodemanager.planner.observe_cloud import VANISHED_S_MAX
+from nodemanager.planner.policy import BLOCK_S
+from nodemanager.planner.snapshot import EVERYTHING, Scope
 from tests.builders import (
     NOW_S,
     World,
@@ -171,6 +175,19 @@ def test_a_look_that_shows_a_node_as_it_was_makes_nothing_new_of_it() -> None:
     assert world.wait(10).see_ranks(UP)["cloud1"] is before
 
 
+@pytest.mark.parametrize(
+    ("rank", "after"), [(UP, NodeState.IDLE), (a_rank("cloud1", allocated=True), NodeState.LOST)]
+)
+def test_a_look_that_shows_no_more_than_the_answer_to_a_cordon_did_still_counts(
+    rank: FluxRank, after: NodeState
+) -> None:
+    """That answer changes the node's rank only, so the next look must change its state."""
+    world = a_world().busy_node("cloud1", call=a_call(CallKind.DRAIN)).wait(1)
+    world.see(NodeCordoned(LAUNCH.id, NOW_S + 1, rank))
+    assert world["cloud1"].state is NodeState.BUSY
+    assert world.wait(1).see_ranks(rank)["cloud1"].state is after
+
+
 def test_a_second_look_that_began_before_the_latest_look_at_all_changes_nothing_but_that_it_came() -> None:
     world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN), drained_s=None).wait(10)
     world.see_ranks(drained(UP, OURS)).wait(5).see_ranks(drained(UP, OURS))
@@ -235,6 +252,16 @@ def test_the_answer_to_an_earlier_drain_is_not_the_second_look_of_this_one() -> 
     assert world["cloud1"].call is not None
 
 
+def test_a_drain_whose_rank_belongs_to_another_host_by_now_is_a_failed_call() -> None:
+    world = a_world().draining_node("cloud1", call=a_call(CallKind.DRAIN, started_s=NOW_S), drained_s=None)
+    before = world["cloud1"].rank
+    world.see_drained("cloud1", replace(drained(UP, OURS), host=SlotName("cloud2")))
+    node = world["cloud1"]
+    assert (node.stop.drained_s, node.rank, node.call) == (None, before, None)
+    assert node.retry_s > NOW_S
+    assert not world.decide().actions
+
+
 def test_an_undrained_node_is_idle_again_and_a_look_is_due() -> None:
     world = a_world().draining_node("cloud1", call=a_call(CallKind.UNDRAIN)).wait(1)
     world.see(NodeUndrained(LAUNCH.id)).see_ranks(drained(UP, OURS), age_s=0.5)
@@ -289,6 +316,17 @@ def test_what_is_known_of_a_node_survives_a_new_claim() -> None:
     world = a_world().busy_node("cloud1")
     before = world["cloud1"]
     assert world.see_claim(LAUNCH)["cloud1"] == before
+
+
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.STOPPING])
+def test_a_second_look_from_before_a_new_claim_stops_nothing(state: NodeState) -> None:
+    """Another manager may have acted meanwhile, and given the node work."""
+    world = a_world().node("cloud1", state, departures_s=(NOW_S - 60,))
+    assert orders(world.plan()) == ["stop-broker cloud1-1"]
+    world.see_claim(LAUNCH).wait(1).all_is_fresh()
+    assert (world["cloud1"].stop.drained_s, world["cloud1"].health.departures_s) == (None, ())
+    assert orders(world.decide()) == ["drain cloud1-1"]
+    assert orders(world.see_drained("cloud1").decide()) == ["stop-broker cloud1-1"]
 
 
 def test_a_lease_that_was_never_recorded_nor_used_is_dropped() -> None:
@@ -371,10 +409,114 @@ def test_the_same_list_twice_counts_once() -> None:
     assert world.see_cloud().see_cloud().see_cloud()["cloud1"].listing.absences == 1
 
 
+def test_a_list_that_began_when_the_node_was_last_known_proves_nothing() -> None:
+    world = a_world().node("cloud1", NodeState.STOPPING, known_s=NOW_S).see_cloud()
+    assert world["cloud1"].listing.absences == 0
+    world.wait(0.1).see_cloud()
+    assert world["cloud1"].listing.absences == 1
+
+
+def test_lists_from_before_a_create_that_failed_do_not_count_against_it() -> None:
+    """The create may have worked up to the moment of its failure. Too few lists since then lack the node."""
+    world = a_world(create_grace_s=20).node("cloud1", NodeState.REQUESTED, sent_s=NOW_S, known_s=NOW_S)
+    _listed_without(world, 2)
+    assert world["cloud1"].listing.absences == 2
+    node = replace(world["cloud1"], call=a_call(CallKind.CREATE))
+    world.but(nodes={node.id: node}).see(CloudCallFailed("create", node.id, FailureKind.AMBIGUOUS, "reset"))
+    assert (world["cloud1"].listing.absences, world["cloud1"].listing.absent_s) == (0, None)
+    assert _listed_without(world, 2)["cloud1"].state is NodeState.REQUESTED
+    assert _listed_without(world, 1)["cloud1"].state is NodeState.GONE
+
+
+def test_lists_from_before_a_create_that_lapsed_do_not_count_against_the_next_one() -> None:
+    world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=NOW_S, absences=2, absent_s=NOW_S - 5)
+    world.see(OrderLapsed("CreateNode", (LAUNCH.id,), None, "1.0 s too late"))
+    node = world["cloud1"]
+    assert (node.create.sent_s, node.listing.absences, node.listing.absent_s) == (None, 0, None)
+
+
 def test_a_create_is_disproved_only_by_lists_over_a_while() -> None:
     world = a_world(create_grace_s=120).node("cloud1", NodeState.REQUESTED, sent_s=NOW_S, known_s=NOW_S)
     assert _listed_without(world, 11)["cloud1"].state is NodeState.REQUESTED
     assert _listed_without(world, 1)["cloud1"].state is NodeState.GONE
+
+
+PROVIDER_ID = a_cloud_node(LAUNCH).provider_id
+
+
+def test_a_booting_node_that_lists_lack_is_destroyed_before_its_slot_is_free() -> None:
+    world = a_world(create_grace_s=120).job().booting_node("cloud1", known_s=NOW_S)
+    assert _listed_without(world, 11)["cloud1"].state is NodeState.BOOTING, "lists may show it late"
+    _listed_without(world, 1).all_is_fresh()
+    made = world.decide()
+    assert orders(made) == ["drain cloud1-1"]
+    assert made.nodes[world.id("cloud1")].code is Code.VANISHED
+    world.see_drained("cloud1")
+    _listed_without(world, 3).all_is_fresh()
+    assert orders(world.decide()) == [f"destroy {PROVIDER_ID}"]
+    world.see(CloudCallFailed("destroy", world.id("cloud1"), FailureKind.TRANSIENT, "502"))
+    assert _listed_without(world, 3)["cloud1"].state is NodeState.STOPPING, "nobody took the destroy: it may run"
+    world.all_is_fresh()
+    assert orders(world.decide()) == [f"destroy {PROVIDER_ID}"]
+    world.see(NodeDestroyed(world.id("cloud1"), PROVIDER_ID))
+    assert _listed_without(world, 3)["cloud1"].state is NodeState.GONE
+
+
+def test_a_vanished_node_that_no_call_destroys_is_forgotten_after_an_hour_with_a_warning() -> None:
+    """It held its slot, and counted against the limits and the budget, for ever."""
+    world = a_world(create_grace_s=120).job().booting_node("cloud1", known_s=NOW_S)
+    cloud = world["cloud1"].cloud
+    assert cloud is not None
+    _listed_without(world, 12).all_is_fresh().decide()
+    world.see_drained("cloud1").all_is_fresh().decide()
+    world.see(CloudCallFailed("destroy", world.id("cloud1"), FailureKind.CREDENTIALS, "denied"))
+    world.wait(VANISHED_S_MAX - 240.0)
+    assert _listed_without(world, 1)["cloud1"].state is NodeState.STOPPING
+    (warning,) = (it for it in world.all_is_fresh().plan().warnings if it.code is Code.VANISHED_NOT_DESTROYED)
+    assert warning.figures["detail"] == "denied"
+    assert _listed_without(world, 20)["cloud1"].state is NodeState.GONE
+    assert not [it for it in world.plan().warnings if it.code is Code.VANISHED_NOT_DESTROYED]
+
+
+def test_a_booting_node_that_a_late_list_shows_boots_on() -> None:
+    world = a_world(create_grace_s=120).job().booting_node("cloud1", known_s=NOW_S)
+    cloud = world["cloud1"].cloud
+    assert cloud is not None
+    _listed_without(world, 11).wait(10).see_cloud(cloud)
+    assert _listed_without(world, 11)["cloud1"].state is NodeState.BOOTING
+    assert not world["cloud1"].listing.vanished
+
+
+def test_a_node_that_no_list_has_shown_yet_is_not_missed() -> None:
+    """Some providers list a new node minutes after they created it. It was ended, and bought again."""
+    world = (
+        a_world(create_grace_s=120, boot_timeout_s=900).job().booting_node("cloud1", known_s=NOW_S, listed=False)
+    )
+    asked_s = world["cloud1"].create.requested_s
+    _listed_without(world, 29).all_is_fresh()
+    assert world["cloud1"].state is NodeState.BOOTING
+    assert not world["cloud1"].listing.vanished
+    assert orders(world.decide()) == []
+    world.wait(asked_s + 900 - world.snapshot.now_s)
+    assert _listed_without(world, 1)["cloud1"].listing.vanished, "no boot takes longer"
+
+
+def test_a_node_that_no_list_has_shown_yet_keeps_its_slot_while_it_stops() -> None:
+    """Its slot would get a second node, while the first one may still run."""
+    world = a_world(boot_timeout_s=900).node("cloud1", NodeState.STOPPING, rank=a_rank("cloud1"), listed=False)
+    assert _listed_without(world, 20)["cloud1"].state is NodeState.STOPPING
+    cloud = world["cloud1"].cloud
+    assert cloud is not None
+    world.wait(10).see_cloud(cloud)
+    assert _listed_without(world, 3)["cloud1"].state is NodeState.GONE
+
+
+def test_the_create_is_no_list_and_the_first_list_is_one() -> None:
+    world = a_world().node("cloud1", NodeState.REQUESTED, sent_s=NOW_S, call=a_call(CallKind.CREATE), listed=False)
+    world.see(NodeCreated(LAUNCH.id, a_cloud_node(LAUNCH)))
+    assert not world["cloud1"].listing.listed
+    world.wait(10).see_cloud(a_cloud_node(LAUNCH))
+    assert world["cloud1"].listing.listed
 
 
 def test_a_lease_whose_create_was_never_sent_is_not_disproved_by_lists() -> None:
@@ -431,13 +573,41 @@ def test_a_longer_block_is_not_shortened_by_a_shorter_one() -> None:
     world = a_world().node("cloud1", NodeState.REQUESTED).node("cloud2", NodeState.REQUESTED)
     world.see(CloudCallFailed("create", LAUNCH.id, FailureKind.CREDENTIALS, "expired"))
     world.see(CloudCallFailed("create", a_launch("cloud2").id, FailureKind.THROTTLED, "slower", 3.0))
-    assert world.snapshot.learned.blocks[EVERYTHING].until_s == NOW_S + 300
+    assert world.snapshot.learned.blocks[EVERYTHING].until_s == NOW_S + 20
 
 
 def test_a_list_that_fails_is_asked_for_again_after_a_while() -> None:
     world = a_world().see(CloudCallFailed("list", None, FailureKind.THROTTLED, "slower", 25.0))
     assert world.snapshot.account_of().source.retry_s == NOW_S + 25
     assert world.snapshot.account_of().source.seen_s == NOW_S - 1
+
+
+def test_lists_that_keep_failing_are_asked_for_ever_more_rarely() -> None:
+    world, waits = a_world(), []
+    for _ in range(6):
+        world.see(CloudCallFailed("list", None, FailureKind.TRANSIENT, "502"))
+        waits.append(world.snapshot.account_of().source.retry_s - NOW_S)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 16.0]
+    world.wait(20.0).see_cloud().see(CloudCallFailed("list", None, FailureKind.TRANSIENT, "502"))
+    assert world.snapshot.account_of().source.retry_s == NOW_S + 21.0
+
+
+def test_an_answer_that_is_not_understood_is_warned_of_until_the_cloud_is_listed_again() -> None:
+    world = a_world().idle_node("cloud1")
+    for operation in ("list", "list", "sweep"):
+        detail = "KeyError: 'instanceId'"
+        world.see(CloudCallFailed(operation, None, FailureKind.TRANSIENT, detail, foreseen=False))
+    assert [(it.code, it.figures["operation"], it.figures["times"]) for it in world.plan().warnings] == [
+        ("answer_misread", "list", 2),
+        ("answer_misread", "sweep", 1),
+    ]
+    assert "cloud1" in {node.launch.slot for node in world.snapshot.nodes.values()}
+    cloud = world["cloud1"].cloud
+    assert cloud is not None
+    world.wait(20.0).see_ranks().see_cloud(cloud)
+    assert [it.figures["operation"] for it in world.plan().warnings] == ["sweep"]
+    world.wait(900.0).see_ranks().see_cloud(cloud)
+    assert world.plan().warnings == (), "the sweeps since then were understood"
 
 
 def test_a_call_past_its_deadline_is_no_longer_waited_for() -> None:

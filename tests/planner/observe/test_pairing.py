@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from nodemanager.core.nodes import CloudNode, CloudState, Identity, LaunchId, ProviderId
 from nodemanager.core.slots import SlotName, TypeName
-from nodemanager.planner.observe.pairing import pair
-from nodemanager.planner.state.node import Node
+from nodemanager.planner.observe_cloud import pair
+from nodemanager.planner.snapshot import Node
 from tests.builders import CLUSTER, CLUSTER_UUID, a_cloud_node, a_launch, a_node
 
 OURS = Identity(CLUSTER, CLUSTER_UUID, LaunchId("cloud1-1"), SlotName("cloud1"), TypeName("cloud"))

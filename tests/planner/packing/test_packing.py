@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nodemanager.planner.frozen import replace
 from nodemanager.planner.packing import exact
-from nodemanager.planner.packing.dominated import find_dominated
+from nodemanager.planner.packing.exact import find_dominated
 from nodemanager.planner.packing.greedy import pack_best_fit, pack_by_patterns
 from nodemanager.planner.packing.packing import fill, pack
 from nodemanager.planner.packing.types import (
@@ -24,7 +25,6 @@ from nodemanager.planner.packing.types import (
     pieces_on_empty,
     total_cost,
 )
-from nodemanager.planner.state.frozen import replace
 from tests.benchmarks.packing_cases import FAMILIES, small
 
 UNBOUNDED = 10**9

@@ -43,6 +43,12 @@ def test_a_peer_that_is_free_now_beats_a_new_node_that_must_boot() -> None:
     assert world.why_job(1) == order.reason
 
 
+def test_a_job_that_names_no_number_of_nodes_fits_on_a_peer_of_one_node() -> None:
+    one = replace(FREE, nodes=1, nodes_free=1)
+    assert sent(a_world_with(one).job(tasks(4), userid=OWNER)) == ["delegate 1 b"]
+    assert not sent(a_world_with(one).job(whole_nodes(2), userid=OWNER))
+
+
 def test_own_idle_nodes_come_first_and_what_was_not_taken_is_named() -> None:
     world = a_world_with(FREE).idle_node("cloud1").job(whole_nodes(1), userid=OWNER)
     assert not sent(world)

@@ -31,14 +31,14 @@ from nodemanager.core.jobs import (
 )
 from nodemanager.core.nodes import FluxRank
 from nodemanager.core.slots import Billing, NodeType, Rank, SlotName, TypeName
-from nodemanager.planner.commit import commit_actions, commit_asks
-from nodemanager.planner.cost.fleet import price_per_hour
-from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.observe.observe import advance_to, observe
-from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.billing import fleet_price_per_hour
+from nodemanager.planner.brain import commit_actions, commit_asks
+from nodemanager.planner.budgets import place_within_budget
+from nodemanager.planner.observe import advance_to, observe
+from nodemanager.planner.placement import Placement
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import Limits, Policy, Rules
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.policy import Limits, Policy, Rules
+from nodemanager.planner.snapshot import Snapshot
 
 GIB = 2**30
 NOW_S, WALL_AT = 10_000.0, 1.8e9
@@ -125,7 +125,7 @@ def _random_shape(draw: Random, types: tuple[NodeType, ...]) -> Shape:
 
 def faults(snapshot: Snapshot, policy: Policy) -> Iterator[str]:
     """What is wrong with the placement of the queue, in words."""
-    spent = price_per_hour(snapshot, policy)
+    spent = fleet_price_per_hour(snapshot, policy)
     placement = place_within_budget(snapshot, policy, spent)
     placed: dict[JobId, list[str]] = {}  # the node of each piece
     zones: dict[JobId, set[str]] = {}
@@ -232,13 +232,13 @@ def bought_again(snapshot: Snapshot, policy: Policy) -> int:
     made = plan(snapshot, policy)
     ordered = commit_actions(commit_asks(snapshot, made, policy), made, policy)
     later = advance_to(ordered, Tick(snapshot.now_s + 1, snapshot.wall_at + 1))
-    before = place_within_budget(snapshot, policy, price_per_hour(snapshot, policy))
+    before = place_within_budget(snapshot, policy, fleet_price_per_hour(snapshot, policy))
     if before.stuck is not None or before.failed_from:
         return 0  # at a limit another search may serve more jobs
     planned = sum(not node.offer.is_ordered for node in before.assignment.nodes())
     if len(later.nodes) - len(snapshot.nodes) < planned:
         return 0  # the first plan could not order them all
-    after = place_within_budget(later, policy, price_per_hour(later, policy))
+    after = place_within_budget(later, policy, fleet_price_per_hour(later, policy))
     return sum(not node.offer.is_ordered for node in after.assignment.nodes())
 
 

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.jobs import Job, JobId, JobState
+from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import Reason
-from nodemanager.planner.placement.demand import Demand, read_demand
+from nodemanager.planner.demand import Demand, read_demand
 from tests.builders import a_job, a_snapshot, a_world, nodes, tasks
 from tests.planner.strategies import jobs
 
@@ -42,6 +43,12 @@ def test_a_job_that_waits_for_something_else_wants_no_node(changes: dict[str, An
     wanted = read_demand(a_snapshot(jobs=[a_job(1, **changes)], stopped=frozenset({"debug"})))
     assert not wants_nodes(wanted)
     assert why_not(wanted, 1).code == code
+
+
+def test_a_job_that_depends_on_others_names_them() -> None:
+    wanted = read_demand(a_snapshot(jobs=[a_job(9, state=JobState.DEPEND, awaits=(JobId(7), JobId(8)))]))
+    reason = why_not(wanted, 9)
+    assert to_sentence(reason.code, reason.figures) == "waits for its dependency on jobs 7, 8"
 
 
 def test_a_job_that_runs_or_cleans_up_wants_nothing_and_needs_no_reason() -> None:

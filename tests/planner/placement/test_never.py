@@ -10,7 +10,7 @@ import pytest
 
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, NodeType
-from nodemanager.planner.state.policy import CloudRules
+from nodemanager.planner.policy import CloudRules
 from tests.builders import World, a_type, a_world, boots, tasks, whole_nodes
 
 SMALL = a_type("small", cores=4, price="0.10", slots=20)
@@ -55,6 +55,41 @@ def test_the_limits_of_the_only_cloud_with_nodes_for_it_are_named(rules: CloudRu
     assert boots(world.job(whole_nodes(2)).plan()) == ["cloud1", "cloud2"]
     reason = why(a_world(*world.policy.node_types, clouds={east: rules}).job(whole_nodes(3)))
     assert (reason.code, reason.figures["node_count"], reason.figures["why"]) == ("beyond_cloud", 3, text)
+
+
+def test_a_cloud_whose_price_limit_is_below_one_node_is_named() -> None:
+    """The slots are free, so no_free_slot would send the user to the wrong setting."""
+    east = CloudName("default")
+    rules = CloudRules(price_per_hour_max=Decimal("0.30"))
+    world = a_world(replace(a_type(price="0.40"), cloud=east), clouds={east: rules}).job(whole_nodes(1))
+    assert boots(world.plan()) == []
+    text = "its price_per_hour_max of 0.30 pays for 0"
+    assert (why(world).code, why(world).figures["why"]) == ("beyond_cloud", text)
+
+
+@pytest.mark.parametrize(
+    ("rules", "text"),
+    [
+        (CloudRules(nodes_max=2), "its nodes_max is 2"),
+        (CloudRules(price_per_hour_max=Decimal("0.20")), "its price_per_hour_max of 0.20 pays for too few"),
+    ],
+)
+def test_types_of_one_cloud_share_its_limits(rules: CloudRules, text: str) -> None:
+    """Each type alone could give two nodes, and both together no more."""
+    cloud = CloudName("default")
+    types = [replace(a_type(name, price="0.10", slots=4), cloud=cloud) for name in ("a", "b")]
+    world = a_world(*types, clouds={cloud: rules}).job(whole_nodes(3))
+    assert boots(world.plan()) == []
+    assert (why(world).code, why(world).figures["why"]) == ("beyond_cloud", text)
+    assert boots(a_world(*types, clouds={cloud: rules}).job(whole_nodes(2)).plan()) == ["a1", "a2"]
+
+
+def test_a_second_cloud_gives_what_the_limits_of_the_first_forbid() -> None:
+    home, other = CloudName("default"), CloudName("other")
+    types = [replace(a_type(name, price="0.10", slots=2), cloud=home) for name in ("a", "b")]
+    types.append(replace(a_type("c", price="0.10", slots=4), cloud=other))
+    world = a_world(*types, clouds={home: CloudRules(nodes_max=2), other: CloudRules()})
+    assert why(world.job(whole_nodes(6))).code != "beyond_cloud"
 
 
 def cheapest_fleet(types: list[NodeType], want: int, nodes_max: int, price_max: Decimal) -> bool:

@@ -16,7 +16,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.planner.plan import Plan
-from nodemanager.planner.state.snapshot import Block, Scope
+from nodemanager.planner.snapshot import Block, Scope
 from tests.builders import NOW_S, World, a_launch, a_type, a_world, boots, nodes, tasks, whole_nodes
 
 CLOUD = replace(a_type("cloud", slots=8), zones=("a", "b"))

@@ -17,17 +17,18 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reason_text import to_sentence
 from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import SlotName, TypeName
-from nodemanager.planner.allocation.allocation import Allocation
-from nodemanager.planner.allocation.work import UNBOUNDED
-from nodemanager.planner.cost.fleet import price_per_hour
-from nodemanager.planner.explain.job_reasons import REASON_BY_AVAILABILITY
-from nodemanager.planner.limits.within_budget import place_within_budget
-from nodemanager.planner.placement.placement import Placement
+from nodemanager.planner.allocation import Allocation
+from nodemanager.planner.billing import fleet_price_per_hour
+from nodemanager.planner.budgets import place_within_budget
+from nodemanager.planner.placement import Placement
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.queue_index import QueueIndex, key_of, queue_index_of, updated_queue_index
+from nodemanager.planner.ranks_and_queue import QueueIndex, key_of, queue_index_of, updated_queue_index
+from nodemanager.planner.reasons import REASON_BY_AVAILABILITY
+from nodemanager.planner.work import UNBOUNDED
 from tests.builders import (
     CLOUD,
     GPU,
+    GPU_FOR_ALL,
     WALL_AT,
     World,
     a_rank,
@@ -44,7 +45,7 @@ from tests.planner.strategies import POLICIES, jobs, snapshots
 
 
 def placement_of(world: World) -> Placement:
-    return place_within_budget(world.snapshot, world.policy, price_per_hour(world.snapshot, world.policy))
+    return place_within_budget(world.snapshot, world.policy, fleet_price_per_hour(world.snapshot, world.policy))
 
 
 def slots(world: World, job: int = 1) -> list[str]:
@@ -385,7 +386,7 @@ def test_nodes_that_come_are_laid_out_as_when_they_were_bought() -> None:
 
 
 def test_every_type_has_the_reason_why_it_is_bought_or_not() -> None:
-    made = a_world().job(tasks(1)).plan()
+    made = a_world(CLOUD, GPU_FOR_ALL).job(tasks(1)).plan()
     assert made.types[TypeName("cloud")] == because(Code.BOUGHT, node_count=1)
     assert made.types[TypeName("gpu")] == because(
         Code.ANOTHER_MIX_IS_CHEAPER, node_types=("cloud",), price_per_hour=Decimal("0.40")

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from nodemanager.core.jobs import (
     HasProperty,
     Job,
     JobId,
+    JobRequest,
     Near,
     Not,
     OnHosts,
@@ -26,18 +28,17 @@ from nodemanager.core.jobs import (
 )
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName
-from nodemanager.planner.placement import work_budget
-from nodemanager.planner.placement.work_budget import (
-    PACKINGS_IF_NEAR,
-    STEPS_MAX,
-    STEPS_PER_BATCH,
-    batches_beyond,
-)
+from nodemanager.planner import demand, placement
+from nodemanager.planner.demand import PACKINGS_IF_NEAR, STEPS_MAX, STEPS_PER_BATCH, batches_beyond
+from nodemanager.planner.packing import greedy, packing
+from nodemanager.planner.packing.types import Packed
 from nodemanager.planner.plan import plan
-from nodemanager.planner.state.policy import CloudRules, Policy
-from nodemanager.planner.state.queue_index import BatchKey, QueueIndex, queue_index_of
-from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.supply.supply import current_supply
+from nodemanager.planner.policy import CloudRules, Policy
+from nodemanager.planner.ranks_and_queue import BatchKey, QueueIndex, queue_index_of
+from nodemanager.planner.serving import SEARCH_STEPS_MAX
+from nodemanager.planner.snapshot import Snapshot
+from nodemanager.planner.supply import current_supply
+from tests.benchmarks import hostile_queues
 from tests.builders import a_job, a_policy, a_snapshot, a_type, tasks
 from tests.planner.strategies import a_rank_that_is
 
@@ -72,7 +73,7 @@ def test_an_ordinary_queue_is_considered_whole() -> None:
 
 
 def test_jobs_that_each_name_many_ranks_are_considered_whole() -> None:
-    assert _beyond(_jobs((_some_ranks(number) for number in range(300)), 1), _site()) == {}
+    assert _beyond(_jobs((_some_ranks(number) for number in range(220)), 1), _site()) == {}
 
 
 def test_the_first_shapes_of_the_user_with_too_many_are_considered() -> None:
@@ -113,7 +114,7 @@ def test_two_users_with_too_many_get_about_as_much() -> None:
 
 
 def test_a_constraint_that_is_too_long_to_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_budget, "STEPS_MAX", 50_000)
+    monkeypatch.setattr(demand, "STEPS_MAX", 50_000)
     long = OnRanks((",".join(str(2 * rank) for rank in range(20_000)),))
     assert set(_beyond(_jobs([HasProperty("gpu"), long, HasProperty("x")], 1), _site())) == {2, 3}
 
@@ -214,10 +215,21 @@ def test_a_fuzzed_queue_gets_a_plan_within_the_budget(begin: int) -> None:
 
 def _steps(batches: dict[BatchKey, None], snapshot: Snapshot, policy: Policy) -> int:
     """The steps of a plan for these batches."""
-    work = work_budget.WorkEstimate(current_supply(snapshot, policy, Decimal(0)))
+    work = demand.WorkEstimate(current_supply(snapshot, policy, Decimal(0)))
     steps = [work.add(key) for key in batches]
     assert None not in steps
     return work.steps
+
+
+def test_a_batch_without_a_constraint_takes_no_steps_for_reading() -> None:
+    policy = _site()
+    snapshot = a_snapshot(policy, jobs=[a_job(1), a_job(2, tasks(1, where=HasProperty("gpu")))])
+    plain, constrained = queue_index_of(snapshot.jobs, QueueIndex()).in_order
+    work = demand.WorkEstimate(current_supply(snapshot, policy, Decimal(0)))
+    work.add(plain)
+    assert work.reading == 0
+    work.add(constrained)
+    assert work.reading > 0
 
 
 def test_a_batch_whose_data_is_in_one_of_several_clouds_counts_as_several() -> None:
@@ -232,3 +244,47 @@ def test_a_batch_whose_data_is_in_one_of_several_clouds_counts_as_several() -> N
     assert 0 < considered("east", of_two) < count
     assert considered("mars", of_two) == count
     assert considered("default", _site()) == count
+
+
+@pytest.mark.parametrize("case", ["near, limit", "5,000 priorities, limit"])
+def test_a_hostile_queue_is_packed_a_bounded_number_of_times(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in the pairs of work and nodes that all packings compare."""
+    steps = [0]
+    pack = greedy.pack_by_patterns
+
+    def counting(*given: Any) -> Packed:
+        made = pack(*given)
+        steps[0] += len(given[0]) * len(given[1])
+        return made
+
+    monkeypatch.setattr(packing, "pack_by_patterns", counting)
+    snapshot, policy = hostile_queues.CASES[case]()
+    made = plan(snapshot, policy)
+    assert made.count_by_reason()["node_ordered"] >= 500
+    assert steps[0] <= SEARCH_STEPS_MAX
+
+
+def test_no_user_s_shapes_use_up_the_search_of_another_behind_them() -> None:
+    """At a limit, under a policy that fills gaps: the last user's job is tried, and does not fit."""
+    types = hostile_queues.site()
+    jobs = hostile_queues.queue(hostile_queues.with_data(900), 9_000)
+    last = replace(jobs[-1], id=JobId(9_001), userid=2000, request=JobRequest(tasks(2), 3600.0))
+    snapshot, policy = hostile_queues.world(types, [*jobs, last], QueuePolicy.BACKFILL, nodes_max=100)
+    made = plan(snapshot, policy)
+    assert made.count_by_reason()["too_much_to_plan"] > 0
+    assert made.jobs[last.id].code in {"node_ordered", "nodes_max"}
+
+
+@pytest.mark.parametrize("order", list(QueuePolicy))
+def test_plans_in_a_row_serve_the_whole_queue(order: QueuePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one plan has no time for, a later one reaches, as jobs leave the queue."""
+    monkeypatch.setattr(placement, "SEARCH_STEPS_MAX", 10_000)
+    types, jobs = hostile_queues.site(4), hostile_queues.queue(hostile_queues.with_data(40), 100)
+    plans = 0
+    while jobs:
+        made = plan(*hostile_queues.world(types, jobs, order, nodes_max=4))
+        waiting = [job for job in jobs if made.jobs[job.id].code != "node_ordered"]
+        assert len(waiting) < len(jobs)
+        assert jobs[0] not in waiting
+        jobs, plans = waiting, plans + 1
+    assert plans > 1

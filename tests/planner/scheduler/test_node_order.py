@@ -9,10 +9,9 @@ import pytest
 from nodemanager.core.facts import RanksSeen
 from nodemanager.core.jobs import JobId, JobState, NodeOrder, Shape
 from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.scheduler.node_order import host_number
-from nodemanager.planner.scheduler.seating import Availability, Bin, Seater
-from nodemanager.planner.state.queue_index import key_of
-from tests.builders import a_job, a_world, tasks
+from nodemanager.planner.ranks_and_queue import key_of
+from nodemanager.planner.seating import Availability, Bin, Seater, host_number
+from tests.builders import a_job, a_type, a_world, tasks
 
 CORES = (2, 2, 4, 8)  # of the slots 1 to 4
 
@@ -67,3 +66,12 @@ def test_the_order_that_a_look_reports_is_planned_by(order: NodeOrder | None, no
     ranks = tuple(world.snapshot.ranks.values())
     world.wait(1.0).see(RanksSeen(world.snapshot.now_s, ranks, node_order=order))
     assert world.why_job(1).figures["nodes"] == (node,)
+
+
+def test_the_least_used_node_is_the_one_on_which_fewest_cores_are_taken_whatever_its_size() -> None:
+    """Two of eight cores are taken on the first node, and three of four on the second."""
+    world = a_world(a_type("large", cores=8, slots=1), a_type("small", cores=4, slots=1)).job(tasks(1))
+    world = world.busy_node("large1", cores_free=6).busy_node("small1", cores_free=1)
+    ranks = tuple(world.snapshot.ranks.values())
+    world.wait(1.0).see(RanksSeen(world.snapshot.now_s, ranks, node_order=NodeOrder.LEAST_USED))
+    assert world.why_job(1).figures["nodes"] == ("large1",)

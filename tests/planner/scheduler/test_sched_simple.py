@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.scheduler.sched_simple import pieces_of
-from nodemanager.planner.scheduler.seating import Availability, Bin, Seater
-from nodemanager.planner.state.queue_index import QueueIndex, queue_index_of
+from nodemanager.planner.ranks_and_queue import QueueIndex, queue_index_of
+from nodemanager.planner.seating import Availability, Bin, Seater, pieces_of
 from nodemanager.simulation.flux.jobspec import read_request, write_jobspec
 from nodemanager.simulation.flux.resource_set import Grant, RankResources, lowest_bits
 from nodemanager.simulation.flux.sched_simple import Infeasible, Pool, ResourcesBusy

@@ -12,14 +12,13 @@ from nodemanager.core.jobs import Job, JobState, OnHosts, RankAllocation
 from nodemanager.core.nodes import CallKind, CloudNode, CloudState, FluxRank, NodeState, Tenure
 from nodemanager.core.orders import ListCloud
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.asks import asks_now
-from nodemanager.planner.observe.observe import observe
-from nodemanager.planner.plan import Plan, plan
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Snapshot
-from nodemanager.planner.steps.context import UNLIMITED
+from nodemanager.core.slots import DEFAULT_CLOUD, Rank, SlotName
+from nodemanager.planner.observe import observe
+from nodemanager.planner.plan import Plan, asks_now, plan
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Node, Snapshot, Stray
+from nodemanager.planner.stack import lowest_gap
+from nodemanager.planner.step_context import UNLIMITED
 from tests.builders import (
     NOW_S,
     a_call,
@@ -228,6 +227,17 @@ class TestComing:
         policy = a_stacked_policy(price_per_hour_max=Decimal("0.35"))
         result = made(a_fleet(BUSY, policy=policy, jobs=(a_waiting_job(where=OnHosts(("pod4",))),)), policy)
         assert boots(result) == []
+
+    def test_a_stray_holds_its_slot_and_one_of_no_slot_of_ours_holds_none(self) -> None:
+        second, unknown = a_pod(2).cloud, a_pod(3).cloud
+        assert second is not None
+        assert unknown is not None
+        assert unknown.identity is not None
+        unknown = replace(unknown, identity=replace(unknown.identity, slot=SlotName("pod99")))
+        strays = {it.provider_id: Stray(it, NOW_S) for it in (second, unknown)}
+        snapshot = a_fleet(BUSY, jobs=(a_waiting_job(),))
+        account = replace(snapshot.account_of(), strays=strays)
+        assert lowest_gap(snapshot.with_account(DEFAULT_CLOUD, account), POLICY) == rank_of(POLICY, "pod3")
 
     def test_nothing_is_bought_while_nodes_are_being_removed(self) -> None:
         result = made(a_fleet(BUSY, STOPPING, jobs=(a_waiting_job(),)))

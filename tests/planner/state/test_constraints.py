@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from nodemanager.core.jobs import ANYWHERE, All, AnyOf, Constraint, HasProperty, Not, OnHosts, OnRanks
 from nodemanager.core.notation import format_idset
 from nodemanager.core.slots import Rank, SlotName
-from nodemanager.planner.state.constraints import Matches, alike, holds
-from nodemanager.planner.state.constraints import Place as PlaceOfRank
+from nodemanager.planner.constraints import Matches, alike, holds
+from nodemanager.planner.constraints import Place as PlaceOfRank
 
 NAMES = st.sampled_from(["a", "b", "c", "cloud1", "cloud2"])
 HOSTS = st.sampled_from(["cloud1", "cloud2"])

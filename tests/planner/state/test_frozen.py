@@ -8,8 +8,8 @@ import pytest
 
 from nodemanager.core.jobs import Shape
 from nodemanager.core.nodes import NodeState
-from nodemanager.planner.state.frozen import replace
-from nodemanager.planner.state.snapshot import Snapshot
+from nodemanager.planner.frozen import replace
+from nodemanager.planner.snapshot import Snapshot
 from tests.builders import a_node
 
 

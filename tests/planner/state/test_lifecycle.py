@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.nodes import NodeState
-from nodemanager.planner.state.lifecycle import MOVES_KEPT, NEXT_STATE, Event, IllegalMoveError, allows, move
+from nodemanager.planner.snapshot import MOVES_KEPT, NEXT_STATE, Event, IllegalMoveError, allows, move
 from tests.builders import NOW_S, a_node
 
 PAIRS = [(state, event) for state in NodeState for event in Event]

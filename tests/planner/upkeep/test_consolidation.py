@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from nodemanager.core.drains import emptying_text
+from nodemanager.core.facts import QueueSeen
 from nodemanager.core.jobs import JobState, RankAllocation
 from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, CordonNode, DrainNode, UndrainNode
 from nodemanager.core.upkeep.rules import Disruption
-from nodemanager.planner.cost.run_times import ends_in_s, with_runs
+from nodemanager.planner.snapshot import Peak
+from nodemanager.planner.timings import ends_in_s, with_runs
 from tests.builders import (
     NOW_S,
     WALL_AT,
@@ -24,6 +26,7 @@ from tests.builders import (
     a_type,
     busy,
     drained,
+    orders,
     rank_of,
     tasks,
 )
@@ -94,6 +97,14 @@ def test_one_node_stays_and_so_does_nodes_min() -> None:
     assert not given(three_nodes(nodes_min=3), CordonNode)
 
 
+def test_a_node_in_use_by_no_job_that_is_known_is_left_alone() -> None:
+    """Its housekeeping runs, or a job has just started there."""
+    world = three_nodes()
+    unknown = {id_: it for id_, it in world.snapshot.jobs.items() if it.ends_at != WALL_AT + 50.0}
+    world.but(jobs=unknown)
+    assert given(world, CordonNode) == ["cloud3"]
+
+
 def test_a_gain_below_the_floor_is_not_worth_it() -> None:
     assert given(three_nodes(consolidate_gain=0.33), CordonNode)
     assert not given(three_nodes(consolidate_gain=0.34), CordonNode)
@@ -151,6 +162,14 @@ def test_once_empty_it_leaves_as_other_idle_nodes_do() -> None:
     assert given(emptied(a_world(HOURS), hour_ends_in_s=50), DrainNode) == ["cloud2"]
 
 
+def test_the_last_node_takes_jobs_again_although_it_is_empty() -> None:
+    """The node that was to take over its work has gone meanwhile."""
+    world = emptied(a_world())
+    others = {it.id: it for it in world.snapshot.nodes.values() if it.launch.slot != "cloud1"}
+    alone = world.but(nodes=others, jobs={}).rank("cloud1")
+    assert (given(alone, UndrainNode), alone.why("cloud2")) == (["cloud2"], "empties_no_more")
+
+
 def test_a_node_that_emptied_serves_a_waiting_job_again() -> None:
     world = emptied(a_world()).job(tasks(1, cores=8))
     assert given(world, UndrainNode) == ["cloud2"]
@@ -170,3 +189,47 @@ def test_the_end_of_a_job_is_learned_from_that_users_jobs_of_its_shape(
     job = a_job(99, tasks(1), state=JobState.RUN, userid=7, began_at=WALL_AT - 60, ends_at=WALL_AT + 540)
     assert ends_in_s(job, snapshot) == pytest.approx(ends)
     assert ends_in_s(replace(job, userid=8), snapshot) == pytest.approx(540)
+    assert ends_in_s(replace(job, ends_at=WALL_AT - 5), snapshot) == 0.0, "it is past its time limit"
+
+
+def test_short_jobs_one_after_the_other_do_not_have_a_node_drained_each_time() -> None:
+    """The others have room for the one that runs now, but not for as much as ran there a moment ago."""
+    world = running(a_world(), "cloud1", cores=4).idle_node("cloud2")
+    assert given(world, CordonNode) == ["cloud2"]
+    minute = int(NOW_S // 60)
+    lately = world.but(peaks={SECONDS.name: (Peak(minute - 1, 9),)})
+    assert not given(lately, CordonNode)
+    long_ago = world.but(peaks={SECONDS.name: (Peak(minute - 2, 9), Peak(minute, 4))})
+    assert given(long_ago, CordonNode) == ["cloud2"]
+
+
+def test_short_jobs_in_a_row_have_no_node_drained_and_undrained_between_them() -> None:
+    """Three seconds of work on the second node, three without: the first node has room for none of it."""
+    world = running(a_world(), "cloud1", cores=4, ends_in=3000.0).idle_node("cloud2")
+    free = world.rank_now("cloud2")
+    ordered: list[str] = []
+    for second in range(48):
+        world.wait(1.0)
+        works = second % 6 < 3
+        job = a_job(
+            500 + second // 6,
+            tasks(1, cores=6),
+            state=JobState.RUN,
+            allocations=(RankAllocation(free.rank, 6, 0),),
+            began_at=WALL_AT,
+            ends_at=WALL_AT + 3000.0,
+        )
+        now_s = world.snapshot.now_s
+        world.see(QueueSeen(now_s, (job,)) if works else QueueSeen(now_s, ended=(job.id,)))
+        world.see_ranks(busy(free, cores_free=2) if works else free).all_is_fresh()
+        ordered += orders(world.decide())
+    assert ordered == []
+
+
+def test_an_idle_node_that_is_kept_free_says_so() -> None:
+    world = running(a_world(idle_timeout_s=600.0), "cloud1", cores=4)
+    rank = drained(a_rank("cloud2", world.policy, online=True), emptying_text(LaunchId("cloud2-1")))
+    world.idle_node("cloud2", rank=rank)
+    reason = world.plan().nodes[world.id("cloud2")]
+    assert reason.code == "idle_not_long"
+    assert reason.figures["drain_reason"] == emptying_text(LaunchId("cloud2-1"))

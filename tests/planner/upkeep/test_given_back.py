@@ -11,8 +11,8 @@ from nodemanager.core.drains import drain_text
 from nodemanager.core.jobs import JobId
 from nodemanager.core.nodes import FluxRank, NodeState
 from nodemanager.core.orders import BootNode, DestroyNode, DrainNode, StopBroker
+from nodemanager.planner.ranks_and_queue import is_vacant
 from nodemanager.planner.slot_types import may_move
-from nodemanager.planner.state.rank_index import is_vacant
 from tests.builders import World, a_policy, a_rank, a_snapshot, a_type, busy, drained, whole_nodes
 
 JOB = JobId(77)

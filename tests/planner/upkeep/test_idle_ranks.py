@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodemanager.core.slots import Rank
-from nodemanager.planner.upkeep.idle_ranks import RankUse, choose_idle_ranks
+from nodemanager.flux.in_job.release_idle import RankUse, choose_idle_ranks
 
 NOW_S = 1000.0
 LEADER = RankUse(Rank(0), None, is_critical=True)

@@ -6,10 +6,15 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import pytest
+
+from nodemanager.core.jobs import Unserved
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import BootNode
-from nodemanager.planner.cost import billing
-from nodemanager.planner.cost.fleet import price_per_hour
+from nodemanager.core.slots import CloudName
+from nodemanager.planner import billing
+from nodemanager.planner.billing import fleet_price_per_hour
+from nodemanager.planner.policy import CloudRules
 from tests.builders import WALL_AT, World, a_launch, a_policy, a_snapshot, a_type, whole_nodes
 
 CHEAP = a_type("cheap", price="0.10")
@@ -43,8 +48,37 @@ def test_a_prepaid_node_costs_nothing_and_does_not_count_towards_the_price_limit
     assert len([it for it in world.plan().actions if isinstance(it, BootNode)]) == 3
     world = a_site()
     world.busy_node("dear1", launch=prepaid_launch(world, "dear1")).busy_node("dear2")
-    assert price_per_hour(world.snapshot, world.policy) == Decimal("0.90")
+    assert fleet_price_per_hour(world.snapshot, world.policy) == Decimal("0.90")
     assert billing.price_per_hour(world["dear1"].launch, world.policy) == 0
+
+
+@pytest.mark.parametrize(("price_max", "paid"), [("0.05", 0), ("0.95", 1)])
+def test_prepaid_nodes_do_not_count_towards_the_price_limit_of_their_cloud_when_they_are_bought(
+    price_max: str, paid: int
+) -> None:
+    rules = {CloudName("default"): CloudRules(price_per_hour_max=Decimal(price_max))}
+    world = a_site(DEAR, clouds=rules).job(*[whole_nodes(1)] * 4)
+    launches = [it.launch for it in world.plan().actions if isinstance(it, BootNode)]
+    assert sorted(it.prepaid for it in launches) == [False] * paid + [True, True]
+
+
+def test_a_recorded_prepaid_node_is_created_whatever_its_price() -> None:
+    rules = {CloudName("default"): CloudRules(price_per_hour_max=Decimal("0.05"))}
+    world = a_site(DEAR, clouds=rules).job(whole_nodes(1))
+    world.node("dear1", NodeState.REQUESTED, launch=prepaid_launch(world, "dear1"))
+    assert [type(it).__name__ for it in world.plan().actions] == ["CreateNode"]
+
+
+def test_a_prepaid_node_costs_a_users_budget_nothing_also_once_it_is_ordered() -> None:
+    budgets = {("user", "month"): Decimal(9)}
+    world = a_site(budgets=budgets, unserved=Unserved.HOLD).job(whole_nodes(1), duration_s=86_400.0)
+    (boot,) = world.plan().actions
+    assert isinstance(boot, BootNode)
+    assert boot.launch.prepaid
+    world.node("dear1", NodeState.REQUESTED, launch=boot.launch)
+    made = world.plan()
+    assert [type(it).__name__ for it in made.actions] == ["CreateNode"]
+    assert world.why_job(1).code == "node_coming"
 
 
 def test_an_idle_prepaid_node_stays_and_others_leave_before_it() -> None:

@@ -13,8 +13,8 @@ from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.orders import BootNode, CordonNode, UndrainNode
 from nodemanager.core.slots import CloudName, NodeType
 from nodemanager.core.upkeep.rules import Disruption
-from nodemanager.planner.state.policy import CloudRules
-from nodemanager.planner.state.snapshot import Account, Block, Scope, Source
+from nodemanager.planner.policy import CloudRules
+from nodemanager.planner.snapshot import Account, Block, Scope, Source
 from tests.builders import (
     NOW_S,
     WALL_AT,
@@ -94,6 +94,19 @@ def test_not_unless_the_site_consolidates_nor_beyond_the_disruption_limit() -> N
     assert not slots(running(a_world(disruption=Disruption(nodes=0)), "gpu1", SMALL), CordonNode)
     two = running(running(a_world(), "gpu1", SMALL), "gpu2", SMALL)
     assert slots(two, CordonNode) == ["gpu1"]
+
+
+def test_a_cheaper_node_that_one_job_fills_does_as_well() -> None:
+    assert slots(running(a_world(), "gpu1", tasks(1, cores=8)), CordonNode) == ["gpu1"]
+
+
+def test_no_job_waits_for_a_full_node_that_begins_to_empty() -> None:
+    """Its job ends before a new node would be up, but it will then take no other."""
+    full = tasks(1, cores=8)
+    world = running(a_world(), "gpu1", full, ends_in_s=30.0).job(full)
+    assert (slots(world, CordonNode), slots(world, BootNode)) == (["gpu1"], ["cpu1"])
+    kept = running(a_world(consolidate=False), "gpu1", full, ends_in_s=30.0).job(full)
+    assert (slots(kept, CordonNode), slots(kept, BootNode)) == ([], [])
 
 
 @pytest.mark.parametrize("shape", [WITH_GPU, ONLY_GPU_NODES])

@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
+from nodemanager.core.facts import QueueSeen, Tick
+from nodemanager.core.jobs import JobId, Unserved
 from nodemanager.core.orders import BootNode
+from nodemanager.core.reason_codes import Code
+from nodemanager.core.reason_text import to_sentence
+from nodemanager.core.reasons import because
 from nodemanager.core.upkeep.rules import Schedule
 from nodemanager.core.upkeep.windows import read_windows
-from nodemanager.planner.upkeep.schedules import schedule_changes_at, scheduled_policy
-from tests.builders import NOW_S, WALL_AT, World, a_policy, a_snapshot, a_type
+from nodemanager.planner import supply
+from nodemanager.planner.brain import Brain
+from nodemanager.planner.policy import Policy, limits_ahead, schedule_changes_at, scheduled_policy
+from tests.builders import (
+    NOW_S,
+    WALL_AT,
+    World,
+    a_job,
+    a_policy,
+    a_snapshot,
+    a_type,
+    a_world,
+    orders,
+    tasks,
+    whole_nodes,
+)
 
 BERLIN = ZoneInfo("Europe/Berlin")
 OFFICE = read_windows("Mon-Fri 08:00-18:00 Europe/Berlin")
@@ -111,3 +131,73 @@ def test_the_end_of_a_contract_is_an_edge_too() -> None:
     assert schedule_changes_at(policy, WALL_AT) == WALL_AT + 50
     assert scheduled_policy(policy, WALL_AT + 49).node_types[0].prepaid == 2
     assert scheduled_policy(policy, WALL_AT + 50).node_types[0].prepaid == 0
+
+
+def closing(seconds: float, unserved: Unserved) -> World:
+    """A site whose schedule allows a single node for so many seconds more. Its jobs need three nodes, and one."""
+    ends = datetime.fromtimestamp(WALL_AT, ZoneInfo("UTC")) + timedelta(seconds=seconds)
+    assert ends.second == 0
+    night = read_windows(f"Mon-Sun 00:00-{ends:%H:%M} UTC")
+    schedule = Schedule("small", night, nodes_max=1)
+    world = a_world(schedules=(schedule,), unserved=unserved, nodes_max=6)
+    world.see(QueueSeen(world.wait(1.0).snapshot.now_s, (a_job(1, whole_nodes(3)), a_job(2, whole_nodes(1)))))
+    return world.wait(world.policy.timing.settle_max_s).all_is_fresh()
+
+
+@pytest.mark.parametrize(
+    ("unserved", "held", "second"),
+    [(Unserved.BLOCK, [], "behind_a_stuck_job"), (Unserved.HOLD, ["hold 1"], "node_ordered")],
+)
+def test_a_job_that_only_a_schedule_forbids_waits_for_its_end_and_is_not_called_hopeless(
+    unserved: Unserved, held: list[str], second: str
+) -> None:
+    seconds = 60 - WALL_AT % 60 + 240
+    world = closing(seconds, unserved)
+    made = world.plan()
+    assert made.jobs[JobId(1)] == because(Code.BEYOND_SCHEDULE, until_at=WALL_AT + seconds)
+    assert made.jobs[JobId(2)].code == second
+    assert "job_never_runs" not in [reason.code for reason in made.warnings]
+    assert [it for it in orders(world.decide()) if it.startswith("hold")] == held
+
+    world.wait(seconds).all_is_fresh()
+    assert world.plan().jobs[JobId(1)].code == "node_ordered"
+
+
+def test_a_schedule_that_is_not_open_yet_may_bring_the_limits_that_the_job_needs() -> None:
+    seconds = 60 - WALL_AT % 60 + 240
+    begins = datetime.fromtimestamp(WALL_AT, ZoneInfo("UTC")) + timedelta(seconds=seconds)
+    later = Schedule("large", read_windows(f"Mon-Sun {begins:%H:%M}-24:00 UTC"), nodes_max=6)
+    world = a_world(schedules=(later,), nodes_max=1)
+    world.see(QueueSeen(world.wait(1.0).snapshot.now_s, (a_job(1, whole_nodes(3)),)))
+    reason = world.wait(world.policy.timing.settle_max_s).all_is_fresh().why_job(1)
+    assert reason == because(Code.BEYOND_SCHEDULE, until_at=WALL_AT + seconds)
+    said = to_sentence(reason.code, reason.figures)
+    assert said.startswith("the limits do not allow its nodes until "), said
+    assert said.endswith(", when a schedule changes them"), said
+
+
+def test_a_job_that_no_part_of_the_week_allows_is_called_hopeless() -> None:
+    schedule = Schedule("small", read_windows("Mon-Sun 00:00-24:00 UTC"), nodes_max=2)
+    world = a_world(schedules=(schedule,), nodes_max=6)
+    world.see(QueueSeen(world.wait(1.0).snapshot.now_s, (a_job(1, whole_nodes(3)),)))
+    assert world.wait(world.policy.timing.settle_max_s).all_is_fresh().why_job(1).code == "beyond_limits"
+
+
+def test_an_edge_and_the_limits_ahead_are_worked_out_once_for_all_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may submit thousands of shapes beyond the limits of a schedule."""
+    calls: list[float] = []
+
+    def counted(policy: Policy, wall_at: float) -> Iterator[tuple[float, Policy]]:
+        calls.append(wall_at)
+        return limits_ahead(policy, wall_at)
+
+    monkeypatch.setattr(supply, "limits_ahead", counted)
+    world = closing(60 - WALL_AT % 60 + 240, Unserved.BLOCK)
+    jobs = tuple(a_job(number, tasks(8 + number)) for number in range(10, 50))
+    brain = Brain(world.policy, snapshot=world.snapshot)
+    for second in (1, 2, 3):
+        brain.advance(Tick(world.snapshot.now_s + second, world.snapshot.wall_at + second))
+        brain.take(QueueSeen(world.snapshot.now_s + second, jobs))
+        made = brain.decide().plan
+    assert made.jobs[JobId(10)].code == "beyond_limits"
+    assert len(calls) == 1

@@ -17,9 +17,10 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, Size, TypeLimits
 from nodemanager.core.upkeep.rules import Schedule
 from nodemanager.core.upkeep.windows import read_windows
-from nodemanager.planner.cost.fleet import nodes_max_of_type
+from nodemanager.planner.billing import nodes_max_of_type
 from nodemanager.planner.plan import Plan
-from nodemanager.planner.upkeep.schedules import schedule_changes_at, scheduled_policy
+from nodemanager.planner.policy import schedule_changes_at, scheduled_policy
+from nodemanager.planner.why_not import NOT_ENOUGH
 from tests.builders import World, a_policy, a_type, a_world, boots, whole_nodes
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -116,7 +117,9 @@ def test_of_several_sizes_the_dearest_counts() -> None:
 def test_a_job_that_needs_more_is_told_so_and_blocks_as_one_beyond_the_limits() -> None:
     fleet = world(for_type("small", nodes_max=2), types=(SMALL,)).job(whole_nodes(3))
     assert boots(fleet.plan()) == []
-    assert fleet.why_job(1) == because(Code.TYPE_LIMIT, node_type="small", nodes_max=2, short=1)
+    assert fleet.why_job(1) == because(
+        Code.TYPE_LIMIT, schedule="s", node_type="small", nodes_max=2, short=1, ends=NOT_ENOUGH
+    )
 
 
 def test_a_job_that_no_slots_could_serve_is_not_blamed_on_the_schedule() -> None:
@@ -126,7 +129,7 @@ def test_a_job_that_no_slots_could_serve_is_not_blamed_on_the_schedule() -> None
 
 def test_a_type_that_is_closed_is_explained() -> None:
     fleet = world(for_type("large", nodes_max=0)).job(*[whole_nodes(1)] * 6)
-    assert fleet.plan().types[LARGE.name] == because(Code.TYPE_LIMIT, node_type="large", nodes_max=0)
+    assert fleet.plan().types[LARGE.name] == because(Code.TYPE_LIMIT, schedule="s", node_type="large", nodes_max=0)
 
 
 def test_idle_nodes_above_the_maximum_leave_and_busy_ones_stay() -> None:

@@ -13,8 +13,8 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import DrainNode
 from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.core.upkeep.rules import Disruption
-from nodemanager.planner.state.snapshot import Peak
-from nodemanager.planner.upkeep.surges import MINUTES_KEPT, usual_surge, with_demand
+from nodemanager.planner.consolidation import MINUTES_KEPT, usual_surge, with_demand
+from nodemanager.planner.snapshot import Peak
 from tests.builders import (
     NOW_S,
     WALL_AT,

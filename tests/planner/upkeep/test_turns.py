@@ -15,8 +15,8 @@ from nodemanager.core.records import Mark
 from nodemanager.core.slots import NodeType
 from nodemanager.core.upkeep.rules import Disruption, Drift, changed_parts, fingerprint_of
 from nodemanager.core.upkeep.windows import opens_at, read_windows
-from nodemanager.planner.state.node import Node
-from nodemanager.planner.upkeep.turns import Stage
+from nodemanager.planner.snapshot import Node
+from nodemanager.planner.upkeep import Stage
 from tests.builders import (
     NOW_S,
     WALL_AT,
@@ -175,6 +175,19 @@ def test_a_type_has_a_limit_of_its_own_within_that_of_the_fleet() -> None:
     world = a_world(disruption=Disruption(nodes=3), of_type={"cloud": Disruption(nodes=1)})
     busy_old(world, "cloud1", "cloud2")
     assert orders(world, CordonNode) == ["cloud1-1"]
+
+
+def test_the_limit_of_a_type_is_a_share_of_its_own_nodes_and_counts_no_other() -> None:
+    """Half of two is one, although half of the fleet is three; and the nodes of another type take no turn of it."""
+    own, other = replace(a_type("gpu", slots=2), made_from=NEW), the_type()
+    policy = a_policy(other, own, disruption=Disruption(nodes=6), of_type={"gpu": Disruption(share=0.5)})
+    world = busy_old(World(policy, a_snapshot(policy)), "cloud1", "cloud2", "cloud3", "cloud4", "gpu1", "gpu2")
+    assert stages(world) == {
+        **dict.fromkeys(("cloud1", "cloud2", "cloud3", "cloud4", "gpu1"), Stage.LEAVES),
+        "gpu2": Stage.WAITS,
+    }
+    waits = world.plan().due[LaunchId("gpu2-1")].reason
+    assert waits.figures == {"why": "drifted", "under_way": 1, "disruption_max": 1}
 
 
 def test_a_node_that_is_due_no_more_is_undrained() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from nodemanager.planner.state.snapshot import Snapshot, Sources
+from nodemanager.planner.snapshot import Snapshot, Sources
 from nodemanager.web.api.endpoints import ENDPOINTS
 from tests.builders import a_policy
 from tests.planner.strategies import TYPES, snapshots

@@ -12,16 +12,16 @@ from starlette.testclient import TestClient
 
 from nodemanager.actors.manager import Publication
 from nodemanager.cli import tables
-from nodemanager.cli.top import picture
+from nodemanager.cli.top import command
 from nodemanager.cli.top.screen import Screen
 from nodemanager.core.facts import CloudCallFailed, CloudListed
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.orders import BootNode
 from nodemanager.core.slots import CloudName
-from nodemanager.planner.cost.spending import periods
-from nodemanager.planner.state.node_index import with_nodes as with_nodes_of
-from nodemanager.planner.state.policy import CloudRules
-from nodemanager.planner.state.snapshot import FailureStreak, Source
+from nodemanager.planner.node_index import with_nodes as with_nodes_of
+from nodemanager.planner.policy import CloudRules
+from nodemanager.planner.snapshot import FailureStreak, Source
+from nodemanager.planner.spending import periods
 from tests.builders import NOW_S, WALL_AT, World, whole_nodes
 from tests.planner.test_clouds import EAST, WEST, a_stray, in_cloud, two_clouds
 from tests.web.fleets import HOST, a_fleet, a_stand, published
@@ -160,9 +160,9 @@ def test_top_shows_the_clouds_within_the_width_of_the_terminal() -> None:
     world = with_nodes(budgets={("cloud east", "day"): Decimal(60), ("cloud east", "month"): Decimal(600)})
     screen = replace(Screen(), status=status_of(published(world.policy, world.snapshot)))
     for width in (60, 80, 120):
-        lines = [it.plain for it in picture.draw(screen, width, 24)]
+        lines = [it.plain for it in command.draw(screen, width, 24)]
         assert all(cell_len(line) <= width for line in lines)
         east = next(line for line in lines if line.startswith("east") and "of 20" in line)
         assert "0.20 of 32.00" in east
     one_cloud = replace(Screen(), status=status_of(a_fleet(5)))
-    assert not any(it.plain.startswith("cloud ") for it in picture.draw(one_cloud, 80, 24))
+    assert not any(it.plain.startswith("cloud ") for it in command.draw(one_cloud, 80, 24))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -12,21 +14,29 @@ from pydantic import TypeAdapter
 from starlette.testclient import TestClient
 
 from nodemanager.core.facts import ClaimRefused, HoldPlaced
-from nodemanager.core.jobs import JobState
+from nodemanager.core.jobs import JobId, JobState, UnreadableJob
+from nodemanager.core.notation import format_job_id
+from nodemanager.core.orders import CancelCopy, ReadResult, StartCopy
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reasons import because
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import TypeName
 from nodemanager.ensemble.fair_share import Claim, NodeClaim
-from nodemanager.planner.observe.observe import observe
-from nodemanager.planner.state.policy import Policy
-from nodemanager.planner.state.snapshot import Source
+from nodemanager.history.events import HistoryEvent
+from nodemanager.history.follower import HistoryUpdate
+from nodemanager.planner.observe import observe
+from nodemanager.planner.policy import Policy
+from nodemanager.planner.snapshot import Source
+from nodemanager.web.api import hidden_jobs
+from nodemanager.web.api.documents import reason_fields
 from nodemanager.web.api.handlers import POLICY
+from nodemanager.web.api.hidden_jobs import HIDDEN, hide_jobs
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.kubernetes_metrics import METRICS
 from nodemanager.web.app import SECURITY_HEADERS
 from nodemanager.web.state.token import NamedToken, Role
 from tests.builders import (
     NOW_S,
+    WALL_AT,
     a_job,
     a_node,
     a_policy,
@@ -183,6 +193,107 @@ def test_over_tcp_jobs_are_shown_with_the_token_only(guarded: Stand) -> None:
         assert client.get("/explain/job/f2").status_code == 401
         assert client.get("/explain/job/f2", headers=WITH_TOKEN).status_code == 200
         assert client.get("/report").status_code == 401
+
+
+OPEN_DOCUMENTS = [
+    "/status", "/nodes", "/fleet", "/plan", "/jobs", "/peers", "/ensembles", "/costs", "/history", "/events/recent",
+    "/metrics", "/explain/node/cpu1", "/explain/type/cpu", "/explain/node/cpu1?history=yes",
+]  # fmt: skip
+
+
+def test_over_tcp_no_open_document_names_a_job_without_the_token(guarded: Stand) -> None:
+    shown = a_fleet(12)
+    guarded.post(shown)
+    ids = {format_job_id(job) for job in shown.snapshot.jobs}
+    with TestClient(guarded.application, base_url=f"http://{HOST}") as client:
+        texts = {path: client.get(path).text for path in OPEN_DOCUMENTS}
+        seen = {path: client.get(path, headers=WITH_TOKEN).text for path in OPEN_DOCUMENTS}
+    for path, text in texts.items():
+        assert not ids & set(re.findall(r'(?<=["\s])\w+', text)), path
+        assert '"kind":"job"' not in text, path
+    named = [path for path, text in seen.items() if ids & set(re.findall(r'(?<=["\s])\w+', text))]
+    assert {"/nodes", "/jobs"} <= set(named)
+
+
+def test_a_reason_names_no_job_to_whom_may_not_see_it() -> None:
+    figures = {"job": "fLqTPgb", "jobs": ["f2", "f3"], "node": "fab1-1", "other": 3}
+    said = {"figures": figures, "text": "fLqTPgb and f9 wait for fab1-1, not f2x", "since": "f3: f2"}
+    answer = json.loads(hide_jobs(json.dumps([said]).encode(), {8}.__contains__))
+    assert answer == [
+        {
+            "figures": {"job": HIDDEN, "jobs": [HIDDEN, HIDDEN], "node": "fab1-1", "other": 3},
+            "text": f"{HIDDEN} and {HIDDEN} wait for fab1-1, not f2x",
+            "since": f"{HIDDEN}: {HIDDEN}",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        because(Code.DEPENDENCY, jobs=("7", "120000000")),
+        because(Code.CLOUD_FULL, cloud="east", why="2 of its nodes_max of 2 exist", jobs=("7", "120000000")),
+        because(Code.NODES_MAX, node_type="cpu", nodes_max=2, short=1, jobs=("7", "120000000")),
+    ],
+    ids=lambda it: it.code,
+)
+def test_the_jobs_that_another_one_waits_for_are_hidden_too(reason: Reason) -> None:
+    said = json.dumps({"reason": reason_fields(reason.code, reason.figures)})
+    hidden = hide_jobs(said.encode(), lambda _: False).decode()
+    for job in (7, 120000000):
+        assert f'"{job}"' in said
+        assert format_job_id(job) not in hidden
+        assert f'"{job}"' not in hidden
+    assert hidden.count(HIDDEN) == 4, "each in the figures and in the sentence"
+
+
+def test_an_order_about_a_job_and_its_event_name_no_job_without_the_token(guarded: Stand) -> None:
+    original, copy, unread = JobId(7 << 24), JobId(8 << 24), JobId(9 << 24)
+    fleet = a_fleet(12)
+    reason = because(Code.UNREADABLE, why=f"{copy}, {format_job_id(copy)}, {unread} and {format_job_id(unread)}")
+    orders = (ReadResult(copy, original, reason), StartCopy(copy, reason), CancelCopy(copy, reason))
+    bad = {unread: UnreadableJob(unread, "odd")}
+    snapshot = replace(
+        fleet.snapshot,
+        jobs={**fleet.snapshot.jobs, copy: a_job(copy)},
+        queues=replace(fleet.snapshot.queues, unreadable=bad),
+    )
+    guarded.post(replace(fleet, snapshot=snapshot, plan=replace(fleet.plan, actions=orders)))
+    # The board may get this one some day.
+    waits = HistoryEvent(WALL_AT, "because", str(original), "waits", of_job=True)
+    guarded.board.take_in(HistoryUpdate(fleet, (), (), (replace(waits, kind="delegation"),), (), {}))
+    ids = {notation for job in (original, copy, unread) for notation in (str(job), format_job_id(job))}
+    with TestClient(guarded.application, base_url=f"http://{HOST}") as client:
+        for path in ("/plan", "/events/recent"):
+            text = client.get(path).text
+            assert not [it for it in ids if it in text], path
+            seen = client.get(path, headers=WITH_TOKEN).text
+            assert str(copy) in seen, path
+            assert format_job_id(copy) in seen, path
+        assert '"ReadResult"' not in client.get("/events/recent").text
+        assert '"ReadResult"' in client.get("/plan").text
+
+
+def test_the_answer_without_jobs_is_made_once_for_everybody(
+    guarded: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bytes] = []
+    hide = hidden_jobs.hide_jobs
+
+    def hide_and_note(body: bytes, is_active: Callable[[int], bool]) -> bytes:
+        made.append(body)
+        return hide(body, is_active)
+
+    monkeypatch.setattr(hidden_jobs, "hide_jobs", hide_and_note)
+    with TestClient(guarded.application, base_url=f"http://{HOST}") as client:
+        answers = [client.get("/nodes").text for _ in range(3)]
+        assert (len(made), len(set(answers))) == (1, 1)
+        guarded.post(a_fleet(12, moment=1))
+        client.get("/nodes")
+        assert len(made) == 2
+        for number in range(2 * hidden_jobs.KEPT_MAX):
+            client.get(f"/nodes?any={number}")
+        assert client.get("/nodes").status_code == 200
 
 
 def test_whoever_may_use_the_socket_sees_jobs_and_still_needs_the_token_to_steer() -> None:
@@ -396,7 +507,7 @@ def test_the_plan_says_what_is_ordered_and_why_each_type_is_not() -> None:
     stand = a_stand()
     stand.post(published(policy, a_snapshot(policy, jobs=[a_job(1, whole_nodes(2))])))
     with TestClient(stand.application, base_url=f"http://{HOST}") as client:
-        plan = asked(client, "/plan")
+        plan = asked(client, "/plan", **WITH_TOKEN)
         assert [(it["order"], it["slot"], it["serves"]) for it in plan["actions"]] == [
             ("BootNode", "cloud1", ["f2"]),
             ("BootNode", "cloud2", ["f2"]),

@@ -11,8 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from nodemanager.core.facts import CloudCallFailed, CloudListed, NodeCreated
 from nodemanager.core.nodes import FailureKind, LaunchId, NodeState
 from nodemanager.core.slots import CloudName, TypeName
-from nodemanager.planner.cost.spending import periods
-from nodemanager.planner.state.snapshot import Block, FailureStreak, Scope
+from nodemanager.planner.snapshot import Block, FailureStreak, Scope
+from nodemanager.planner.spending import periods
 from tests.builders import (
     NOW_S,
     WALL_AT,

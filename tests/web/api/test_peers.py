@@ -18,7 +18,7 @@ from nodemanager.core.reasons import because
 from nodemanager.delegation.choose import PeerLoad
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.delegation.view import DelegatedJob, DelegationView, PeerStatus
-from nodemanager.planner.peers.burst import Bursts, WayToRun
+from nodemanager.planner.burst import Bursts, WayToRun
 from tests.builders import a_job
 from tests.web.fleets import HOST, Stand, a_fleet, a_stand
 

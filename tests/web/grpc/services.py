@@ -10,7 +10,9 @@ from typing import Any, cast
 
 from nodemanager.ensemble.operator import ChangeDenied, ChangeFailed, SizeChange
 from nodemanager.flux.reactor import Reactor
+from nodemanager.join.connection_limits import ConnectionBounds
 from nodemanager.web.grpc.client import ServiceNodes
+from nodemanager.web.grpc.front import BOUNDS
 from nodemanager.web.grpc.material import MemberMaterial, ServiceMaterial
 from nodemanager.web.grpc.server import MembersServer
 from nodemanager.web.listen import TcpAddress
@@ -53,9 +55,12 @@ class MembersInMemory:
 
 @contextmanager
 def serving(
-    members: MembersInMemory, material: ServiceMaterial | None = None, port: int = 0
+    members: MembersInMemory,
+    material: ServiceMaterial | None = None,
+    port: int = 0,
+    bounds: ConnectionBounds = BOUNDS,
 ) -> Iterator[TcpAddress]:
-    server = MembersServer(TcpAddress("127.0.0.1", port), members, material)
+    server = MembersServer(TcpAddress("127.0.0.1", port), members, material, bounds=bounds)
     address = TcpAddress("127.0.0.1", server.start())
     try:
         yield address
@@ -74,15 +79,17 @@ class Loop:
 
     def __init__(self) -> None:
         self._watched: dict[int, Callable[[], None]] = {}
+        self._poll = select.poll()  # select(2) knows no more than 1,024 files
 
     def on_readable(self, fd: int, callback: Callable[[], None]) -> None:
         self._watched[fd] = callback
+        self._poll.register(fd, select.POLLIN)
 
     def until(self, done: Callable[[], bool]) -> None:
         while not done():
-            readable, _, _ = select.select(list(self._watched), [], [], WITHIN_S)
+            readable = self._poll.poll(1000 * WITHIN_S)
             assert readable, "nothing happens any more"
-            for fd in readable:
+            for fd, _ in readable:
                 self._watched[fd]()
 
 

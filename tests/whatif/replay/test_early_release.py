@@ -13,7 +13,7 @@ from nodemanager.core.jobs import Shape
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.study.study import Runner
 from nodemanager.whatif.workload.event_log import open_event_log
-from nodemanager.whatif.workload.synthetic import open_synthetic
+from nodemanager.whatif.workload.open import open_synthetic
 from nodemanager.whatif.workload.workload import Oddities, TraceJob, Workload
 from tests.whatif.sites import a_site, a_workload, unseen
 

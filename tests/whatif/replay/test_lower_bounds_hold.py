@@ -17,8 +17,8 @@ from nodemanager.config.load import load_site
 from nodemanager.config.site import Site
 from nodemanager.core.jobs import JobId, Shape
 from nodemanager.core.slots import NodeType
-from nodemanager.planner.cost import billing
-from nodemanager.planner.scheduler.sched_simple import pieces_of, pieces_that_fit
+from nodemanager.planner import billing
+from nodemanager.planner.seating import pieces_of, pieces_that_fit
 from nodemanager.whatif.replay.baselines import BASELINES
 from nodemanager.whatif.replay.lower_bounds import UnitDemand, WindowCover
 from nodemanager.whatif.study.study import Runner

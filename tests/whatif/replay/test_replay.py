@@ -23,7 +23,7 @@ from nodemanager.whatif.report.terminal import print_summary
 from nodemanager.whatif.study.study import Runner, Study
 from nodemanager.whatif.study.variants import with_key
 from nodemanager.whatif.workload.event_log import open_event_log
-from nodemanager.whatif.workload.synthetic import open_synthetic
+from nodemanager.whatif.workload.open import open_synthetic
 from nodemanager.whatif.workload.workload import TraceJob, Workload
 from tests.whatif.sites import a_job, a_site, a_workload, unseen
 

@@ -15,9 +15,18 @@ from rich.console import Console
 
 from nodemanager.config.load import load_site
 from nodemanager.whatif.replay.result import Outcome
-from nodemanager.whatif.report.axes import LETTER, LINE, Labels, format_money, steps, wait_marks
-from nodemanager.whatif.report.charts import BOTTOM, Group, cost_against_wait
-from nodemanager.whatif.report.findings import compare, headline, sentences
+from nodemanager.whatif.report.charts import (
+    BOTTOM,
+    LETTER,
+    LINE,
+    Group,
+    Labels,
+    cost_against_wait,
+    format_money,
+    steps,
+    wait_marks,
+)
+from nodemanager.whatif.report.findings import compare, details, headline, sentences
 from nodemanager.whatif.report.html import render_report
 from nodemanager.whatif.report.terminal import print_summary
 from nodemanager.whatif.study.study import CostBounds, Runner, Study, cost_at_wait, fixed_ranks, pareto_front
@@ -111,6 +120,20 @@ def test_the_sentence_on_top_is_of_the_first_to_compare_with_and_the_others_foll
             "p95 wait the same."
         )
     ]
+
+
+def test_the_sentence_on_top_compares_with_every_baseline(tmp_path: Path) -> None:
+    mine = replace(_outcome(tmp_path), cost=10.0)
+    study = Study(a_site(tmp_path), a_workload([]), mine)
+    study.baselines["fixed"] = replace(mine, policy="fixed", cost=20.0)
+    study.baselines["idle-timeout"] = replace(
+        mine, policy="idle-timeout", cost=8.0, wait_mean_s=mine.wait_mean_s + 9
+    )
+    assert headline(study) == (
+        "mine costs 10.00. Compared with fixed: 50 % cheaper, mean wait the same; with idle-timeout: 25 % more "
+        "expensive, mean wait 9 seconds shorter."
+    )
+    assert details(study) == sentences(study), "which also compare the longest waits"
 
 
 # --- the page ---------------------------------------------------------------------------------------------

@@ -64,6 +64,12 @@ def test_what_is_no_terminal_shows_names_whole(tmp_path: Path) -> None:
     assert (one.split()[0], two.split()[0]) == (NAMED, OTHER)
 
 
+def test_a_broken_rule_is_shown_as_a_fault_of_the_manager(tmp_path: Path) -> None:
+    study = _study(tmp_path)
+    study.main = replace(study.main, broken=("idle: thin is idle for 9 s",))
+    assert "a fault of the manager: idle: thin is idle for 9 s" in _shown(study, 100, terminal=False)
+
+
 def test_names_are_no_markup(tmp_path: Path) -> None:
     said = " ".join("\n".join(_shown(_study(tmp_path), 200, terminal=True)).split())
     assert f"{NAMED} compared with {OTHER}: costs the same" in said

@@ -22,7 +22,7 @@ from nodemanager.history.store.shapes import shape_to_json
 from nodemanager.whatif.replay.result import Outcome, build_outcome
 from nodemanager.whatif.replay.totals import RunTotals
 from nodemanager.whatif.study.suggestion import Advice, Runs, advise, changes_to_try
-from nodemanager.whatif.workload.synthetic import open_synthetic
+from nodemanager.whatif.workload.open import open_synthetic
 from nodemanager.whatif.workload.workload import Oddities
 from tests.whatif.sites import a_site
 

@@ -196,3 +196,19 @@ def test_a_time_beyond_every_trace_makes_no_endless_replay(
     jobs = list(swf.open_swf(path).read(oddities))
     assert [job.limit_s for job in jobs] == [60.0, *([limit_s] if limit_s is not None else [])]
     assert oddities.examples[odd] == ["line 2"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("7 100 -1", swf.NO_RUN_TIME),  # cut off: nobody knows how long it ran
+        ("not a job at all", swf.NO_NUMBER),
+        ("3 9e9 -1 5 -1 -1 -1 4 0 -1 1 1 1 -1 -1 -1 -1 -1 99", swf.TOO_LATE),
+    ],
+)
+def test_a_line_that_is_left_out_is_counted_once(tmp_path: Path, line: str, why: str) -> None:
+    path = tmp_path / "one.swf"
+    path.write_text(f"1 0 -1 5 1 -1 -1 1 60 -1 1 1 1 -1 -1 -1 -1 -1\n{line}\n")
+    jobs, oddities = _read(path)
+    assert len(jobs) == 1
+    assert dict(oddities.counts) == {why: 1}

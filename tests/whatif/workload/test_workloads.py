@@ -9,9 +9,8 @@ import pytest
 from nodemanager.core.jobs import Shape
 from nodemanager.history.store.shapes import shape_to_json
 from nodemanager.whatif.workload.flux_jobs import NEVER_RAN, UNEVEN, UNREADABLE, open_flux_jobs
-from nodemanager.whatif.workload.open import open_workload
+from nodemanager.whatif.workload.open import open_synthetic, open_workload
 from nodemanager.whatif.workload.swf import NO_LIMIT
-from nodemanager.whatif.workload.synthetic import open_synthetic
 from nodemanager.whatif.workload.workload import Oddities, Processors, WorkloadError
 from tests.whatif.cloud.journals import BEGUN_AT, a_journal
 from tests.whatif.sites import a_site

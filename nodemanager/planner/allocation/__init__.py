@@ -1,1 +1,0 @@
-"""The jobs that wait, allocated to booting and new nodes by the packing."""

@@ -1,1 +1,0 @@
-"""Why each job, node and node type is as it is. Nothing is decided here."""

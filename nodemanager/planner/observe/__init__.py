@@ -1,1 +1,0 @@
-"""Take facts into the snapshot. Read ``observe`` first."""

@@ -1,1 +1,0 @@
-"""How Flux's scheduler will place jobs on existing nodes."""

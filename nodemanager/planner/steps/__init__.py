@@ -1,1 +1,0 @@
-"""The next step of each node. Read ``next_step`` first."""

@@ -1,1 +1,0 @@
-"""What jobs may get: room on existing nodes, booting nodes, and nodes on sale."""
