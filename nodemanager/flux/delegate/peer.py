@@ -66,7 +66,8 @@ from nodemanager.flux.submit import submit_later
 
 LOAD_EVERY_S = 5.0
 DURATION = "attributes.system.duration"
-_OUTPUT_AGAIN_S = 0.05
+_AGAIN_S = 0.05
+_WRITTEN_TRIES = 40
 _OPENED_DIRECTLY = ("local", "ssh")
 
 Listener = Callable[[PeerFact], None]
@@ -129,7 +130,7 @@ class _PeerSession(LinkSession[PeerRequest]):
     def begin(self) -> None:
         self._ensure_owner()
         self._reactor.every(LOAD_EVERY_S, self._look_at_load).start()
-        self._output_again = self._reactor.every(_OUTPUT_AGAIN_S, self._follow_unwritten)
+        self._output_again = self._reactor.every(_AGAIN_S, self._follow_unwritten)
         self._reactor.subscribe(JOURNAL, journal_request(COPY_EVENTS), self._on_jobs, self.fail)
 
     def _ensure_owner(self) -> None:
@@ -253,12 +254,17 @@ class _PeerSession(LinkSession[PeerRequest]):
 
         stop = self._reactor.subscribe(JOURNAL, journal_request(COPY_EVENTS, full=True), take, self.fail)
 
-    def _read_copy(self, remote: JobId) -> None:
+    def _read_copy(self, remote: JobId, again: int = _WRITTEN_TRIES) -> None:
+        """Look a copy up. ``again``: how often it may be looked up once more, if its end is not written yet."""
         lookup = {"id": remote, "keys": ["eventlog", "jobspec"], "flags": 0}
 
         def take(answer: object) -> None:
             found = object_at(answer, "job-info.lookup")
             events = read_events(read_eventlog(found.get("eventlog")))
+            if again and remote not in self._copies and not any(event.name == "clean" for event in events):
+                # The journal tells an event before Flux writes it. This copy has ended, so it is written soon.
+                self._reactor.after(_AGAIN_S, partial(self._read_copy, remote, again - 1))
+                return
             jobspec = read_json(found.get("jobspec"))
             duration_s, cores = read_duration_s(jobspec), read_cores(jobspec)
             self._tell(CopyEvents(self._name, remote, events, read_marker(jobspec), duration_s, cores))

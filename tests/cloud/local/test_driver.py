@@ -179,7 +179,7 @@ MAKE_AND_DIE = f"""
 import os, sys
 from pathlib import Path
 from libcloud.compute.base import NodeImage, NodeSize
-from nodemanager.cloud.local.driver import LocalNodeDriver
+from nodemanager.cloud.local.port import LocalNodeDriver
 driver = LocalNodeDriver(Path(sys.argv[1]))
 size, image = NodeSize("s", "s", 0, 0, 0, 0.0, driver), NodeImage("i", "i", driver)
 node = driver.create_node("node", size, image, ex_userdata={SLEEPER!r})
