@@ -32,8 +32,8 @@ class Reason:
 def because(code: Code, **figures: Unpack[Figures]) -> Reason:
     """Make a reason: ``because(Code.PAID_TIME_LEFT, idle_s=95.0, window_left_s=280.0, stop_lead_s=60.0)``.
 
-    mypy checks the names and the types of the figures; ``tests/core/test_reason_codes.py`` checks that each call has
-    the figures of its code.
+    mypy checks the names and the types of the figures; ``tests/core/test_reason_codes.py`` checks that each
+    call has the figures of its code.
     """
     return Reason(code, MappingProxyType(cast("dict[str, Figure]", figures)))
 
