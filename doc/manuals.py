@@ -84,7 +84,7 @@ SYNOPSIS = r"\fB\-\-config\fR \fISITE.INI\fR [\fIVERB\fR] [\fIOPTIONS\fR]"
 JSON_ITEM = (
     ".TP",
     r"\fB\-\-json\fR",
-    "Print JSON, after a verb that prints tables and after check, simulate, chaos and ensemble.",
+    "Print JSON, after a verb that prints tables and after check, simulate and ensemble.",
 )
 
 DESCRIPTION = (

@@ -45,7 +45,6 @@ _IN_ORDER = (  # as --help lists them
     joining.ROTATE_CERT,
     what_if.SIMULATE,
     what_if.SUGGEST,
-    what_if.CHAOS,
     ENSEMBLE,
     in_job.DATA_SAFE,
     in_job.RELEASE_IDLE,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.run.site import BATCHES_EVERY, nodes_per_call
 from nodemanager.core.nodes import CloudNode, Identity, Launch
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType
 from nodemanager.simulation.cloud.provider import SimulatedProvider
+from tests.chaos.command import run_seed, scenario_for_seed, silence_logs
+from tests.chaos.run.site import BATCHES_EVERY, nodes_per_call
 
 WITH_BATCHES = range(BATCHES_EVERY - 2, 1000, BATCHES_EVERY)
 

@@ -11,15 +11,15 @@ from decimal import Decimal
 
 import pytest
 
-from nodemanager.chaos.command import silence_logs
-from nodemanager.chaos.run.invariants import Invariants
-from nodemanager.chaos.run.script import FAULTS_S, JOB, Act, Script, draw_script
-from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.facts import RetirementRequested
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Billing, NodeType
 from nodemanager.planner.spending import periods
 from tests.builders import with_settings
+from tests.chaos.command import silence_logs
+from tests.chaos.run.invariants import Invariants
+from tests.chaos.run.script import FAULTS_S, JOB, Act, Script, draw_script
+from tests.chaos.scenario import Scenario
 
 SEEDS = range(2)
 MINIMUM_H = 6

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from nodemanager.chaos import join_network
-from nodemanager.chaos.command import silence_logs
-from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.invariants import Violation
-from nodemanager.chaos.run.script import draw_script
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join.flux_node_join import JoinClient
 from nodemanager.join.ticket_store import TicketStore
+from tests.chaos import join_network
+from tests.chaos.command import silence_logs
+from tests.chaos.join_network import JoinScenario
+from tests.chaos.run.invariants import Violation
+from tests.chaos.run.script import draw_script
 
 # For more seeds: JOIN_SEEDS=1000 pytest tests/chaos/test_join_network.py
 SEEDS = range(int(os.environ.get("JOIN_SEEDS", "25")))

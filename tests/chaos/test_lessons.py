@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import structlog
 
-from nodemanager.chaos.command import silence_logs
-from nodemanager.chaos.join_network import KEY, JoinScenario
-from nodemanager.chaos.run.script import JOB, Act, Script, draw_script
-from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.nodes import LaunchId
 from nodemanager.join.admission import Refusal
 from nodemanager.web.api.documents import status
+from tests.chaos.command import silence_logs
+from tests.chaos.join_network import KEY, JoinScenario
+from tests.chaos.run.script import JOB, Act, Script, draw_script
+from tests.chaos.scenario import Scenario
 
 DOWN_S = 3.0
 STEPS = 240  # more than a run has: the moments before and after each call of the service

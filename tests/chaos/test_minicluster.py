@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.run.script import NOT_STACKED, draw_script
+from tests.chaos.command import run_seed, scenario_for_seed, silence_logs
+from tests.chaos.run.script import NOT_STACKED, draw_script
 
 SEEDS = range(4)  # more: flux-node-manager chaos --provider minicluster --seeds 0-499
 

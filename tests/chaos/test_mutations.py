@@ -10,8 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from nodemanager.chaos.command import run_seed, silence_logs
-from nodemanager.chaos.run import site
 from nodemanager.core.drains import drain_text
 from nodemanager.core.facts import CloudCallFailed, Fact, NodeDestroyed, NodeDrained, QueueSeen
 from nodemanager.core.jobs import JobState
@@ -42,6 +40,8 @@ from nodemanager.planner.snapshot import Node, Snapshot
 from nodemanager.planner.supply import Supply
 from nodemanager.simulation.cloud.provider import SimulatedCloud
 from tests.builders import changed, with_settings
+from tests.chaos.command import run_seed, silence_logs
+from tests.chaos.run import site
 
 SEEDS_MAX = 200
 

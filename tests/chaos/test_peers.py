@@ -14,9 +14,6 @@ from typing import Any
 import pytest
 
 from nodemanager.actors.delegation import stepper
-from nodemanager.chaos.command import PEERS_EVERY, run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.run.script import PEER_JOB, PEER_KINDS, PEER_KNOBS, draw_script
-from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.delegation import next_step
@@ -32,6 +29,9 @@ from nodemanager.delegation.steps import (
     SubmitCopy,
     Wait,
 )
+from tests.chaos.command import PEERS_EVERY, run_seed, scenario_for_seed, silence_logs
+from tests.chaos.run.script import PEER_JOB, PEER_KINDS, PEER_KNOBS, draw_script
+from tests.chaos.scenario import Scenario
 
 SEEDS_MAX = 200
 WITH_PEERS = range(PEERS_EVERY // 2, SEEDS_MAX, PEERS_EVERY)

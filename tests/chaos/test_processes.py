@@ -12,7 +12,7 @@ WITHIN_S = 60.0  # on a busy machine; usually it takes less than one second
 
 def test_no_seed_is_run_on_once_the_command_was_killed() -> None:
     chaos = subprocess.Popen(
-        [sys.executable, "-m", "nodemanager", "chaos", "--seeds", "0-99999", "--jobs", "2"],
+        [sys.executable, "-m", "tests.chaos.command", "--seeds", "0-99999", "--jobs", "2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from nodemanager.chaos.command import build_scenario, run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, SIZE_KINDS, Script, draw_script
-from nodemanager.chaos.scenario import Scenario
+from tests.chaos.command import build_scenario, run_seed, scenario_for_seed, silence_logs
+from tests.chaos.join_network import JoinScenario
+from tests.chaos.run.script import JOIN_KINDS, JOIN_KNOBS, KINDS, KNOBS, SIZE_KINDS, Script, draw_script
+from tests.chaos.scenario import Scenario
 
 SEEDS = 500
 AT_ONCE = 10  # seeds in each test

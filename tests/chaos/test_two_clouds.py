@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 
-from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.script import FAILING, SIZES_EVERY, SOUND, Script, draw_script
-from nodemanager.chaos.run.site import nodes_per_call, one_provider
 from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, LaunchId, RosterEntry, stamp_of
 from nodemanager.core.ports import CloudError
 from nodemanager.core.reasons import Reason
@@ -28,6 +24,10 @@ from nodemanager.planner.policy import Policy
 from nodemanager.planner.snapshot import Node, Snapshot
 from nodemanager.planner.spending import Period
 from nodemanager.simulation.cloud.provider import Machine, SimulatedProvider
+from tests.chaos.command import run_seed, scenario_for_seed, silence_logs
+from tests.chaos.join_network import JoinScenario
+from tests.chaos.run.script import FAILING, SIZES_EVERY, SOUND, Script, draw_script
+from tests.chaos.run.site import nodes_per_call, one_provider
 
 SEEDS = range(6)  # more: flux-node-manager chaos --provider two-clouds --seeds 0-499
 SEEDS_MAX = 40

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from nodemanager.chaos.command import UPKEEP_EVERY, run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.run.script import UPKEEP_KINDS, draw_script
-from nodemanager.chaos.run.site import START_AT, chaos_policy, limits_at
 from nodemanager.core.slots import Billing, Tariff
 from nodemanager.core.upkeep.windows import is_open, next_change_at
 from nodemanager.planner import billing, brain, consolidation, free_room, node_steps, plan, upkeep
 from nodemanager.simulation.flux.job_manager import JobManager
+from tests.chaos.command import UPKEEP_EVERY, run_seed, scenario_for_seed, silence_logs
+from tests.chaos.run.script import UPKEEP_KINDS, draw_script
+from tests.chaos.run.site import START_AT, chaos_policy, limits_at
 
 SEEDS_MAX = 200
 WITH_UPKEEP = range(UPKEEP_EVERY - 1, SEEDS_MAX, UPKEEP_EVERY)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.chaos.command import run_seed, scenario_for_seed, silence_logs
-from nodemanager.chaos.run import site
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.planner import node_steps, observe_cloud
 from nodemanager.planner.step_context import StepContext, Verdict
+from tests.chaos.command import run_seed, scenario_for_seed, silence_logs
+from tests.chaos.run import site
 
 Patch = pytest.MonkeyPatch
 

@@ -127,17 +127,15 @@ because(TABLE[kind], detail=detail)
 
 # --- nothing steers by a reason ---------------------------------------------------------------------------
 
-DECIDES = ("planner", "delegation", "ensemble", "actors", "whatif", "chaos")
+DECIDES = ("planner", "delegation", "ensemble", "actors", "whatif")
 SHOWS = (
     "actors/decision_log.py",
     "actors/delegation/choosing.py",  # the note of a job that no peer takes
     "actors/delegation/delegator.py",  # why a delegated job is lost
     "actors/delegation/stepper.py",  # the memo of a delegated job
     "actors/job_memos.py",
-    "chaos/run/plan_checks.py",  # checks what was said
     "planner/reasons.py",  # the jobs that hold the nodes of a full cloud
     "planner/hardware.py",  # the text of a drain
-    "chaos/run/waste.py",  # the same
     "whatif/replay/invariants.py",  # checks what was said
     "whatif/cloud/parameters.py",  # figures of a report, not of a reason
 )

@@ -23,7 +23,7 @@ LAYERS = (
     {"cloud", "join", "history", "simulation"},
     {"web"},
     {"service"},
-    {"chaos", "whatif"},
+    {"whatif"},
     {"cli"},
 )
 # The same within those packages whose folders have an order. "" is the package's own folder.
@@ -36,7 +36,6 @@ ORDERED: Mapping[str, Sequence[str]] = {
     "web": ("state", "api", "", "grpc"),
     "service": ("assembly", ""),
     "simulation": ("time", "flux", "cloud", "delegation", ""),
-    "chaos": ("run", "faults", ""),
     "whatif": ("workload", "cloud", "replay", "study", "report", ""),
 }
 READS_CLOCK = {"now", "today", "utcnow"}  # of datetime; a calendar itself is pure

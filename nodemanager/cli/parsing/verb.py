@@ -41,7 +41,7 @@ def add_verbs(parser: Parser, verbs: Iterable[Verb], hidden: Verb, given: Sequen
     """Add a parser for each verb. ``hidden``: one for programs, which --help does not list.
 
     ``given``: the words of the command line; None for all. The options of a verb that is not among them are left
-    out, because those of ``simulate`` and ``chaos`` take long to import.
+    out, because those of ``simulate`` take long to import.
     """
     parsers = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
     # Without a help text argparse does not list it.

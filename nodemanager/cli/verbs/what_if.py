@@ -1,4 +1,4 @@
-"""The verbs that simulate: ``simulate``, ``suggest`` and ``chaos``."""
+"""The verbs that simulate: ``simulate`` and ``suggest``."""
 
 from __future__ import annotations
 
@@ -43,19 +43,6 @@ def suggest(site: Site, chosen: argparse.Namespace) -> int:
         return EXIT_INTERRUPTED
 
 
-def _chaos(parser: Parser) -> None:
-    from nodemanager.chaos import command
-
-    command.add_options(parser)
-
-
-def chaos(chosen: argparse.Namespace) -> int:
-    """Run the service among simulated faults, once per seed, and report broken rules."""
-    from nodemanager.chaos import command as chaos_verb
-
-    return chaos_verb.chaos(chosen)
-
-
 SIMULATE = Verb(
     name="simulate",
     act=simulate,
@@ -71,12 +58,4 @@ SUGGEST = Verb(
     example="--since 30d",
     prints_json=True,
     with_credentials=False,
-)
-CHAOS = Verb(
-    name="chaos",
-    act=chaos,
-    add_options=_chaos,
-    example="--seeds 0-99",
-    prints_json=True,
-    has_site=False,
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.slots import SlotName, SlotsWish, TypeName
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import Act, pick
 
 
 def _restart(run: Run, act: Act) -> None:

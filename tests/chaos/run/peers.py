@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nodemanager.actors.delegation.targets import Targets
-from nodemanager.chaos.run.site import CLUSTER_UUID
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import EventlogEntry, PeerName
 from nodemanager.delegation.peer_port import Peer
@@ -18,6 +17,7 @@ from nodemanager.simulation.delegation.flux_home import ClaimedHome, DelegatingF
 from nodemanager.simulation.delegation.instance import InstanceFaults, SimulatedInstance, SimulatedJob
 from nodemanager.simulation.delegation.ports import SimulatedPeer
 from nodemanager.simulation.time.world import World
+from tests.chaos.run.site import CLUSTER_UUID
 
 NAMES = ("east", "west", "north")
 STATUSES = (0, 0, 0, 256, 768, 9, 139)  # with which copies end: exit codes 0, 1 and 3, and two signals

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.facts import ReplacementsRequested
 from nodemanager.core.jobs import JobState
 from nodemanager.core.records import Mark
 from nodemanager.core.upkeep.rules import PARTS, fingerprint_of
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import Act, pick
 
 AGE_S = (10.0, 100.0)
 

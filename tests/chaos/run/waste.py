@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from nodemanager.actors.manager import Publication
-from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudNode, LaunchId, NodeState, ProviderId
 from nodemanager.core.reason_codes import Code
@@ -26,6 +25,7 @@ from nodemanager.planner import timings
 from nodemanager.planner.snapshot import Node
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.flux.job_manager import JobEvent
+from tests.chaos.run.upkeep import UpkeepTruth
 
 UNUSED_MAX = 3
 SLACK_S = 10.0  # for answers, ticks and rounding

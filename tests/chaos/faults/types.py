@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import Act
 
 EndFault = Callable[[], None]
 FaultAction = Callable[[Run, Act], EndFault | None]

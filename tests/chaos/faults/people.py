@@ -7,14 +7,14 @@ from dataclasses import replace
 from decimal import Decimal
 from random import Random
 
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import HOSTILE_USER, Act, pick
 from nodemanager.core.facts import DecisionsPaused, DecisionsResumed, HoldPlaced, NodeReleased, RetirementRequested
 from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import LaunchId
 from nodemanager.core.records import Mark
 from nodemanager.simulation.odd_jobspecs import odd_jobspec
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import HOSTILE_USER, Act, pick
 
 HOSTILE_URGENCY = 1
 ODD_AT_ONCE_MAX = 3

@@ -1,4 +1,4 @@
-"""The verb ``chaos``: runs the service in a simulated world, with faults drawn from seeds."""
+"""``bin/chaos``: runs the service in a simulated world, with faults drawn from seeds."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from typing import Any
 
 import structlog
 
-from nodemanager.chaos.join_network import JoinScenario
-from nodemanager.chaos.run.invariants import Violation
-from nodemanager.chaos.run.script import Script, draw_script
-from nodemanager.chaos.scenario import Scenario
 from nodemanager.service.child_processes import end_with_parent
+from tests.chaos.join_network import JoinScenario
+from tests.chaos.run.invariants import Violation
+from tests.chaos.run.script import Script, draw_script
+from tests.chaos.scenario import Scenario
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 JOIN_EVERY = 5  # in every fifth seed, nodes join by ticket
 TWIN_JOINS_EVERY = 8  # with two clouds, in every eighth: every second of those that create nodes in batches
 PEERS_EVERY = 3  # in every third seed, jobs may run in other instances
@@ -54,7 +53,7 @@ class FailedSeed:
     def command(self) -> str:
         chosen = f" --only {','.join(map(str, self.only))}" if self.only else ""
         provider = " --provider minicluster" if self.stacked else " --provider two-clouds" if self.twin else ""
-        return f"flux-node-manager chaos --seeds {self.seed}{chosen}{provider}"
+        return f"bin/chaos --seeds {self.seed}{chosen}{provider}"
 
 
 def scenario_for_seed(
@@ -130,13 +129,21 @@ def _rule_kind(rule: str) -> str:
     return " ".join(re.findall(r"\b[a-z]+\b", rule)[:4])
 
 
-# --- the verb ---------------------------------------------------------------------------------------------
+# --- the command ------------------------------------------------------------------------------------------
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``chaos``."""
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the seeds that the command line names. Return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="bin/chaos",
+        description="Run the service among simulated faults, once per seed, and report broken rules.",
+    )
     parser.add_argument(
-        "--seeds", type=_seeds, metavar="A-B", help="run these seeds, both ends included; default 0-99"
+        "--seeds",
+        type=_seeds,
+        default=SEEDS_DEFAULT,
+        metavar="A-B",
+        help="run these seeds, both ends included; default 0-99",
     )
     parser.add_argument("--only", type=_numbers, metavar="N,N", help="run one seed with only these jobs and faults")
     parser.add_argument(
@@ -147,14 +154,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " the pods of a MiniCluster (default: clouds)",
     )
     parser.add_argument("--jobs", type=_count, metavar="N", default=1, help="do N runs at once (default: 1)")
-
-
-def chaos(chosen: argparse.Namespace) -> int:
-    """Run seeds, and print each one that breaks a rule, shortened. Return the exit status."""
-    seeds: range = chosen.seeds or SEEDS_DEFAULT
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    chosen = parser.parse_args(words)
+    seeds: range = chosen.seeds
     if chosen.only is not None and len(seeds) != 1:
-        print("--only selects acts of one seed: give one seed with --seeds N", file=sys.stderr)
-        return EXIT_USAGE
+        parser.error("--only selects acts of one seed: give one seed with --seeds N")
     silence_logs()
     began_s = time.monotonic()
     found: list[FailedSeed] = []
@@ -252,3 +256,7 @@ def find_shortest(numbers: Sequence[int], fails: Callable[[ActNumbers], bool], r
         else:
             pieces = min(2 * pieces, len(kept))
     return kept
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,10 +15,6 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from nodemanager.chaos.run.grants import GrantChecks
-from nodemanager.chaos.run.invariants import Invariants, Violation
-from nodemanager.chaos.run.site import CLUSTER_UUID, one_provider, types_of
-from nodemanager.chaos.scenario import Scenario
 from nodemanager.core.facts import JoinFact, NodeReported
 from nodemanager.core.nodes import CloudNode, Identity, JoinPhase, LaunchId, ProviderId, Roster, stamp_of
 from nodemanager.core.ports import JoinError, JoinPort
@@ -33,6 +29,10 @@ from nodemanager.join.tickets import SiteKey
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
+from tests.chaos.run.grants import GrantChecks
+from tests.chaos.run.invariants import Invariants, Violation
+from tests.chaos.run.site import CLUSTER_UUID, one_provider, types_of
+from tests.chaos.scenario import Scenario
 
 SILENCE_MAX_S = 120.0
 RESTART_S = (0.5, 20.0)  # until a client or service that died is started again

@@ -7,7 +7,6 @@ from dataclasses import replace
 from decimal import Decimal
 from random import Random
 
-from nodemanager.chaos.run.script import FAILING, SOUND, Act, Script, pick
 from nodemanager.core.jobs import HasProperty, Near, OnHosts, Shape
 from nodemanager.core.nodes import CloudState
 from nodemanager.core.slots import (
@@ -27,6 +26,7 @@ from nodemanager.core.upkeep.windows import DAY_MINUTES, Window
 from nodemanager.planner import spending
 from nodemanager.planner.policy import BLOCK_S, GIB, Calls, CloudRules, Fixed, Limits, Policy, Rules, Timing, Upkeep
 from nodemanager.simulation.cloud.faults import CloudFaults
+from tests.chaos.run.script import FAILING, SOUND, Act, Script, pick
 
 CLUSTER = "sim"
 CREATE_GRACE_S = 15.0

@@ -8,10 +8,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from nodemanager.actors.manager import Publication
-from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs, Witness
-from nodemanager.chaos.run.script import HOSTILE_USER, SOUND, Script
-from nodemanager.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, SOUND_NODES_MAX, limits_at
-from nodemanager.chaos.run.waste import IdleNodes
 from nodemanager.core.drains import emptying_text, hold_text
 from nodemanager.core.jobs import ANYWHERE, JobId, JobState, Shape
 from nodemanager.core.nodes import (
@@ -32,6 +28,10 @@ from nodemanager.planner.constraints import holds
 from nodemanager.planner.plan import Action
 from nodemanager.planner.policy import BLOCK_S
 from nodemanager.simulation.cloud.provider import BillLine
+from tests.chaos.run.invariants import Invariants, SubmittedJobs, Witness
+from tests.chaos.run.script import HOSTILE_USER, SOUND, Script
+from tests.chaos.run.site import BLOCK_SCALE, DISRUPTION_MAX, SOUND_NODES_MAX, limits_at
+from tests.chaos.run.waste import IdleNodes
 
 NEWS_DELAY_S = 3.0  # the longest delay of an answer, or of the news that a job started
 QUEUE_STOP_KNOWN_S = 15.0  # the longest time until the manager knows that a queue is stopped: it polls for that

@@ -6,11 +6,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from nodemanager.actors.manager import Publication
-from nodemanager.chaos.run.history_file import HistoryFile
-from nodemanager.chaos.run.invariants import Invariants, SubmittedJobs
-from nodemanager.chaos.run.peers import PeerWorld
-from nodemanager.chaos.run.script import Script
-from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.facts import OperatorFact
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.ports import JoinPort
@@ -20,6 +15,11 @@ from nodemanager.simulation.boot_faults import BootFaults
 from nodemanager.simulation.cloud.provider import SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.time.world import World
+from tests.chaos.run.history_file import HistoryFile
+from tests.chaos.run.invariants import Invariants, SubmittedJobs
+from tests.chaos.run.peers import PeerWorld
+from tests.chaos.run.script import Script
+from tests.chaos.run.upkeep import UpkeepTruth
 
 
 class Run(Protocol):

@@ -17,37 +17,6 @@ from nodemanager.actors.base import Fate
 from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.messages import Mailbox, ManagerMessage, UsePolicy
-from nodemanager.chaos.faults.registry import apply_fault
-from nodemanager.chaos.faults.types import EndFault
-from nodemanager.chaos.run.history_file import HistoryFile, ProcessHistory
-from nodemanager.chaos.run.invariants import (
-    Invariants,
-    Violation,
-    WatchedBatches,
-    WatchedCloud,
-    WatchedFlux,
-    WatchedStack,
-    Witness,
-)
-from nodemanager.chaos.run.peers import PeerWorld
-from nodemanager.chaos.run.plan_checks import PlanChecks
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import FAULTS_S, JOB, PEER_JOB, Act, Script, pick
-from nodemanager.chaos.run.site import (
-    CLUSTER,
-    CLUSTER_UUID,
-    P_LOSES_POWER,
-    PREPAID,
-    SCRATCH,
-    chaos_policy,
-    healthy_cloud,
-    own_hosts,
-    shape_of_job,
-    shapes_of,
-    slots_of,
-    types_of,
-)
-from nodemanager.chaos.run.upkeep import UpkeepTruth
 from nodemanager.core.facts import (
     DecisionsResumed,
     FluxUnreachable,
@@ -82,6 +51,37 @@ from nodemanager.simulation.flux.jobspec import write_jobspec
 from nodemanager.simulation.flux.watch import SimulatedFluxWatch
 from nodemanager.simulation.time.pump import Killed, Pump
 from nodemanager.simulation.time.world import World
+from tests.chaos.faults.registry import apply_fault
+from tests.chaos.faults.types import EndFault
+from tests.chaos.run.history_file import HistoryFile, ProcessHistory
+from tests.chaos.run.invariants import (
+    Invariants,
+    Violation,
+    WatchedBatches,
+    WatchedCloud,
+    WatchedFlux,
+    WatchedStack,
+    Witness,
+)
+from tests.chaos.run.peers import PeerWorld
+from tests.chaos.run.plan_checks import PlanChecks
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import FAULTS_S, JOB, PEER_JOB, Act, Script, pick
+from tests.chaos.run.site import (
+    CLUSTER,
+    CLUSTER_UUID,
+    P_LOSES_POWER,
+    PREPAID,
+    SCRATCH,
+    chaos_policy,
+    healthy_cloud,
+    own_hosts,
+    shape_of_job,
+    shapes_of,
+    slots_of,
+    types_of,
+)
+from tests.chaos.run.upkeep import UpkeepTruth
 
 AMPLE_BUDGET = Decimal(1000)
 PEACE_S = 1500.0  # how long the phase without faults may last

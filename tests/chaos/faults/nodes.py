@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act, pick
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import SlotName
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import Act, pick
 
 FOR_EVER_S = 1e6
 

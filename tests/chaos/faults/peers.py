@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.run.peers import PeerWorld
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import PEER_KNOBS, Act, pick
 from nodemanager.delegation.jobs import PeerName
 from nodemanager.simulation.delegation.instance import SimulatedInstance
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.run.peers import PeerWorld
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import PEER_KNOBS, Act, pick
 
 
 def _peer(run: Run, act: Act) -> tuple[PeerWorld, PeerName, SimulatedInstance]:
     peers = run.peers
-    assert peers is not None  # noqa: S101 - only the scripts of runs with peers have these faults
+    assert peers is not None
     name = pick(sorted(peers.instances), act.amount) or next(iter(peers.instances))
     return peers, name, peers.instances[name]
 

@@ -1,21 +1,21 @@
-"""All faults by kind, and how to apply one. ``chaos.run.script`` decides how often each kind happens."""
+"""All faults by kind, and how to apply one. ``tests.chaos.run.script`` decides how often each kind happens."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.cloud import CLOUD_FAULTS
-from nodemanager.chaos.faults.flux import FLUX_FAULTS
-from nodemanager.chaos.faults.history import HISTORY_FAULTS
-from nodemanager.chaos.faults.manager import MANAGER_FAULTS
-from nodemanager.chaos.faults.nodes import NODE_FAULTS
-from nodemanager.chaos.faults.peers import PEER_FAULTS, turn_peer_knob
-from nodemanager.chaos.faults.people import PEOPLE_FAULTS
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.faults.upkeep import UPKEEP_FAULTS
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import GROUP_KNOBS, JOIN_KNOBS, KNOBS, PEER_KNOBS, Act
 from nodemanager.core.nodes import CloudState
+from tests.chaos.faults.cloud import CLOUD_FAULTS
+from tests.chaos.faults.flux import FLUX_FAULTS
+from tests.chaos.faults.history import HISTORY_FAULTS
+from tests.chaos.faults.manager import MANAGER_FAULTS
+from tests.chaos.faults.nodes import NODE_FAULTS
+from tests.chaos.faults.peers import PEER_FAULTS, turn_peer_knob
+from tests.chaos.faults.people import PEOPLE_FAULTS
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.faults.upkeep import UPKEEP_FAULTS
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import GROUP_KNOBS, JOIN_KNOBS, KNOBS, PEER_KNOBS, Act
 
 FAULTS: Mapping[str, FaultAction] = {
     **CLOUD_FAULTS,

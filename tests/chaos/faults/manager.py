@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import Act
 
 AWAY_S = 250.0  # longer than idle nodes that joined by ticket wait for a manager before they end
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nodemanager.chaos.faults.types import EndFault, FaultAction
-from nodemanager.chaos.run.run import Run
-from nodemanager.chaos.run.script import Act, pick
-from nodemanager.chaos.run.site import ZONES
 from nodemanager.core.nodes import FailureKind, Identity, LaunchId
+from tests.chaos.faults.types import EndFault, FaultAction
+from tests.chaos.run.run import Run
+from tests.chaos.run.script import Act, pick
+from tests.chaos.run.site import ZONES
 
 FOREIGN_UUID = "f0e1900f-0000-4000-8000-000000000000"
 

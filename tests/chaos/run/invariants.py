@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TypeVar, cast
 
-from nodemanager.chaos.run.upkeep import UpkeepTruth
-from nodemanager.chaos.run.waste import NodeUse
 from nodemanager.core.drains import is_our_drain
 from nodemanager.core.jobs import JobId, JobResult, Shape
 from nodemanager.core.nodes import (
@@ -32,6 +30,8 @@ from nodemanager.simulation.cloud.provider import BillLine, SimulatedProvider
 from nodemanager.simulation.flux.instance import SimulatedFlux
 from nodemanager.simulation.flux.port import SimulatedFluxPort
 from nodemanager.simulation.time.world import World
+from tests.chaos.run.upkeep import UpkeepTruth
+from tests.chaos.run.waste import NodeUse
 
 T = TypeVar("T")
 
