@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import string
 from collections.abc import Iterator
 from typing import get_type_hints
@@ -10,18 +11,10 @@ from typing import get_type_hints
 import pytest
 
 from nodemanager.core.reason_codes import Code, Figures, figure_faults
-from nodemanager.core.reason_text import ENDINGS, MOMENT_FIGURES, SENTENCES
 from nodemanager.core.reasons import because
 from tests.paths import ROOT
 
 PACKAGE = ROOT / "nodemanager"
-MOMENT_OF = {shown: name for name, shown in MOMENT_FIGURES.items()}
-
-
-def placeholders(template: str, code: Code) -> set[str]:
-    """The figures of a sentence. Moments are monotonic in a reason, and shown by the wall clock."""
-    names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
-    return {name if name in code.required | code.optional else MOMENT_OF.get(name, name) for name in names}
 
 
 def test_every_figure_belongs_to_a_code_and_every_figure_of_a_code_has_a_type() -> None:
@@ -29,16 +22,16 @@ def test_every_figure_belongs_to_a_code_and_every_figure_of_a_code_has_a_type() 
 
 
 @pytest.mark.parametrize("code", Code)
-def test_a_sentence_needs_only_figures_that_its_reason_always_carries(code: Code) -> None:
+def test_the_figures_of_a_sentence_are_those_of_its_code(code: Code) -> None:
     assert not code.required & code.optional
-    assert placeholders(SENTENCES[code], code) <= code.required
-    endings = "".join(ending for _, ending in ENDINGS.get(code, ()))
-    assert placeholders(endings, code) <= code.required | code.optional
+    shown = {name for _, name, _, _ in string.Formatter().parse(code.sentence) if name is not None}
+    assert shown <= code.required | code.optional
+    always = re.sub("<[^<>]*>", "", code.sentence)
+    assert {name for _, name, _, _ in string.Formatter().parse(always) if name is not None} <= code.required
+    assert "<" not in always
 
 
-def test_no_sentence_and_no_name_of_a_code_is_left_over() -> None:
-    assert set(SENTENCES) == set(Code)
-    assert set(ENDINGS) <= set(Code)
+def test_a_code_is_named_as_it_is_written() -> None:
     assert [code.name for code in Code] == [code.upper() for code in Code]
 
 
@@ -72,7 +65,7 @@ def test_every_code_is_given_somewhere() -> None:
     named = {
         node.attr
         for path in PACKAGE.rglob("*.py")
-        if path.name not in ("reason_codes.py", "reason_text.py")
+        if path.name != "reason_codes.py"
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Code"
     }
