@@ -8,7 +8,7 @@ jobs, the order of the queue decides: the longest front part of the queue that c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import partial
@@ -237,6 +237,26 @@ def _fail(*_: object) -> int:
     raise AssertionError("no job is placed if none waits")
 
 
+def _bins(
+    snapshot: Snapshot,
+    policy: Policy,
+    limits: BudgetLimits,
+    batches: Mapping[BatchKey, Sequence[JobId]],
+    withheld: Collection[LaunchId],
+) -> list[Bin]:
+    """The bins of existing nodes, as they are before any job is seated."""
+    if limits.drain_all:
+        return free_bins(snapshot, policy, all_go=True)
+    if limits.clouds and (overspent := limits.overspent_clouds):  # their nodes leave: none is kept for a job
+        withheld = {
+            *withheld,
+            *(it.id for it in snapshot.nodes.values() if policy.cloud_of(it.launch) in overspent),
+        }
+    queue_index = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
+    free = free_bins(snapshot, policy, batches=batches, withheld=withheld)
+    return free + bins_free_soon(snapshot, policy, queue_index, withheld)
+
+
 @dataclass(slots=True)
 class _PlacementBuilder:
     """Builds a placement."""
@@ -252,11 +272,14 @@ class _PlacementBuilder:
     withheld: Collection[LaunchId] = ()
     batches: Mapping[BatchKey, Sequence[JobId]] = field(init=False)  # those that could ever be served
     infeasible: dict[JobKind, Obstacle] = field(default_factory=dict)
+    bins: Callable[[], list[Bin]] = field(init=False)  # those of existing nodes, before any job is seated
     on_offer: OnOffer = field(init=False)
     serving: Serving = field(init=False)
 
     def __post_init__(self) -> None:
         self.batches = self._batches_to_serve()
+        # No bound method: a cycle would keep the snapshot in memory until the collector runs.
+        self.bins = partial(_bins, self.snapshot, self.policy, self.limits, self.batches, self.withheld)
         wanted = (key.shape.constraint for key in self.batches if key.shape.constraint is not ANYWHERE)
         constraints = list(dict.fromkeys(wanted))
         with_booting = not self.limits.drain_all
@@ -275,9 +298,9 @@ class _PlacementBuilder:
         for key in self.batches:
             if key.shape.one_zone:
                 one_zone[key.shape] = max(key.span_s, one_zone.get(key.shape, 0.0))
-        choices = choose_zones(one_zone, self._bins(), self.on_offer.offers, self.supply) if one_zone else {}
+        choices = choose_zones(one_zone, self.bins(), self.on_offer.offers, self.supply) if one_zone else {}
         self.on_offer.zones = {shape: found.zone for shape, found in choices.items()}
-        self.serving = Serving(self.batches, self.on_offer, choices, self._bins)
+        self.serving = Serving(self.batches, self.on_offer, choices, self.bins)
 
     def _batches_to_serve(self) -> Mapping[BatchKey, Sequence[JobId]]:
         """The batches without jobs that are put off, over the budget of an account, or never served."""
@@ -319,7 +342,7 @@ class _PlacementBuilder:
         The result equals that of a full placement. If the case is not clear, all jobs are seated and it is None.
         """
         serving, on_offer = self.serving, self.on_offer
-        seater = Seater(self.batches, self._bins(), {}, on_offer.zones, matches=self.supply.matches)
+        seater = Seater(self.batches, self.bins(), {}, on_offer.zones, matches=self.supply.matches)
         serving.waiting = WaitingJobs(self.batches, seater.seat_to_first_short())
         first = serving.waiting.seating.first_short
         if first is None:
@@ -334,24 +357,6 @@ class _PlacementBuilder:
             return None
         why = serving.obstacles[kind_of(key)] = serving.why_stuck((key, position), allocation)
         return self._placement(allocation, position, StuckJob(job, key.shape, why))
-
-    def _bins(self) -> list[Bin]:
-        """The bins of existing nodes, as they are before any job is seated."""
-        queue_index = queue_index_of(self.snapshot.jobs, self.snapshot.indexes.queue)
-        if self.limits.drain_all:
-            return free_bins(self.snapshot, self.policy, all_go=True)
-        withheld = {*self.withheld, *self._leaving_overspent_clouds()}
-        free = free_bins(self.snapshot, self.policy, batches=self.batches, withheld=withheld)
-        return free + bins_free_soon(self.snapshot, self.policy, queue_index, withheld)
-
-    def _leaving_overspent_clouds(self) -> Iterator[LaunchId]:
-        """The nodes of clouds that have spent their budget: none of them is kept for a job."""
-        overspent = self.limits.overspent_clouds if self.limits.clouds else ()
-        if not overspent:
-            return
-        for node in self.snapshot.nodes.values():
-            if self.policy.cloud_of(node.launch) in overspent:
-                yield node.id
 
     def _first_refused(self) -> tuple[QueuePosition, Shape, Obstacle] | None:
         """The first job that must get no node but that Flux keeps in the queue.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
@@ -17,7 +18,7 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.orders import BootNode, ListCloud, LookAtRanks, SweepCloud
 from nodemanager.planner import basis
 from nodemanager.planner.placement import Placement, place_jobs
-from nodemanager.planner.plan import Plan
+from nodemanager.planner.plan import Plan, plan
 from nodemanager.planner.policy import Policy
 from nodemanager.planner.snapshot import Snapshot, Source
 from nodemanager.planner.trust import is_settled, settles_at_s
@@ -375,3 +376,17 @@ def test_a_job_gets_an_idle_node_that_is_undrained_now_and_no_new_one() -> None:
     world.idle_node("cloud1", rank=drained(a_rank("cloud1", online=True), drain_text(LaunchId("cloud1-1"))))
     assert boots(world.plan()) == []
     assert (world.why_job(1).code, world.why_job(1).figures["nodes"]) == ("node_kept_for_it", ("cloud1",))
+
+
+@given(worlds())
+def test_a_plan_leaves_nothing_to_the_collector(world: World) -> None:
+    """A cycle would keep the snapshot of each plan, and with it a whole fleet, until the collector runs."""
+    world.plan()  # the first plan fills what is kept with the snapshot
+    snapshot, policy = world.snapshot, world.policy
+    gc.collect()
+    gc.disable()
+    try:
+        plan(snapshot, policy)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
