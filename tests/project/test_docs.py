@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from doc import generate
+from doc import code_tables, generate
 from nodemanager.config import sections
 from nodemanager.config.text import credentials
 from nodemanager.config.text.settings import allowed_keys
 from nodemanager.core.reason_codes import Code
+from nodemanager.web.api import metrics
 from tests.paths import ROOT
 from tests.project.test_imports import LAYERS
 
@@ -39,6 +40,26 @@ def test_every_section_of_a_site_has_its_table() -> None:
 @pytest.mark.parametrize("section", generate.SECTIONS)
 def test_every_key_has_its_meaning_and_no_meaning_is_left_over(section: str) -> None:
     assert list(generate.MEANINGS[section]) == list(allowed_keys(generate.SECTIONS[section]))
+
+
+def test_every_metric_of_the_alerts_and_of_the_board_is_in_the_reference() -> None:
+    page = (DOC / "reference.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("## Metrics")
+    listed = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    files = [*(ROOT / "config" / "prometheus").glob("*.rules.yaml"), *(ROOT / "config" / "grafana").glob("*.json")]
+    used = {name for file in files for name in re.findall(r"node_manager_(\w+)", file.read_text(encoding="utf-8"))}
+    used = {re.sub(r"_(bucket|count|sum)$", "", name) for name in used}
+    assert len(files) == 2
+    assert len(used) > 20
+    assert used - listed == set()
+
+
+def test_the_metrics_of_the_page_are_those_that_the_code_makes() -> None:
+    source = Path(metrics.__file__).read_text(encoding="utf-8")
+    made = re.findall(r"\b(?:_gauges?|_counter|counter|histogram)\(\s*\"(\w+)\"", source)
+    assert {name.removesuffix("_total") for name in made} == {
+        row[0].strip("`").removesuffix("_total") for row in code_tables.metric_rows()
+    }
 
 
 # --- reasons ----------------------------------------------------------------------------------------------
@@ -153,6 +174,28 @@ def test_a_blank_line_in_a_table_is_found() -> None:
     assert list(broken_rows(table)) == []
     assert list(broken_rows(f"{table}\n| 3 | 4 |\n| 5 | 6 |\n")) == [5, 6]
     assert list(broken_rows("```\n| no table |\n```\n")) == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and Sphinx make them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#{1,4} (.+)$", text, re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_a_heading(page: Path) -> None:
+    text = re.sub(r"\s+", " ", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)#: ]*)#([^) ]+)\)", text)
+    targets = [((page.parent / file) if file else page, anchor) for file, anchor in links]
+    assert [f"{file.name}#{it}" for file, it in targets if file.suffix == ".md" and it not in anchors(file)] == []
+
+
+def test_a_heading_gets_its_anchor() -> None:
+    assert {"near-a-jobs-data", "flux-core", "several-clouds"} <= anchors(DOC / "clouds.md") | anchors(
+        DOC / "upgrade.md"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
