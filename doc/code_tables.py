@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from string import Formatter
 
 from doc.manuals import COMMON, EXIT_STATUS
 from doc.reason_actions import ACTIONS, BLOCKED, CREATE, KINDS, KINDS_DO, NOTES
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.core import reason_codes
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reason_text import ENDINGS, SENTENCES
+from nodemanager.core.reason_text import MOMENT_FIGURES
 from nodemanager.web.api import metrics
 from nodemanager.web.api.endpoints import ENDPOINTS
 from nodemanager.web.state.access import allow_anybody
@@ -82,6 +82,9 @@ def _labels(rest: Sequence[ast.expr]) -> list[object]:
 # --- reasons ----------------------------------------------------------------------------------------------
 
 
+_FIGURE, _OPTIONAL_PART = re.compile(r"{(\w+)}"), re.compile("<[^<>]*>")
+
+
 def reason_groups() -> Iterator[tuple[str, list[Row]]]:
     """The groups of codes, as the comments in ``Code`` name them, with a row for each code."""
     for group, codes in _codes_by_group().items():
@@ -94,7 +97,7 @@ def _codes_by_group() -> Mapping[str, list[Code]]:
     headings = {
         token.start[0]: token.string.lstrip("# ")
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#")
+        if token.type == tokenize.COMMENT and token.line.lstrip().startswith("#") and "# also" not in token.string
     }
     [made] = [it for it in ast.parse(source).body if isinstance(it, ast.ClassDef) and it.name == Code.__name__]
     groups: dict[str, list[Code]] = {}
@@ -118,16 +121,16 @@ def _reason_rows(codes: Iterable[Code]) -> Iterator[Row]:
 
 
 def _sentence(code: Code) -> str:
-    text = SENTENCES[code]
-    return f"{text[:1].upper()}{text[1:]}" if text[:1].islower() else text
+    """The sentence without its optional parts. Moments have the names that they have once they are converted."""
+    text = _FIGURE.sub(lambda it: f"{{{MOMENT_FIGURES.get(it[1], it[1])}}}", _OPTIONAL_PART.sub("", code.sentence))
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _other_figures(code: Code) -> str:
-    """The figures that the sentence does not show. One in ``_s`` of a moment is shown there as ``_at``."""
-    texts = (SENTENCES[code], *(ending for _, ending in ENDINGS.get(code, ())))
-    shown = {name for text in texts for _, name, _, _ in Formatter().parse(text) if name}
-    shown |= {f"{name.removesuffix('_at')}_s" for name in shown if name.endswith("_at")}
-    return ", ".join(f"`{name}`" for name in sorted((code.required | code.optional) - shown))
+    """The figures that no part of the sentence shows."""
+    return ", ".join(
+        f"`{it}`" for it in sorted((code.required | code.optional) - {*_FIGURE.findall(code.sentence)})
+    )
 
 
 Table = Callable[[Sequence[str], Sequence[Row]], str]
