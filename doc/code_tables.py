@@ -114,7 +114,7 @@ def _reason_rows(codes: Iterable[Code]) -> Iterator[Row]:
         prefix = next((it for it in (CREATE, BLOCKED) if code.startswith(it) and code not in ACTIONS), "")
         if not prefix:
             notes = f" {NOTES[code]}" if code in NOTES else ""
-            yield f"`{code}`", f"{_sentence(code)}.{notes}", _other_figures(code), ACTIONS[code]
+            yield f"`{code}`", f"{_sentence(code)}.{notes}", _other_figures(code), ACTIONS.get(code, "")
         elif prefix not in kinds:
             kinds.add(prefix)
             yield f"`{prefix}*`", KINDS[prefix], _other_figures(code), KINDS_DO[prefix]

@@ -2,13 +2,14 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from doc import code_tables, generate
+from doc import code_tables, generate, reason_actions, words
 from nodemanager.config import sections
 from nodemanager.config.text import credentials
 from nodemanager.config.text.settings import allowed_keys
@@ -73,6 +74,12 @@ def test_every_reason_is_explained_and_none_that_is_not() -> None:
     assert set(explained) - set(row_of.values()) == set(), "doc/reasons.md explains codes that do not exist"
 
 
+def test_what_to_do_is_said_for_every_reason_and_for_none_that_is_not() -> None:
+    kinds = (reason_actions.CREATE, reason_actions.BLOCKED)
+    assert {code for code in Code if not code.startswith(kinds)} - set(reason_actions.ACTIONS) == set()
+    assert {*reason_actions.ACTIONS, *reason_actions.NOTES} - set(Code) == set()
+
+
 # --- troubleshooting --------------------------------------------------------------------------------------
 
 
@@ -100,6 +107,43 @@ def test_every_alert_is_answered() -> None:
     page = (DOC / "troubleshooting.md").read_text(encoding="utf-8")
     alerts = re.findall(r"- alert: (\w+)", rules)
     assert alerts == re.findall(r"^\| `(NodeManager\w+)` \|", page, re.MULTILINE)
+
+
+# --- words ------------------------------------------------------------------------------------------------
+
+# Decisions from here on are to be shortened still.
+LONG_FROM = 30
+
+
+def test_the_pages_are_no_longer_than_a_reader_bears() -> None:
+    found = [(path, words.group_of(path, text), words.count_words(text)) for path, text in words.pages()]
+    sums = Counter[str]()
+    for _, group, count in found:
+        sums[group] += count
+    assert sums["README"] <= words.README_MAX
+    assert sums["prose"] <= words.PROSE_MAX, "run: python -m doc.words"
+    decisions = [(path, count) for path, group, count in found if group == "decisions"]
+    short = [it for it in decisions if int(Path(it[0]).name[:4]) < LONG_FROM]
+    assert len(short) == LONG_FROM - 1
+    assert [it for it in short if it[1] > words.DECISION_MAX] == []
+
+
+def test_marks_of_tables_are_no_words_and_generated_pages_are_no_prose() -> None:
+    assert words.count_words("| a | `b c` |\n| --- | --- |\n| 1.5 | - |\n") == 4
+    assert words.group_of("doc/settings.md", f"# Settings\n\n{words.GENERATED} it") == "generated"
+    assert words.group_of("doc/faq.md", "# FAQ") == "prose"
+    assert words.group_of("doc/measurements/flux.md", "# Flux") == "measurements"
+
+
+USERS_PAGES = [page for page in DOC.rglob("*.md") if page.name not in {"design.md", "lessons.md", "reasons.md"}]
+NOT_USERS = {"_build", "decisions", "measurements"}
+
+
+@pytest.mark.parametrize("page", USERS_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_for_users_names_no_module(page: Path) -> None:
+    if not NOT_USERS & set(page.parts):
+        text = re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"))
+        assert re.findall(r"\bnodemanager[/.]\w+", text) == []
 
 
 # --- the table of contents --------------------------------------------------------------------------------

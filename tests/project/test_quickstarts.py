@@ -214,6 +214,32 @@ def test_the_blocks_can_be_followed_again(shell: Shell, pages: tuple[str, ...]) 
     assert first == second, "rank 0 starts again in the same place"
 
 
+@pytest.mark.parametrize(("page", "heading"), [(README, TEN_LINES), (LAPTOP, FIVE_MINUTES)])
+def test_the_blocks_do_not_wait_for_a_rank_0_that_cannot_start(shell: Shell, page: str, heading: str) -> None:
+    """As when its port is taken: the reader sees its error, and the lines that follow go on to say the same."""
+    broken = FLUX.replace(
+        'broker) echo "$@" >>"$here/brokers"; echo $$ >"$here/rank0"; exec sleep 100', "broker) exit 1"
+    )
+    broken = broken.replace("    *) ;;", "    *) echo no instance >&2; exit 1 ;;")
+    assert "sleep" not in broken
+    shell.put("flux", broken.format(here=shlex.quote(str(shell.folder))))
+    shell.put("flux-node-manager", SERVICE.format(real=f'{_real()} "$@"').replace("exec sleep 100", "exit 1"))
+    with (shell.folder / "log").open("wb") as log:
+        ran = subprocess.run(
+            shell.command(shell_blocks(page, heading)),
+            cwd=shell.checkout,
+            env=shell.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=WITHIN_S,
+            check=False,
+        )
+    assert ran.returncode != 0
+    assert "No such process" in shell.log(), "as the page says"
+    assert "no instance" in shell.log()
+
+
 # --- the simulated cluster --------------------------------------------------------------------------------
 
 
