@@ -506,8 +506,8 @@ LIFECYCLE_HEAD = """\
 
 A node begins with the lease of a slot and ends with the end of that lease. The table below lists every legal move.
 An observation may be old news, so an observed event without a row changes nothing. A decided event without a row is
-a bug. It ends the process with an error that lists the node's latest moves. Events and the log say `unknown` for the
-state before a node's first one.
+a bug. It ends the process with an error that lists the node's latest moves. Events and the log call the state
+before a node's first one `unknown`.
 """
 
 
