@@ -1,6 +1,7 @@
 """The elastic loop between hosts with addresses of their own, while the network between them fails.
 
-Each test prints one line: what failed, what the manager did about it, and when. doc/measurements/joining.md has them.
+Each test prints one line: what failed, what the manager did about it, and when. They are in
+doc/measurements/joining.md.
 """
 
 from __future__ import annotations
