@@ -1,6 +1,7 @@
 # ruff: noqa: INP001 - a folder of pages, not a package
 """Write the generated pages of this folder: ``python -m doc.generate``, from the project's root.
 
+``reasons.md`` and ``reference.md`` come from the code, by ``code_tables.py``.
 ``settings.md`` comes from ``nodemanager/config/text/settings.py`` and the meanings below; ``lifecycle.md`` from the
 table in ``nodemanager/planner/snapshot.py`` and its comments; the man pages and the bash completion from the
 same settings and the parser in ``nodemanager/cli/main.py``, by ``manuals.py``. ``tests/project/test_docs.py`` fails
@@ -12,13 +13,13 @@ from __future__ import annotations
 import ast
 import io
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
 from pydantic.fields import FieldInfo
 
-from doc import manuals
+from doc import code_tables, manuals
 from nodemanager.cli import main
 from nodemanager.config.reload import NOT_RELOADABLE, RELOADABLE, key_in_file
 from nodemanager.config.text.settings import (
@@ -48,7 +49,6 @@ from nodemanager.core.notation import format_bytes, format_fsd
 from nodemanager.planner import snapshot
 
 FOLDER = Path(__file__).parent
-RELOAD_BEGINS, RELOAD_ENDS = "<!-- generated: reload -->", "<!-- end -->"
 
 SECTIONS: Mapping[str, type[SectionSettings]] = {
     "Site": SiteSettings,
@@ -468,6 +468,8 @@ its line; the exit status is then 78. An unknown key is a fault.
 - Slots are a host list: `cloud[1-4],gpu[01-02]`.
 - Comments need lines of their own.
 - `${NAME}` inserts an environment variable into any value.
+- `reload` applies a change of the keys marked in the last column. It refuses a file that changes anything else, and
+  names the keys that need a restart of the service.
 
 `[Site]`, `[Cloud]` and `[Limits]` have required keys, and so does every `[Node NAME]`. There must be at least one
 `[Node NAME]`. A real Flux also needs `head_address`.
@@ -504,7 +506,8 @@ LIFECYCLE_HEAD = """\
 
 A node begins with the lease of a slot and ends with the end of that lease. The table below lists every legal move.
 An observation may be old news, so an observed event without a row changes nothing. A decided event without a row is
-a bug. It ends the process with an error that lists the node's latest moves.
+a bug. It ends the process with an error that lists the node's latest moves. Events and the log call the state
+before a node's first one `unknown`.
 """
 
 
@@ -515,7 +518,8 @@ def pages() -> Mapping[str, str]:
     return {
         "settings.md": settings_page(),
         "lifecycle.md": lifecycle_page(),
-        "operating.md": operating_page(),
+        "reasons.md": code_tables.reasons_page(_table),
+        "reference.md": code_tables.reference_page(parser, _table),
         "man/flux-node-manager.1": manuals.command_page(parser),
         "man/site.ini.5": manuals.site_page(settings, CREDENTIALS.partition("\n\n")[2]),
         "../config/bash-completion/flux-node-manager": manuals.bash_completion(parser),
@@ -528,27 +532,15 @@ def _settings(section: str, settings: type[SectionSettings]) -> Iterator[manuals
         yield manuals.Setting(key, meaning, written_as, default)
 
 
-# --- what a reload applies ------------------------------------------------------------------------------------
+# --- what a reload applies --------------------------------------------------------------------------------
 
 
-def operating_page() -> str:
-    """The page as it is, with a new table of what ``reload`` applies."""
-    head, _, rest = (FOLDER / "operating.md").read_text(encoding="utf-8").partition(RELOAD_BEGINS)
-    _, _, tail = rest.partition(RELOAD_ENDS)
-    return f"{head}{RELOAD_BEGINS}\n{_table(('section', 'keys'), [*_reload_rows()])}{RELOAD_ENDS}{tail}"
-
-
-def _reload_rows() -> Iterator[tuple[str, str]]:
-    for name, taken in RELOADABLE.items():
-        section = {"nodes": "Node NAME", "schedules": "Schedule NAME"}.get(name, name.title())
-        settings = SECTIONS[section]
-
-        def written(keys: Iterable[str], settings: type[SectionSettings] = settings) -> str:
-            return ", ".join(f"`{key}`" for key in sorted(key_in_file(settings, it) for it in keys))
-
-        left_out = NOT_RELOADABLE.get(name, frozenset())
-        keys = written(taken) if taken is not None else "all" + (f" but {written(left_out)}" if left_out else "")
-        yield f"`[{section}]`", keys
+def _reloadable(section: str, settings: type[SectionSettings], key: str) -> bool:
+    """Whether ``reload`` applies a changed key."""
+    name = {"Node NAME": "nodes", "Schedule NAME": "schedules"}.get(section, section.lower())
+    taken = RELOADABLE.get(name, frozenset())
+    keys = taken if taken is not None else settings.model_fields.keys() - NOT_RELOADABLE.get(name, frozenset())
+    return key in {key_in_file(settings, it) for it in keys}
 
 
 # --- settings ---------------------------------------------------------------------------------------------
@@ -557,8 +549,11 @@ def _reload_rows() -> Iterator[tuple[str, str]]:
 def settings_page() -> str:
     parts = [SETTINGS_HEAD]
     for section, settings in SECTIONS.items():
-        rows = [_setting(section, settings, key) for key in allowed_keys(settings)]
-        parts.append(f"## [{section}]\n\n" + _table(("key", "meaning", "written as", "default"), rows))
+        rows = [
+            (*_setting(section, settings, key), "yes" if _reloadable(section, settings, key) else "")
+            for key in allowed_keys(settings)
+        ]
+        parts.append(f"## [{section}]\n\n" + _table(("key", "meaning", "written as", "default", "reload"), rows))
         if section == "Cloud":
             parts.append(CREDENTIALS)
     return "\n".join(parts)

@@ -1,4 +1,4 @@
-"""The shell blocks of a page, as a reader copies them.
+"""The shell blocks of a page, as a reader copies them, and its INI blocks.
 
 ``python -m tests.shell_blocks PAGE HEADING N`` prints one.
 """
@@ -52,6 +52,12 @@ def shell_blocks(page: str, heading: str | None = None) -> list[ShellBlock]:
     chosen = [block for block in found if heading in {None, block.heading}]
     assert chosen, f"{page}: no shell block below {heading}"
     return chosen
+
+
+def ini_blocks(text: str, having: str = "") -> list[str]:
+    """The INI blocks of a page's text that contain ``having``, without their indentation."""
+    blocks = re.findall(r"^( *)```ini\n(.*?)^\1```$", text, re.MULTILINE | re.DOTALL)
+    return [block for _, indented in blocks if having in (block := textwrap.dedent(indented))]
 
 
 if __name__ == "__main__":

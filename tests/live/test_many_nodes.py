@@ -1,7 +1,7 @@
 """Many real brokers on this machine: they join by ticket, run one job over all of them, and go.
 
 ``FNM_MANY_NODES=200 pytest -s tests/live/test_many_nodes.py`` for the whole of it: it takes some ten minutes on two
-cores, and 8 GB. It prints times and memory. doc/flux.md has its figures.
+cores, and 8 GB. It prints times and memory. doc/measurements/flux.md has its figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The elastic loop between hosts with addresses of their own, while the network between them fails.
 
-Each test prints one line: what failed, what the manager did about it, and when. doc/joining.md has them.
+Each test prints one line: what failed, what the manager did about it, and when. They are in
+doc/measurements/joining.md.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _at(timestamp: str) -> float:
 
 
 def tell(what: str, **figures: float | str) -> None:
-    """Print a row of the table in doc/joining.md."""
+    """Print a row of the table in doc/measurements/joining.md."""
     shown = (f"{name} {it:.1f} s" if isinstance(it, float) else f"{name} {it}" for name, it in figures.items())
     print(f"\nnetworks: {what}: {', '.join(shown)}")
 

@@ -9,6 +9,7 @@ import http.client
 import os
 import pty
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,36 +25,48 @@ import pytest
 
 from tests.contract.cloud_subjects import until
 from tests.paths import CONFIG, ROOT
-from tests.shell_blocks import ShellBlock, shell_blocks
+from tests.shell_blocks import ShellBlock, ini_blocks, shell_blocks
 
 WITHIN_S = 60.0
 README, LAPTOP, EC2 = "README.md", "doc/quickstart-laptop.md", "doc/quickstart-ec2.md"
-TEN_LINES, FIVE_MINUTES = "A real Flux in ten lines", "With a real Flux: five minutes"
+OPENSTACK, EXISTING = "doc/quickstart-openstack.md", "doc/existing-instance.md"
+PAGES = (README, LAPTOP, EC2, OPENSTACK, EXISTING)
+TEN_LINES, FIVE_MINUTES = "A real Flux in ten lines", "With a real Flux"
 
 # The blocks that no test of pytest runs: the file that runs them, and a line of it.
 RUN_ELSEWHERE: Mapping[tuple[str, str, int], tuple[str, str]] = {
     # Half a minute each, and the demo's own process makes the environment that this test runs in.
     (README, "Try it", 1): (".ci/run", "\nbin/demo\n"),
-    (LAPTOP, "Without Flux: half a minute", 1): (".ci/run", "\nbin/demo\n"),
+    (LAPTOP, "Without Flux", 1): (".ci/run", "\nbin/demo\n"),
     # pip needs the network.
-    (README, "Run it", 1): ("bin/package", 'blocks README.md "Run it"'),
+    (README, "Install it", 1): ("bin/package", 'blocks README.md "Install it"'),
     (EC2, "2. Install it next to rank 0", 1): ("bin/package", 'blocks doc/quickstart-ec2.md "2. Install it next'),
+    # It needs a Nova.
+    (OPENSTACK, "4. Write the site file", 1): (
+        "tests/cli/new_site/test_new_site.py",
+        '["init", "--provider", "openstack", "--output", str(file)]',
+    ),
 }
 RUN_HERE = frozenset(
     {
         (README, "Try it", 2),
         (README, TEN_LINES, 1),
         (README, TEN_LINES, 2),
-        (README, "Run it", 2),
-        (README, "Run it", 3),
-        (LAPTOP, "Without Flux: half a minute", 2),
-        (LAPTOP, "Without Flux: half a minute", 3),
+        (README, "Install it", 2),
+        (README, "Operate it", 1),
+        (README, "Understand it", 1),
+        (LAPTOP, "Without Flux", 2),
+        (LAPTOP, "Without Flux", 3),
         *((LAPTOP, FIVE_MINUTES, number) for number in (1, 2, 3, 4)),
         (EC2, "2. Install it next to rank 0", 2),
         (EC2, "3. Write the site file", 1),
         (EC2, "3. Write the site file", 2),
         (EC2, "4. Test the account with one node", 1),
         (EC2, "5. Start rank 0 and the join service", 1),
+        (OPENSTACK, "3. Take the credentials from clouds.yaml", 1),
+        (OPENSTACK, "5. Test the project with one node", 1),
+        (EXISTING, "2. Add the slots", 1),
+        (EXISTING, "2. Add the slots", 2),
     }
 )
 
@@ -184,7 +197,7 @@ def block(page: str, heading: str, number: int) -> ShellBlock:
 
 
 def test_every_block_is_run() -> None:
-    blocks = {(it.page, it.heading, it.number) for page in (README, LAPTOP, EC2) for it in shell_blocks(page)}
+    blocks = {(it.page, it.heading, it.number) for page in PAGES for it in shell_blocks(page)}
     assert blocks == RUN_HERE | RUN_ELSEWHERE.keys()
     for file, line in RUN_ELSEWHERE.values():
         assert line in (ROOT / file).read_text(encoding="utf-8"), file
@@ -199,6 +212,32 @@ def test_the_blocks_can_be_followed_again(shell: Shell, pages: tuple[str, ...]) 
         shell.run(*(block(page, TEN_LINES if page == README else FIVE_MINUTES, number) for number in numbers))
     first, second = (shell.folder / "brokers").read_text(encoding="utf-8").splitlines()
     assert first == second, "rank 0 starts again in the same place"
+
+
+@pytest.mark.parametrize(("page", "heading"), [(README, TEN_LINES), (LAPTOP, FIVE_MINUTES)])
+def test_the_blocks_do_not_wait_for_a_rank_0_that_cannot_start(shell: Shell, page: str, heading: str) -> None:
+    """As when its port is taken: the reader sees its error, and the lines that follow go on to say the same."""
+    broken = FLUX.replace(
+        'broker) echo "$@" >>"$here/brokers"; echo $$ >"$here/rank0"; exec sleep 100', "broker) exit 1"
+    )
+    broken = broken.replace("    *) ;;", "    *) echo no instance >&2; exit 1 ;;")
+    assert "sleep" not in broken
+    shell.put("flux", broken.format(here=shlex.quote(str(shell.folder))))
+    shell.put("flux-node-manager", SERVICE.format(real=f'{_real()} "$@"').replace("exec sleep 100", "exit 1"))
+    with (shell.folder / "log").open("wb") as log:
+        ran = subprocess.run(
+            shell.command(shell_blocks(page, heading)),
+            cwd=shell.checkout,
+            env=shell.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            timeout=WITHIN_S,
+            check=False,
+        )
+    assert ran.returncode != 0
+    assert "No such process" in shell.log(), "as the page says"
+    assert "no instance" in shell.log()
 
 
 # --- the simulated cluster --------------------------------------------------------------------------------
@@ -227,11 +266,12 @@ def test_the_simulated_cluster_serves_its_dashboard_until_ctrl_c(shell: Shell) -
     port = simulate(shell)
     with shell.serving(block(README, "Try it", 2)):
         until(lambda: answers(port), "the dashboard")
+        assert "wanted" in shell.run(block(README, "Understand it", 1))
 
 
 def test_the_simulated_cluster_of_the_quick_start_answers_in_another_terminal(shell: Shell) -> None:
     port = simulate(shell)
-    heading = "Without Flux: half a minute"
+    heading = "Without Flux"
     with shell.serving(block(LAPTOP, heading, 2)):
         until(lambda: answers(port), "the dashboard")
         assert "embedded  (act)" in shell.run(block(LAPTOP, heading, 3))
@@ -241,11 +281,11 @@ def test_a_site_is_checked_run_and_asked(shell: Shell) -> None:
     example = (shell.checkout / "config" / "embedded.ini").read_text(encoding="utf-8")
     site = example.replace("../state", "state").replace("listen = 127.0.0.1:8080", "listen = unix")
     (shell.checkout / "site.ini").write_text(site, encoding="utf-8")
-    with shell.serving(block(README, "Run it", 2)):
+    with shell.serving(block(README, "Install it", 2)):
         until((shell.checkout / "state/embedded/web.sock").is_socket, "the service's socket")
-        status, top = block(README, "Run it", 3).text.splitlines(keepends=True)
-        assert "embedded  (act)" in shell.run(ShellBlock(README, "Run it", 3, status))
-        assert "nodes" in on_terminal(shell, ShellBlock(README, "Run it", 3, top))
+        status, top = block(README, "Operate it", 1).text.splitlines(keepends=True)
+        assert "embedded  (act)" in shell.run(ShellBlock(README, "Operate it", 1, status))
+        assert "nodes" in on_terminal(shell, ShellBlock(README, "Operate it", 1, top))
     assert "good" in shell.log(), "check has run before the service"
 
 
@@ -326,3 +366,101 @@ def test_a_site_on_ec2_is_checked_tried_and_initialised(shell: Shell) -> None:
         assert "flux-node-manager join-service" in told
     finally:
         moto.close()
+
+
+# --- OpenStack --------------------------------------------------------------------------------------------
+
+CLOUDS_YAML = """
+clouds:
+  openstack:
+    auth_type: v3applicationcredential
+    auth:
+      auth_url: https://cloud.example:5000/v3
+      application_credential_id: id-1
+      application_credential_secret: it's "secret" $HOME
+    region_name: RegionOne
+  other:
+    auth: {auth_url: "https://other.example"}
+"""
+
+
+def test_the_variables_of_init_come_from_clouds_yaml(shell: Shell) -> None:
+    file = shell.folder / ".config" / "openstack" / "clouds.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(CLOUDS_YAML, encoding="utf-8")
+    python = shell.folder / "opt" / "flux-node-manager" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    taken = block(OPENSTACK, "3. Take the credentials from clouds.yaml", 1)
+    shown = shell.run(taken, ShellBlock(OPENSTACK, "", 0, "env | grep ^OS_ | sort\n"))
+    assert shown.splitlines() == [
+        "OS_APPLICATION_CREDENTIAL_ID=id-1",
+        'OS_APPLICATION_CREDENTIAL_SECRET=it\'s "secret" $HOME',
+        "OS_AUTH_URL=https://cloud.example:5000/v3",
+        "OS_REGION_NAME=RegionOne",
+    ]
+
+
+def test_a_site_on_openstack_is_checked_and_tried(shell: Shell) -> None:
+    """The page's commands, with local nodes in place of servers."""
+    folder = shell.folder / "etc" / "flux-node-manager"
+    folder.mkdir(parents=True)
+    site = (CONFIG / "local.ini").read_text(encoding="utf-8").replace("../state", f"{shell.folder}/state")
+    (folder / "site.ini").write_text(site, encoding="utf-8")
+    (shell.folder / "state").mkdir(mode=0o700)
+    said = shell.run(block(OPENSTACK, "5. Test the project with one node", 1))
+    assert "good; 2 node types" in said
+    assert "passed" in said
+
+
+# --- an existing instance ---------------------------------------------------------------------------------
+
+SYSTEM_INSTANCE = """
+[bootstrap]
+curve_cert = "{folder}/etc/flux/system/curve.cert"
+default_port = 8050
+hosts = [ {{ host = "head" }}, {{ host = "n[1-2]" }} ]
+
+[tbon]
+topo = "kary:0"
+
+[resource]
+exclude = "0"
+
+[[resource.config]]
+hosts = "head"
+cores = "0-1"
+
+[[resource.config]]
+hosts = "n[1-2]"
+cores = "0-3"
+"""
+PATCH = shutil.which("patch")
+
+
+@pytest.mark.skipif(PATCH is None, reason="no patch; on Debian: apt-get install patch")
+def test_an_existing_instance_gets_slots_and_the_keys_of_the_join_service(shell: Shell) -> None:
+    conf = shell.folder / "etc" / "flux" / "system" / "conf.d"
+    conf.mkdir(parents=True)
+    (conf / "system.toml").write_text(SYSTEM_INSTANCE.format(folder=shell.folder), encoding="utf-8")
+    (conf.parent / "curve.cert").write_text("key", encoding="utf-8")
+    (conf.parent / "curve.cert").chmod(0o600)
+    shell.put("flux", '#!/bin/sh\necho "flux-core 0.88.0"\n')
+    (keys,) = ini_blocks((ROOT / EXISTING).read_text(encoding="utf-8"), "[Flux]")
+    site = (CONFIG / "ec2.ini").read_text(encoding="utf-8")
+    ours = keys.replace("/etc/", f"{shell.folder}/etc/")
+    begins, ends = site.index("[Flux]"), site.index("[Cloud]")
+    site = (site[:begins] + ours + "\n" + site[ends:]).replace("/var/", f"{shell.folder}/var/")
+    file = shell.folder / "etc" / "flux-node-manager" / "site.ini"
+    file.parent.mkdir()
+    file.write_text(site, encoding="utf-8")
+    (shell.folder / "var/lib/flux-node-manager").mkdir(parents=True, mode=0o700)
+    shell.run(block(EXISTING, "2. Add the slots", 1))
+    assert "noverify" not in (conf / "system.toml").read_text(encoding="utf-8"), "nothing is changed yet"
+    assert "good; 3 node types" in shell.run(block(EXISTING, "2. Add the slots", 2))
+    changed = tomllib.loads((conf / "system.toml").read_text(encoding="utf-8"))
+    assert [it["host"] for it in changed["bootstrap"]["hosts"]][:2] == ["head", "n[1-2]"]
+    assert len(changed["bootstrap"]["hosts"]) == 5
+    assert changed["resource"]["noverify"] is True
+    assert (shell.folder / "var/lib/flux-node-manager/join/site.key").exists()

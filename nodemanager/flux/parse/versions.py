@@ -1,6 +1,6 @@
 """What differs between the versions of flux-core that we support, and the release that made each difference.
 
-Everything else is alike in them. ``doc/flux.md`` has the table of versions that were tried.
+Everything else is alike in them. ``doc/measurements/flux.md`` lists those that were tried.
 """
 
 from __future__ import annotations
