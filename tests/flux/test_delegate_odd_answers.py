@@ -20,7 +20,14 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxError
 from nodemanager.delegation.choose import Candidate, Needs, choose
 from nodemanager.delegation.jobs import Copy, PeerName, Proxy
-from nodemanager.delegation.peer_port import CheckFit, CopyEvents, CopyOutput, FollowOutput, PeerLoadSeen, ReadCopy
+from nodemanager.delegation.ports import (
+    CheckFit,
+    CopyEvents,
+    CopyOutput,
+    FollowOutput,
+    PeerLoadSeen,
+    ReadCopy,
+)
 from nodemanager.delegation.relay import OUTPUT, OutputRelay
 from nodemanager.flux import reactor as reactors
 from nodemanager.flux.bindings import CallFailed, Future

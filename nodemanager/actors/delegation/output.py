@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from nodemanager.actors.delegation.state import DelegationState
-from nodemanager.actors.delegation.tracked import PeerState, TrackedJob
+from nodemanager.actors.delegation.state import DelegationState, PeerState, TrackedJob
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import format_job_id
-from nodemanager.delegation.home_port import AppendOutput, CountOutput
-from nodemanager.delegation.peer_port import CopyOutput, CopyOutputEnded, FollowOutput, StopOutput
+from nodemanager.delegation.next_step import Relay, RelayOutput
+from nodemanager.delegation.ports import (
+    AppendOutput,
+    CopyOutput,
+    CopyOutputEnded,
+    CountOutput,
+    FollowOutput,
+    StopOutput,
+)
 from nodemanager.delegation.relay import EXEC, OUTPUT, OutputRelay
-from nodemanager.delegation.steps import Relay, RelayOutput
 
 
 class OutputRelays:

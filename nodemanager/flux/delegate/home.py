@@ -16,7 +16,9 @@ from typing import Any, assert_never
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxError
-from nodemanager.delegation.home_port import (
+from nodemanager.delegation.jobs import DURATION, PROXY_EVENTS, TAKEN, nodelist_of
+from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
+from nodemanager.delegation.ports import (
     AppendOutput,
     CountOutput,
     FindJob,
@@ -39,11 +41,8 @@ from nodemanager.delegation.home_port import (
     ShowFinished,
     ShowMemo,
     ShowRunning,
-    TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import DURATION, PROXY_EVENTS, TAKEN, nodelist_of
-from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
@@ -220,9 +219,6 @@ class _HomeSession(LinkSession[HomeRequest]):
                 self._count_output(request)
             case AppendOutput():
                 self._append(request)
-            case TakeJob(job=job, target=target, urgency=urgency):
-                take = {"id": job, "name": TAKEN, "context": {"target": target, "urgency": urgency}}
-                self._request("job-manager.post-event.post", take, request)
             case HoldJob():
                 self._hold(request)
             case ReleaseJob(job=job, urgency=urgency):

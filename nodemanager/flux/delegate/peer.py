@@ -20,7 +20,8 @@ from nodemanager.core.ports import Clock, FluxError
 from nodemanager.delegation.choose import PeerLoad
 from nodemanager.delegation.jobs import COPY_EVENTS, PeerName
 from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker
-from nodemanager.delegation.peer_port import (
+from nodemanager.delegation.next_step import HELD_URGENCY
+from nodemanager.delegation.ports import (
     ChangeDuration,
     ChangeUrgency,
     CheckFit,
@@ -39,14 +40,13 @@ from nodemanager.delegation.peer_port import (
     PeerRefused,
     PeerRequest,
     PeerSynced,
-    PlaceCopy,
     ReadCopy,
     StopOutput,
+    SubmitCopy,
     SubmitRefused,
     Submitted,
 )
 from nodemanager.delegation.relay import EXEC, OUTPUT
-from nodemanager.delegation.steps import HELD_URGENCY
 from nodemanager.flux.bindings import CallFailed, ask, resolve
 from nodemanager.flux.delegate.events import (
     CAUGHT_UP,
@@ -183,7 +183,7 @@ class _PeerSession(LinkSession[PeerRequest]):
 
     def _carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
         match request:
-            case PlaceCopy(job=job, jobspec=jobspec):
+            case SubmitCopy(job=job, jobspec=jobspec):
                 submit_later(
                     self._reactor,
                     jobspec,
