@@ -29,8 +29,8 @@ from nodemanager.delegation.ports import (
     OutputCounted,
 )
 from nodemanager.flux.claim import Claim
-from nodemanager.flux.delegate import flux_delegate_path
 from nodemanager.flux.delegate.home import RealHome
+from nodemanager.flux.delegate.setup import flux_delegate_path
 from nodemanager.simulation.delegation.instance import SimulatedInstance
 from nodemanager.simulation.delegation.ports import SimulatedHome
 from nodemanager.simulation.time.world import World

@@ -13,7 +13,7 @@ from typing import Any
 
 from nodemanager.cli.main import main
 from nodemanager.delegation import ports
-from nodemanager.flux.delegate.link import Link
+from nodemanager.flux.link import Link
 
 STEPS: dict[str, Callable[[Any], bool]] = {
     "submit": lambda it: isinstance(it, ports.SubmitCopy),

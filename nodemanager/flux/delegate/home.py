@@ -46,7 +46,10 @@ from nodemanager.delegation.ports import (
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
-from nodemanager.flux.delegate.events import (
+from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
+from nodemanager.flux.kvs import append_later, read_later
+from nodemanager.flux.link import Link, LinkSession
+from nodemanager.flux.parse.eventlog import (
     CAUGHT_UP,
     JOURNAL,
     is_submitted_by,
@@ -56,9 +59,6 @@ from nodemanager.flux.delegate.events import (
     read_journal,
     read_json,
 )
-from nodemanager.flux.delegate.link import Link, LinkSession
-from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
-from nodemanager.flux.kvs import append_later, read_later
 from nodemanager.flux.parse.json_fields import object_at
 from nodemanager.flux.resubmit import unwrap_jobspec
 
