@@ -58,7 +58,7 @@ HELD_URGENCY = 0
 INERT: Mapping[str, Any] = {"test": {"override": 1, "run_duration": "3650d"}}
 
 
-class Relay(Enum):
+class OutputState(Enum):
     """How far the output of a copy has been passed on to our job."""
 
     IDLE = "idle"
@@ -103,7 +103,7 @@ class Sides:
     chosen: PeerName | None = None
     home_started_at: float = 0.0
     now_at: float = 0.0
-    relay: Relay = Relay.IDLE
+    output: OutputState = OutputState.IDLE
     no_peer: str = ""  # why no peer takes a job that we took
     never: bool = False  # nor ever will
 
@@ -128,7 +128,7 @@ class SubmitTo:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayOutput:
+class StreamOutput:
     """Begin to pass on the copy's output."""
 
     peer: PeerName
@@ -148,7 +148,7 @@ class Done:
     """Both jobs have ended: forget them."""
 
 
-NextStep = Wait | Choose | SubmitTo | RelayOutput | AskPeer | Done | HomeRequest
+NextStep = Wait | Choose | SubmitTo | StreamOutput | AskPeer | Done | HomeRequest
 
 
 # --- what our job's eventlog keeps, so that every restart knows it ----------------------------------------
@@ -372,10 +372,10 @@ def _follow(sides: Sides, view: PeerView, copy: Copy) -> NextStep:
         return record_start(proxy.id, sides.now_at, copy.started_at)
     if (catching_up := _catch_up(sides, view)) is not None:
         return catching_up
-    if sides.relay is Relay.IDLE:
-        return RelayOutput(view.name, copy.remote)
+    if sides.output is OutputState.IDLE:
+        return StreamOutput(view.name, copy.remote)
     if copy.status is not None or copy.ended:
-        if sides.relay is Relay.FLOWING:
+        if sides.output is OutputState.FLOWING:
             return Wait(because(Code.DELEGATED_ENDING))
         return _end_as(proxy.id, view, copy)
     return _mirror(proxy, view, copy) or Wait(_running_reason(view, copy))

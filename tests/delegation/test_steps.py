@@ -32,10 +32,10 @@ from nodemanager.delegation.next_step import (
     Choose,
     Done,
     NextStep,
+    OutputState,
     PeerView,
-    Relay,
-    RelayOutput,
     Sides,
+    StreamOutput,
     SubmitTo,
     Wait,
     give_back,
@@ -111,9 +111,11 @@ def a_copy(*events: EventlogEntry, remote: JobId = REMOTE) -> Copy:
     return Copy(remote).after(events)
 
 
-def the_step(proxy: Proxy, *views: PeerView, chosen: PeerName | None = None, relay: Relay = Relay.IDLE) -> NextStep:
+def the_step(
+    proxy: Proxy, *views: PeerView, chosen: PeerName | None = None, output: OutputState = OutputState.IDLE
+) -> NextStep:
     return next_step(
-        Sides(proxy, {view.name: view for view in views}, chosen, home_started_at=0.5, now_at=NOW, relay=relay)
+        Sides(proxy, {view.name: view for view in views}, chosen, home_started_at=0.5, now_at=NOW, output=output)
     )
 
 
@@ -125,139 +127,151 @@ ON_RECORD_AT_B = record_copy(JOB, NOW, a_view(), REMOTE)
 PLACED = (*HELD, ON_RECORD)
 STARTED_THERE = (*PLACED, B_STARTED)
 
-# (our eventlog, the copy's eventlog or None, the relay) -> the step
+# (our eventlog, the copy's eventlog or None, the output) -> the step
 TABLE = [
-    ("no peer yet", HELD, None, Relay.IDLE, Choose()),
-    ("a copy from before a crash is adopted", HELD, COPY_HELD, Relay.IDLE, ON_RECORD_AT_B),
-    ("on record: it may run", PLACED, COPY_HELD, Relay.IDLE, AskPeer(B, ChangeUrgency(REMOTE, 16))),
+    ("no peer yet", HELD, None, OutputState.IDLE, Choose()),
+    ("a copy from before a crash is adopted", HELD, COPY_HELD, OutputState.IDLE, ON_RECORD_AT_B),
+    ("on record: it may run", PLACED, COPY_HELD, OutputState.IDLE, AskPeer(B, ChangeUrgency(REMOTE, 16))),
     (
         "the user's urgency goes along",
         (*PLACED, an_event("urgency", 4.2, urgency=31)),
         COPY_HELD,
-        Relay.IDLE,
+        OutputState.IDLE,
         AskPeer(B, ChangeUrgency(REMOTE, 31)),
     ),
     (
         "and the user's hold",
         (*PLACED, an_event("urgency", 4.8, urgency=0)),
         (*COPY_HELD, RELEASED),
-        Relay.IDLE,
+        OutputState.IDLE,
         AskPeer(B, ChangeUrgency(REMOTE, 0)),
     ),
-    ("not among the active copies", PLACED, None, Relay.IDLE, AskPeer(B, ReadCopy(REMOTE))),
-    ("it started", PLACED, COPY_RUNS, Relay.IDLE, record_start(JOB, NOW, 5.0)),
-    ("the hold goes", STARTED_THERE, COPY_RUNS, Relay.IDLE, RemoveDependency(JOB, HOLD)),
-    ("allocated", (*STARTED_THERE, *ALLOCATED), COPY_RUNS, Relay.IDLE, ShowRunning(JOB)),
-    ("running: its output", (*STARTED_THERE, *RUNNING), COPY_RUNS, Relay.IDLE, RelayOutput(B, REMOTE)),
+    ("not among the active copies", PLACED, None, OutputState.IDLE, AskPeer(B, ReadCopy(REMOTE))),
+    ("it started", PLACED, COPY_RUNS, OutputState.IDLE, record_start(JOB, NOW, 5.0)),
+    ("the hold goes", STARTED_THERE, COPY_RUNS, OutputState.IDLE, RemoveDependency(JOB, HOLD)),
+    ("allocated", (*STARTED_THERE, *ALLOCATED), COPY_RUNS, OutputState.IDLE, ShowRunning(JOB)),
+    ("running: its output", (*STARTED_THERE, *RUNNING), COPY_RUNS, OutputState.IDLE, StreamOutput(B, REMOTE)),
     (
         "finished and all output passed on",
         (*STARTED_THERE, *RUNNING),
         (*COPY_RUNS, FINISHED),
-        Relay.DONE,
+        OutputState.DONE,
         ShowFinished(JOB, 768),
     ),
     (
         "finished by an exception",
         (*STARTED_THERE, *RUNNING),
         (*COPY_RUNS, TIMED_OUT, replace(FINISHED, context={"status": 36352}), CLEAN),
-        Relay.DONE,
+        OutputState.DONE,
         RaiseOnJob(JOB, Failure("timeout", "remote: b: resource allocation expired"), 36352),
     ),
     (
         "ended without a status",
         (*STARTED_THERE, *RUNNING),
         (*COPY_RUNS, an_event("exception", 9.0, type="exec", severity=0, note="lost"), CLEAN),
-        Relay.DONE,
+        OutputState.DONE,
         RaiseOnJob(JOB, Failure("exec", "remote: b: lost")),
     ),
     (
         "cancelled there while it waited",
         PLACED,
         (*COPY_HELD, RELEASED, CANCELLED, CLEAN),
-        Relay.IDLE,
+        OutputState.IDLE,
         RaiseOnJob(JOB, Failure("cancel", "remote: b: no longer needed")),
     ),
     (
         "refused there",
         PLACED,
         (*COPY_HELD, RELEASED, an_event("exception", 9.0, type="alloc", severity=0, note="unsatisfiable"), CLEAN),
-        Relay.IDLE,
+        OutputState.IDLE,
         record_refusal(JOB, NOW, B, "unsatisfiable"),
     ),
     (
         "cancelled at home",
         (*STARTED_THERE, *RUNNING, CANCELLED),
         COPY_RUNS,
-        Relay.FLOWING,
+        OutputState.FLOWING,
         AskPeer(B, EndCopy(REMOTE, "ended at home: cancel: no longer needed")),
     ),
     (
         "cancelled at home while it waited",
         (*PLACED, CANCELLED, CLEAN),
         (*COPY_HELD, RELEASED),
-        Relay.IDLE,
+        OutputState.IDLE,
         AskPeer(B, EndCopy(REMOTE, "ended at home: cancel: no longer needed")),
     ),
     (
         "a shorter time limit",
         (*STARTED_THERE, *RUNNING, an_event("jobspec-update", 9.0, **{"attributes.system.duration": 60.0})),
         COPY_RUNS,
-        Relay.FLOWING,
+        OutputState.FLOWING,
         AskPeer(B, ChangeDuration(REMOTE, 60.0)),
     ),
     (
         "both ended",
         (*STARTED_THERE, *RUNNING, FINISHED, CLEAN),
         (*COPY_RUNS, FINISHED, CLEAN),
-        Relay.DONE,
+        OutputState.DONE,
         Done(),
     ),
-    ("ended at home before there was a copy", (*HELD, CANCELLED, CLEAN), None, Relay.IDLE, Done()),
+    ("ended at home before there was a copy", (*HELD, CANCELLED, CLEAN), None, OutputState.IDLE, Done()),
 ]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "relay", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+    ("ours", "theirs", "output", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_the_next_step(
-    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, relay: Relay, step: NextStep
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, output: OutputState, step: NextStep
 ) -> None:
     view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
-    assert the_step(a_proxy(*ours), view, relay=relay) == step
+    assert the_step(a_proxy(*ours), view, output=output) == step
 
 
 WAITS = [
-    ("not validated yet", (SUBMIT, ADD_HOLD), None, Relay.IDLE, "delegated_dependency"),
+    ("not validated yet", (SUBMIT, ADD_HOLD), None, OutputState.IDLE, "delegated_dependency"),
     (
         "another dependency first",
         (*HELD, an_event("dependency-add", 2.5, description="after-success=5")),
         None,
-        Relay.IDLE,
+        OutputState.IDLE,
         "delegated_dependency",
     ),
-    ("pending there", PLACED, (*COPY_HELD, RELEASED), Relay.IDLE, "delegated_pending"),
-    ("held by its user", (*PLACED, an_event("urgency", 4.8, urgency=0)), COPY_HELD, Relay.IDLE, "delegated_held"),
-    ("queued at home", (*STARTED_THERE, *QUEUED), COPY_RUNS, Relay.IDLE, "delegated_starting"),
-    ("running there", (*STARTED_THERE, *RUNNING), COPY_RUNS, Relay.FLOWING, "delegated_running"),
-    ("output still flows", (*STARTED_THERE, *RUNNING), (*COPY_RUNS, FINISHED), Relay.FLOWING, "delegated_ending"),
+    ("pending there", PLACED, (*COPY_HELD, RELEASED), OutputState.IDLE, "delegated_pending"),
+    (
+        "held by its user",
+        (*PLACED, an_event("urgency", 4.8, urgency=0)),
+        COPY_HELD,
+        OutputState.IDLE,
+        "delegated_held",
+    ),
+    ("queued at home", (*STARTED_THERE, *QUEUED), COPY_RUNS, OutputState.IDLE, "delegated_starting"),
+    ("running there", (*STARTED_THERE, *RUNNING), COPY_RUNS, OutputState.FLOWING, "delegated_running"),
+    (
+        "output still flows",
+        (*STARTED_THERE, *RUNNING),
+        (*COPY_RUNS, FINISHED),
+        OutputState.FLOWING,
+        "delegated_ending",
+    ),
     (
         "the copy is ending too",
         (*STARTED_THERE, *RUNNING, CANCELLED),
         (*COPY_RUNS, CANCELLED),
-        Relay.FLOWING,
+        OutputState.FLOWING,
         "delegated_ending",
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "relay", "code"), [row[1:] for row in WAITS], ids=[row[0] for row in WAITS]
+    ("ours", "theirs", "output", "code"), [row[1:] for row in WAITS], ids=[row[0] for row in WAITS]
 )
 def test_it_waits(
-    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, relay: Relay, code: str
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, output: OutputState, code: str
 ) -> None:
     view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
-    assert waits(the_step(a_proxy(*ours), view, relay=relay), code)
+    assert waits(the_step(a_proxy(*ours), view, output=output), code)
 
 
 def test_a_chosen_peer_gets_a_copy() -> None:

@@ -114,7 +114,7 @@ class Delegator(CrashOnlyActor):
             case JobspecRead(job=job, jobspec=jobspec):
                 self._stepper.chooser.take_jobspec(job, jobspec)
             case OutputCounted(job=job, counts=counts):
-                self._stepper.relays.begin(job, counts)
+                self._stepper.output.begin(job, counts)
             case JobFound(job=job, known=known):
                 self._copies.take_job_found(job, known)
             case HomeDone(request=request):
@@ -153,9 +153,9 @@ class Delegator(CrashOnlyActor):
             case FitChecked():
                 self._stepper.chooser.take_fit(state, fact)
             case CopyOutput():
-                self._stepper.relays.take(state, fact)
+                self._stepper.output.take(state, fact)
             case CopyOutputEnded():
-                self._stepper.relays.end(state, fact)
+                self._stepper.output.end(state, fact)
             case PeerDone(request=request):
                 self._stepper.peer_done(state, request)
             case PeerRefused(request=request, why=why):
@@ -248,7 +248,7 @@ class Delegator(CrashOnlyActor):
             tracked.known = False
             if tracked.asked is None:
                 tracked.answered()
-            self._stepper.relays.stop(tracked)
+            self._stepper.output.stop(tracked)
         for state in self._peers.values():
             state.search_again()
 
@@ -270,8 +270,8 @@ class Delegator(CrashOnlyActor):
             if tracked.asked == state.peer.name:
                 tracked.answered()
             if tracked.proxy.placed is not None and tracked.proxy.placed.peer == state.peer.name:
-                if tracked.passing is not None:
-                    tracked.passing.restart()
+                if tracked.relay is not None:
+                    tracked.relay.restart()
                 tracked.drop_output()
         self._stepper.step_all()
 

@@ -20,7 +20,7 @@ from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.choose import Candidate, Choice, Needs, Peer, PeerLoad
 from nodemanager.delegation.jobs import Copy, PeerName, Proxy
-from nodemanager.delegation.next_step import PeerView, Relay
+from nodemanager.delegation.next_step import OutputState, PeerView
 from nodemanager.delegation.ports import HomePort, HomeRequest, PeerPort, PeerRequest
 from nodemanager.delegation.relay import OutputRelay
 from nodemanager.delegation.view import DelegatedJob, DelegationEvent, DelegationView, PeerRun, PeerStatus
@@ -50,8 +50,8 @@ class TrackedJob:
     pause_s: float = 0.0
     reason: Reason = field(default_factory=lambda: because(Code.DELEGATED_NEW))
     # Output.
-    relay: Relay = Relay.IDLE
-    passing: OutputRelay | None = None
+    output: OutputState = OutputState.IDLE
+    relay: OutputRelay | None = None
     stream: int = 0
     appends: int = 0  # not answered yet
     stream_ended: bool = False
@@ -73,8 +73,8 @@ class TrackedJob:
         self.retry_s = now_s + self.pause_s
 
     def drop_output(self) -> None:
-        """Forget the relay: one side was lost."""
-        self.relay = Relay.IDLE
+        """Forget how far the output was copied: one side was lost."""
+        self.output = OutputState.IDLE
         self.appends = 0
         self.stream_ended = False
         self.stream += 1

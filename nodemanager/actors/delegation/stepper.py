@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nodemanager.actors.delegation.output import OutputRelays
+from nodemanager.actors.delegation.output import OutputStreams
 from nodemanager.actors.delegation.state import DelegationState, PeerState, TrackedJob
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import format_job_id
@@ -26,8 +26,8 @@ from nodemanager.delegation.next_step import (
     Choose,
     Done,
     NextStep,
-    RelayOutput,
     Sides,
+    StreamOutput,
     SubmitTo,
     Wait,
     next_step,
@@ -65,7 +65,7 @@ class Stepper:
         open_peer: Callable[[Peer], PeerState],
     ) -> None:
         self.chooser = PeerChooser(state, targets, cluster_uuid, open_peer, self.step)
-        self.relays = OutputRelays(state, self.step)
+        self.output = OutputStreams(state, self.step)
         self.home_started_at = 0.0
         self._state = state
 
@@ -94,11 +94,17 @@ class Stepper:
                 views.setdefault(name, peers[name].view(job))
         if tracked.proxy.placed is None and tracked.proxy.submitted_at < self.home_started_at:
             views = {state.peer.name: state.view(job) for state in self.chooser.may_have_it(tracked)} | views
-        relay, no_peer = tracked.relay, (tracked.no_peer, tracked.never)
-        now_at = self._state.clock.wall_at()
-        sides = Sides(tracked.proxy, views, tracked.chosen, self.home_started_at, now_at, relay, *no_peer)
-        step = next_step(sides)
-        self._carry_out(tracked, step)
+        sides = Sides(
+            tracked.proxy,
+            views,
+            tracked.chosen,
+            self.home_started_at,
+            self._state.clock.wall_at(),
+            tracked.output,
+            tracked.no_peer,
+            tracked.never,
+        )
+        self._carry_out(tracked, next_step(sides))
 
     def _carry_out(self, tracked: TrackedJob, step: NextStep) -> None:
         job, peers = tracked.proxy.id, self._state.peers
@@ -109,8 +115,8 @@ class Stepper:
                 self.chooser.choose(tracked)
             case SubmitTo(peer=peer):
                 self.chooser.submit(tracked, peers[peer])
-            case RelayOutput():
-                self.relays.follow(tracked, step)
+            case StreamOutput():
+                self.output.follow(tracked, step)
             case Done():
                 self._state.forget(job)
             case AskPeer(peer=peer, request=FindCopies()):
@@ -154,7 +160,7 @@ class Stepper:
     def home_done(self, request: HomeRequest) -> None:
         """A request to our instance is carried out."""
         if isinstance(request, AppendOutput):
-            self.relays.appended(request)
+            self.output.appended(request)
             return
         tracked = self._state.jobs.get(request.job)
         if tracked is None or tracked.in_flight != request:
@@ -170,7 +176,7 @@ class Stepper:
         name = type(request).__name__
         if isinstance(request, AppendOutput):
             self._state.log.warning("output_not_copied", job=format_job_id(request.job), why=why)
-            self.relays.appended(request)
+            self.output.appended(request)
             return
         tracked = self._state.jobs.get(request.job)
         if tracked is None or tracked.in_flight != request:
