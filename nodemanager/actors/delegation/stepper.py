@@ -123,19 +123,18 @@ class Stepper:
                 self._search(tracked, peers[peer])
             case AskPeer(peer=peer, request=request):
                 self._state.ask_peer(tracked, peer, request)
-            case PostEvent(
-                event=EventlogEntry(name=jobs.STARTED)
-            ):  # for people only, so the next step does not wait for it
+            case PostEvent(event=EventlogEntry(name=jobs.STARTED)):
+                # It is for people only, so the next step does not wait for it.
                 tracked.proxy = tracked.proxy.after([step.event])
                 self._state.home.send(step)
                 self.step(job)
             case _:
                 if isinstance(step, PostEvent):
-                    self._tell(tracked, step.event)
+                    self._note_post(tracked, step.event)
                 self._state.ask_home(tracked, step)
 
-    def _tell(self, tracked: TrackedJob, event: EventlogEntry) -> None:
-        """Log that a job is given back or was refused. Another peer may be chosen for it."""
+    def _note_post(self, tracked: TrackedJob, event: EventlogEntry) -> None:
+        """Log that a job is given back or was refused: its peer is not the chosen one any more."""
         job, why = tracked.proxy.id, str(event.context.get("why", ""))
         if event.name == jobs.RETURNED:
             self._state.log.info("given_back", job=format_job_id(job), why=why)
