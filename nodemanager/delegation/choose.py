@@ -1,4 +1,6 @@
-"""Choose the peer for a job: the cheapest one that starts it within its patience.
+"""Choose the peer for a job: of those that it may go to, the cheapest one that starts it within its patience.
+
+The job's user names one peer, or any; the site says whether it may also be a URI that is no peer of the site.
 
 A peer is *suitable* if it can be reached, has the job's queue, has room below ``jobs_max``, and says that the job
 fits (``feasibility.check``). Among the suitable peers the cheapest one wins that starts the job within the job's
@@ -7,15 +9,78 @@ patience. If none does, the one with the shortest wait wins. An unknown wait cou
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from urllib.parse import urlsplit
 
 from nodemanager.core.elsewhere import peers
 from nodemanager.core.elsewhere.peers import UNKNOWN_WAIT_S, cheapest_in_time, format_wait
+from nodemanager.core.notation import escape_unprintable
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
 from nodemanager.delegation.jobs import PeerName
+
+ANY = "any"
+TARGET_SHOWN = 200  # characters
+SCHEMES = ("local", "ssh", "jobid", "pid", "slurm", "lsf")
+_NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
+
+# --- the peers that a job may go to -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One peer of the site, or a URI that a user gave."""
+
+    name: PeerName
+    uri: str
+    price_per_core_hour: Decimal = Decimal(0)
+    jobs_max: int = 1000
+    output_max_bytes: int = 10 << 20
+    configured: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The site's peers. ``any_uri``: users may also name a URI that is none of theirs."""
+
+    peers: tuple[Peer, ...]
+    any_uri: bool = False
+
+    def candidates(self, target: str) -> tuple[Sequence[Peer], str]:
+        """Return the peers for a target, or none and why."""
+        if target == ANY:
+            return (self.peers, "") if self.peers else ((), "delegate:any needs a [Peer NAME] in the site")
+        named = [peer for peer in self.peers if target in {peer.name, peer.uri}]
+        if named:
+            return named, ""
+        if ":" not in target:
+            return (), f"there is no [Peer {target}] in the site: it has {self._names()}"
+        if not self.any_uri:
+            return (), f"{target} is no peer of the site, and [Policy] delegate_to = peers: it has {self._names()}"
+        try:
+            scheme = urlsplit(target).scheme
+        except ValueError as fault:  # brackets without an IPv6 address between them
+            return (), f"{escape_unprintable(target[:TARGET_SHOWN])} is no URI: {fault}"
+        if scheme not in SCHEMES:
+            return (), f"{target}: a URI to delegate to begins with {', '.join(SCHEMES)}"
+        return [Peer(name_of_uri(target), target, configured=False)], ""
+
+    def _names(self) -> str:
+        return ", ".join(peer.name for peer in self.peers) or "no [Peer NAME]"
+
+
+def name_of_uri(uri: str) -> PeerName:
+    """Make a name, which is also a valid host name, for a peer that is known by its URI only."""
+    parts = urlsplit(uri)
+    host = _NO_HOST.sub("-", parts.hostname or parts.scheme)
+    return PeerName(f"{host}-{zlib.crc32(uri.encode()):08x}")
+
+
+# --- the choice -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,14 @@ Sources: RFC 14 and RFC 25 (jobspec), RFC 26 (dependencies).
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.choose import Needs
-from nodemanager.delegation.jobs import PeerName, read_number
+from nodemanager.delegation.jobs import read_number
 
-ANY = "any"
 COUNT_MAX = 2**31 - 1  # of one resource, as in flux-core
 DELEGATE = "delegate"  # the attribute that the frobnicator makes of the dependency
 OUR_ATTRIBUTES = "node-manager"  # the key of attributes.system for requests to the manager
@@ -24,7 +21,6 @@ MARKER = "delegated-from"  # within OUR_ATTRIBUTES, in the copy
 PATIENCE = "patience"  # within OUR_ATTRIBUTES, in our job
 _OF_THE_PROXY = (DELEGATE, "alloc-bypass", "dependencies")
 NEAR, DATA = "near", "data"  # within OUR_ATTRIBUTES: a cloud of our site, which a peer lacks
-_NO_HOST = re.compile(r"[^A-Za-z0-9.-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +156,6 @@ def _count(resource: object) -> dict[str, int]:
         for name, found in _count(inner).items():
             total[name] += many * found
     return total
-
-
-def name_of_uri(uri: str) -> PeerName:
-    """Make a name, which is also a valid host name, for a peer that is known by its URI only."""
-    parts = urlsplit(uri)
-    host = _NO_HOST.sub("-", parts.hostname or parts.scheme)
-    return PeerName(f"{host}-{zlib.crc32(uri.encode()):08x}")
 
 
 def _at(value: object, *keys: str) -> Any:

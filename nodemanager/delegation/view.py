@@ -1,4 +1,4 @@
-"""What delegation shows: each delegated job and each peer, as frozen values."""
+"""What delegation shows, as frozen values: each delegated job, each peer, and what the peers offer the planner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
+from nodemanager.core.elsewhere.peers import PeerOffer
+from nodemanager.core.facts import PeersSeen
 from nodemanager.core.jobs import JobId
 from nodemanager.core.reasons import Reason
 from nodemanager.delegation.choose import PeerLoad
@@ -81,3 +83,28 @@ class DelegationView:
     # With ``burst = peers``: the jobs sent to a peer without being asked for, and the peers that refused a job.
     taken: frozenset[JobId] = frozenset()
     refused: Mapping[JobId, frozenset[str]] = field(default_factory=dict)
+
+
+def peers_seen(view: DelegationView, userid: int) -> PeersSeen:
+    """Tell the planner what the peers offer; nothing while no job can be delegated."""
+    offers = () if view.fault else tuple(_offer(peer) for peer in view.peers if peer.configured)
+    return PeersSeen(offers, userid, view.taken, view.refused)
+
+
+def _offer(peer: PeerStatus) -> PeerOffer:
+    load = peer.load
+    if not peer.reachable or load is None:
+        return PeerOffer(peer.name, peer.why or "not asked yet")
+    taking = None if load.queues is None else frozenset(name for name, takes in load.queues.items() if takes)
+    return PeerOffer(
+        peer.name,
+        nodes=load.nodes,
+        nodes_free=load.nodes_free,
+        cores=load.cores,
+        cores_free=load.cores_free,
+        waiting=load.waiting,
+        starts_at=load.last_start_at,
+        queues=taking,
+        jobs_left=max(0, peer.jobs_max - peer.jobs),
+        price_per_core_hour=peer.price_per_core_hour,
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import select
-import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,10 +18,10 @@ from nodemanager.core.slots import NodeType, TypeName
 from nodemanager.flux import bindings
 from nodemanager.flux.bindings import CallFailed
 from nodemanager.flux.claim import Claim, Floor
-from nodemanager.flux.parse.job_end import read_job_end
+from nodemanager.flux.link import Link, LinkSession
+from nodemanager.flux.parse.eventlog import CAUGHT_UP, JOURNAL, read_job_end
 from nodemanager.flux.parse.job_journal import JobQueue, changes_allocation
 from nodemanager.flux.port import RealFluxPort
-from nodemanager.flux.reactor import Reactor, contained
 
 
 class RealFlux:
@@ -123,12 +121,9 @@ class RealFlux:
 # journal says whether a queue is stopped, so every listing and probe asks for that.
 
 
-_RECONNECT_MIN_S = 0.2
 _RECONNECT_MAX_S = 5.0
 # Each message holds one event; the events of one burst are published together.
 _BATCH_S = 0.01
-_STOP_WITHIN_S = 1.0
-_CAUGHT_UP = -1
 # While no scheduler is loaded, job-manager.queue-status shows every queue as stopped for this reason. That hides
 # which queues an administrator stopped, so the watch asks again soon, until a scheduler is loaded.
 _NO_SCHEDULER = "Scheduler is offline"
@@ -144,42 +139,22 @@ class RealFluxWatch:
         self._uri = uri
         self._clock = clock
         self._periods = _Periods(probe_s, relist_s, timeout_s)
-        self._thread: threading.Thread | None = None
-        self._ask_to_stop: socket.socket | None = None
+        self._link: Link[None] | None = None
 
     def start(self, listener: QueueListener, lost: Callable[[str], None]) -> None:
-        stop_asked, self._ask_to_stop = socket.socketpair()
-        self._thread = threading.Thread(
-            target=self._run, args=(stop_asked, listener, lost), name="flux-watch", daemon=True
+        self._link = Link(
+            "flux-watch",
+            lambda: self._uri,
+            lambda: _WatchSession(self._uri, self._clock, self._periods, listener),
+            lambda failure: lost(str(failure)),
+            reconnect_max_s=_RECONNECT_MAX_S,
         )
-        self._thread.start()
+        self._link.start()
 
     def stop(self) -> None:
-        """End the thread within a second; then nothing more is published. Stopping again is no error."""
-        if self._thread is not None and self._ask_to_stop is not None:
-            self._ask_to_stop.close()  # makes the other end readable
-            self._thread.join(_STOP_WITHIN_S)
-
-    def _run(self, stop_asked: socket.socket, listener: QueueListener, lost: Callable[[str], None]) -> None:
-        pause_s = 0.0
-        with stop_asked:
-            while not _readable_within(stop_asked, pause_s):
-                connection = _WatchConnection(self._clock, self._periods, listener)
-                try:
-                    with contained("the watch on Flux"):
-                        connection.run(self._uri, stop_asked.fileno())
-                except FluxError as failure:
-                    lost(str(failure))
-                pause_s = _RECONNECT_MIN_S if connection.listed else _next_pause_s(pause_s)
-
-
-def _readable_within(peer: socket.socket, wait_s: float) -> bool:
-    readable, _, _ = select.select([peer], [], [], wait_s)
-    return bool(readable)
-
-
-def _next_pause_s(pause_s: float) -> float:
-    return min(max(2 * pause_s, _RECONNECT_MIN_S), _RECONNECT_MAX_S)
+        """End the thread; then nothing more is published. Stopping again is no error."""
+        if self._link is not None:
+            self._link.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +178,16 @@ class _QueueRound:
         return None if self.hidden else frozenset(self.stopped)
 
 
-class _WatchConnection:
-    """One connection, until it is lost. Everything here runs in its reactor."""
+class _WatchSession(LinkSession[None]):
+    """One connection, until it is lost. It is ``synced`` once the complete queue was published."""
 
-    def __init__(self, clock: Clock, periods: _Periods, listener: QueueListener) -> None:
-        self.listed = False  # the complete queue was published at least once
+    def __init__(self, uri: str, clock: Clock, periods: _Periods, listener: QueueListener) -> None:
+        super().__init__(periods.timeout_s)
+        self.lost = f"the connection to {uri or 'the enclosing instance'} is lost"
+        self.probe_s = periods.probe_s
         self._clock = clock
         self._periods = periods
         self._listener = listener
-        self._fault: FluxError | None = None
-        self._stopped = False
         # The queue, and what must arrive before it may be published as complete.
         self._queue = JobQueue()
         self._listing = True
@@ -225,29 +200,12 @@ class _WatchConnection:
         self._ranks_changed = False
         self._resources_caught_up = False
 
-    def run(self, uri: str, stop_fd: int) -> None:
-        """Follow until asked to stop. Raises ``FluxError`` if the connection is lost or cannot be made."""
-        with Reactor(uri) as self._reactor:
-            self._reactor.on_readable(stop_fd, self._stop)
-            self._batch = self._reactor.every(_BATCH_S, self._publish_changes)
-            self._reactor.every(self._periods.probe_s, self._probe_queues).start()
-            self._reactor.every(self._periods.relist_s, self._relist).start()
-            self._ask_again = self._reactor.every(_ASK_AGAIN_S, self._probe_queues)
-            self._reactor.subscribe("resource.journal", None, self._on_resource_events, self._fail)
-            self._cancel_jobs = self._follow_jobs()
-            self._reactor.run()
-        if self._fault is not None:
-            raise self._fault
-        if not self._stopped:
-            raise FluxError(f"the connection to {uri or 'the enclosing instance'} is lost")
-
-    def _stop(self) -> None:
-        self._stopped = True
-        self._reactor.stop()
-
-    def _fail(self, failure: CallFailed) -> None:
-        self._fault = self._fault or failure
-        self._reactor.stop()
+    def begin(self) -> None:
+        self._batch = self._reactor.every(_BATCH_S, self._publish_changes)
+        self._reactor.every(self._periods.relist_s, self._relist).start()
+        self._ask_again = self._reactor.every(_ASK_AGAIN_S, self.probe)
+        self._reactor.subscribe("resource.journal", None, self._on_resource_events, self.fail)
+        self._cancel_jobs = self._follow_jobs()
 
     # --- jobs ---
 
@@ -262,12 +220,12 @@ class _WatchConnection:
         self._listing_started_s = self._clock.monotonic_s()
         self._caught_up = False
         self._queues_asked = False
-        self._probe_queues()
+        self.probe()
         request = {"full": False}
-        return self._reactor.subscribe("job-manager.events-journal", request, self._on_job_events, self._fail)
+        return self._reactor.subscribe(JOURNAL, request, self._on_job_events, self.fail)
 
     def _on_job_events(self, response: dict[str, Any]) -> None:
-        if response["id"] == _CAUGHT_UP:
+        if response["id"] in CAUGHT_UP:
             self._caught_up = True
             self._publish_complete_queue()
             return
@@ -301,7 +259,7 @@ class _WatchConnection:
         if not self._caught_up or not self._queues_asked:
             return
         self._listing = False
-        self.listed = True
+        self.synced = True
         complete = self._queue.complete(self._listing_started_s)
         self._listener(replace(complete, queues_stopped=self._queues_stopped))
         self._ranks_changed = True
@@ -323,9 +281,9 @@ class _WatchConnection:
 
     # --- the probe: which queues are stopped ---
 
-    def _probe_queues(self) -> None:
+    def probe(self) -> None:
         started_s = self._clock.monotonic_s()
-        self._ask("queue-list", {}, lambda answer: self._ask_queue_states(answer["queues"], started_s), self._fail)
+        self._ask("queue-list", {}, lambda answer: self._ask_queue_states(answer["queues"], started_s), self.fail)
 
     def _ask_queue_states(self, names: list[str], started_s: float) -> None:
         payloads: dict[str, dict[str, str]] = {name: {"name": name} for name in names} or {"": {}}
@@ -357,7 +315,7 @@ class _WatchConnection:
         if failure.errno == errno.EINVAL:  # the queue was removed from the configuration since the listing
             self._on_answer(look)
         else:
-            self._fail(failure)
+            self.fail(failure)
 
     def _on_answer(self, look: _QueueRound) -> None:
         look.unanswered -= 1

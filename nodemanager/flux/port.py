@@ -49,16 +49,12 @@ from nodemanager.flux.fluxion import (
     planned_by,
     queues_that_deny,
 )
-from nodemanager.flux.parse.job_end import read_job_end
+from nodemanager.flux.parse.eventlog import read_job_end
 from nodemanager.flux.parse.json_fields import object_at, whole_at
 from nodemanager.flux.parse.resources import Look, read_job_ends, read_topology
 from nodemanager.flux.parse.versions import GPUS_IN_SCHED_SIMPLE, no_gpus_text, parse_version
 from nodemanager.flux.records import data_safe as data_record
-from nodemanager.flux.records import given_back
-from nodemanager.flux.records import held as held_record
-from nodemanager.flux.records import lease as lease_record
-from nodemanager.flux.records import spend as spend_record
-from nodemanager.flux.records import steering as steering_record
+from nodemanager.flux.records import given_back, own
 from nodemanager.flux.records.unsafe_data import UnsafeJobs, read_ended_jobs
 from nodemanager.flux.resubmit import requeue_jobspec
 from nodemanager.flux.submit import submit
@@ -238,8 +234,8 @@ class RealFluxPort:
 
     def launches(self) -> tuple[Launch, ...]:
         with self._handle() as handle:
-            names = kvs.list_names(handle, lease_record.LEASES, timeout_s=self._timeout_s)
-        return tuple(self._read_records([lease_record.slot_of(name) for name in names]).values())
+            names = kvs.list_names(handle, own.LEASES, timeout_s=self._timeout_s)
+        return tuple(self._read_records([own.slot_of_lease(name) for name in names]).values())
 
     def record(self, launches: Sequence[Launch]) -> None:
         self.ensure_actor()
@@ -248,7 +244,7 @@ class RealFluxPort:
             return
         # Undrain first: if the process dies in between, an unleased slot that takes jobs does no harm.
         self._undrain([launch.rank for launch in new], lambda it: is_our_drain(it) or is_drain_by_flux(it))
-        self._commit({lease_record.key_of(launch.slot): lease_record.encode(launch) for launch in new})
+        self._commit({own.lease_key(launch.slot): own.encode_lease(launch) for launch in new})
 
     def _not_yet_on_record(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
         holders = self._read_records([launch.slot for launch in launches])
@@ -268,16 +264,16 @@ class RealFluxPort:
         self.ensure_actor()
         holder = self._read_records([launch.slot]).get(launch.slot)
         if holder is not None and holder.id == launch.id:
-            self._commit({lease_record.key_of(launch.slot): None})
+            self._commit({own.lease_key(launch.slot): None})
         if self._unsafe is not None:
             self._unsafe.drop_rank(launch.rank)
 
     def _read_records(self, slots: Sequence[SlotName]) -> dict[SlotName, Launch]:
-        keys = {lease_record.key_of(slot): slot for slot in slots}
+        keys = {own.lease_key(slot): slot for slot in slots}
         found: dict[SlotName, Launch] = {}
         for key, text in self._read(list(keys)).items():
             try:
-                found[keys[key]] = lease_record.decode(text, keys[key])
+                found[keys[key]] = own.decode_lease(text, keys[key])
             except ValueError as fault:
                 raise FluxError(
                     f"the launch record at KVS key {key} cannot be read: {fault}. It may belong to a node that"
@@ -289,39 +285,39 @@ class RealFluxPort:
 
     def steering(self) -> Steering:
         what, risk = "the record of operators' settings", "It may hold nodes that must not be stopped"
-        return self._read_record(steering_record.KEY, steering_record.decode, what, risk) or Steering()
+        return self._read_record(own.STEERING, own.decode_steering, what, risk) or Steering()
 
     def keep_steering(self, steering: Steering) -> None:
         self.ensure_actor()
-        self._commit({steering_record.KEY: steering_record.encode(steering)})
+        self._commit({own.STEERING: own.encode_steering(steering)})
 
     # --- jobs that the manager holds ---
 
     def held_jobs(self) -> Mapping[JobId, HeldJob]:
         with self._handle() as handle:
-            names = kvs.list_names(handle, held_record.FOLDER, timeout_s=self._timeout_s)
+            names = kvs.list_names(handle, own.HELD_JOBS, timeout_s=self._timeout_s)
         found = {}
         try:
-            keys = {held_record.key_of(job): job for job in map(held_record.job_of, names)}
+            keys = {own.held_key(job): job for job in map(own.job_of_held, names)}
             for key, text in self._read(list(keys)).items():
-                found[keys[key]] = held_record.decode(text)
+                found[keys[key]] = own.decode_held(text)
         except ValueError as fault:
             raise FluxError(
-                f"the record of held jobs at KVS key {held_record.FOLDER} cannot be read: {fault}. The jobs that it"
+                f"the record of held jobs at KVS key {own.HELD_JOBS} cannot be read: {fault}. The jobs that it"
                 f" names have urgency 0: set it (flux job urgency JOBID default), then run: flux kvs unlink -R"
-                f" {held_record.FOLDER}"
+                f" {own.HELD_JOBS}"
             ) from fault
         return found
 
     def hold_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
         self.ensure_actor()
-        self._commit({held_record.key_of(job): held_record.encode(held) for job, held in jobs.items()})
+        self._commit({own.held_key(job): own.encode_held(held) for job, held in jobs.items()})
         self._set_urgencies(dict.fromkeys(jobs, 0))
 
     def release_jobs(self, jobs: Mapping[JobId, HeldJob]) -> None:
         self.ensure_actor()
         self._set_urgencies({job: held.urgency for job, held in jobs.items()})
-        self._commit({held_record.key_of(job): None for job in jobs})
+        self._commit({own.held_key(job): None for job in jobs})
 
     def _set_urgencies(self, urgencies: Mapping[JobId, int]) -> None:
         for job, urgency in urgencies.items():
@@ -336,11 +332,11 @@ class RealFluxPort:
 
     def spend(self) -> Spend:
         what, risk = "the record of the money spent", "Without it the budgets would start again from 0"
-        return self._read_record(spend_record.KEY, spend_record.decode, what, risk) or NOTHING_SPENT
+        return self._read_record(own.SPEND, own.decode_spend, what, risk) or NOTHING_SPENT
 
     def keep_spend(self, spend: Spend) -> None:
         self.ensure_actor()
-        self._commit({spend_record.KEY: spend_record.encode(spend)})
+        self._commit({own.SPEND: own.encode_spend(spend)})
 
     def _read_record(self, key: str, decoded: Callable[[str], Record], what: str, risk: str) -> Record | None:
         text = self._read([key]).get(key)

@@ -23,8 +23,7 @@ from nodemanager.config.load import load_site
 from nodemanager.config.reload import needs_restart
 from nodemanager.config.site import Burst, ConfigError, Site
 from nodemanager.core.facts import FluxUnreachable, OperatorFact, PeersSeen, SteeringSeen, Tick
-from nodemanager.delegation.offers import peers_seen
-from nodemanager.delegation.view import DelegationView
+from nodemanager.delegation.view import DelegationView, peers_seen
 from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
 from nodemanager.service.assembly.policy import policy_of
 from nodemanager.service.assembly.ports import SitePorts

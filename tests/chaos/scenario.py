@@ -31,9 +31,8 @@ from nodemanager.core.jobs import JobId, JobState
 from nodemanager.core.nodes import CloudNode, CloudState, ProviderId
 from nodemanager.core.ports import FluxError, JoinPort
 from nodemanager.core.slots import CloudName, SlotName, TypeName
-from nodemanager.delegation.jobspec import ANY
-from nodemanager.delegation.offers import peers_seen
-from nodemanager.delegation.view import DelegationView
+from nodemanager.delegation.choose import ANY
+from nodemanager.delegation.view import DelegationView, peers_seen
 from nodemanager.planner import spending
 from nodemanager.planner.hardware import with_promises
 from nodemanager.planner.node_health import survives_kills

@@ -17,18 +17,10 @@ from nodemanager.actors.delegation import stepper
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
 from nodemanager.delegation import next_step
-from nodemanager.delegation.jobs import Phase
+from nodemanager.delegation.jobs import SUBMITTED, Phase
+from nodemanager.delegation.next_step import AskPeer, NextStep, Sides, SubmitTo, Wait, record_refusal
+from nodemanager.delegation.ports import ChangeUrgency, PostEvent, ShowFinished, Validate
 from nodemanager.delegation.relay import OutputRelay
-from nodemanager.delegation.steps import (
-    FinishProxy,
-    RecordRefusal,
-    Revalidate,
-    SetUrgency,
-    Sides,
-    Step,
-    SubmitCopy,
-    Wait,
-)
 from tests.chaos.command import PEERS_EVERY, run_seed, scenario_for_seed, silence_logs
 from tests.chaos.run.script import PEER_JOB, PEER_KINDS, PEER_KNOBS, draw_script
 from tests.chaos.scenario import Scenario
@@ -83,18 +75,18 @@ def test_jobs_go_to_peers_also_without_being_asked_and_refused_ones_are_tried_el
 # --- mutations --------------------------------------------------------------------------------------------
 
 
-def mutate(patch: Patch, change: Callable[[Step, Sides], Step]) -> None:
+def mutate(patch: Patch, change: Callable[[NextStep, Sides], NextStep]) -> None:
     """Replace the next step of every job by what ``change`` makes of it."""
     right = next_step.next_step
     patch.setattr(stepper, "next_step", lambda sides: change(right(sides), sides))
 
 
 def running_copies_that_are_not_on_record(patch: Patch) -> None:
-    def hasty(step: Step, sides: Sides) -> Step:
+    def hasty(step: NextStep, sides: Sides) -> NextStep:
         for view in sides.peers.values():
             for copy in view.copies:
                 if sides.proxy.placed is None and not copy.urgency and copy.phase.value < Phase.ENDING.value:
-                    return SetUrgency(view.name, copy.remote, 16)
+                    return AskPeer(view.name, ChangeUrgency(copy.remote, 16))
         return step
 
     mutate(patch, hasty)
@@ -102,16 +94,24 @@ def running_copies_that_are_not_on_record(patch: Patch) -> None:
 
 def starting_a_lost_job_elsewhere(patch: Patch) -> None:
     patch.setattr(
-        next_step, "_look_up_or_give_up", lambda view, remote: RecordRefusal(view.name, f"it lost {remote}")
+        next_step,
+        "_look_up_or_give_up",
+        lambda job, view, remote: record_refusal(job, 0.0, view.name, f"it lost {remote}"),
     )
 
 
 def taking_a_silent_peer_for_one_that_refuses(patch: Patch) -> None:
-    patch.setattr(next_step, "_unreachable", lambda peer, _: RecordRefusal(peer, "it does not answer"))
+    def refused(step: NextStep, sides: Sides) -> NextStep:
+        placed = sides.proxy.placed
+        if placed is None or not isinstance(step, Wait) or step.reason.code is not Code.PEER_UNREACHABLE:
+            return step
+        return record_refusal(sides.proxy.id, sides.now_at, placed.peer, "it does not answer")
+
+    mutate(patch, refused)
 
 
 def showing_success_whatever_happened(patch: Patch) -> None:
-    patch.setattr(next_step, "_end_as", lambda *_: FinishProxy(0))
+    patch.setattr(next_step, "_end_as", lambda job, *_: ShowFinished(job, 0))
 
 
 def leaving_the_copies_of_ended_jobs(patch: Patch) -> None:
@@ -119,18 +119,22 @@ def leaving_the_copies_of_ended_jobs(patch: Patch) -> None:
 
 
 def not_looking_for_a_copy_before_a_submission(patch: Patch) -> None:
-    def blind(step: Step, sides: Sides) -> Step:
-        submits = sides.proxy.placed is None and sides.chosen is not None and type(step).__name__ == "RecordCopy"
+    def blind(step: NextStep, sides: Sides) -> NextStep:
+        submits = sides.proxy.placed is None and sides.chosen is not None and _records_a_copy(step)
         known = sum(len(view.copies) for view in sides.peers.values())
-        return SubmitCopy(sides.chosen) if submits and sides.chosen is not None and known < 2 else step
+        return SubmitTo(sides.chosen) if submits and sides.chosen is not None and known < 2 else step
 
     mutate(patch, blind)
     patch.setattr(next_step, "_stray_copy", lambda _: None)
 
 
+def _records_a_copy(step: NextStep) -> bool:
+    return isinstance(step, PostEvent) and step.event.name == SUBMITTED
+
+
 def not_reminding_alloc_bypass_after_a_restart(patch: Patch) -> None:
-    def forgetful(step: Step, sides: Sides) -> Step:
-        after_a_restart = isinstance(step, Revalidate) and sides.home_started_at > sides.proxy.submitted_at
+    def forgetful(step: NextStep, sides: Sides) -> NextStep:
+        after_a_restart = isinstance(step, Validate) and sides.home_started_at > sides.proxy.submitted_at
         return Wait(because(Code.DELEGATED_STARTING, peer="it")) if after_a_restart else step
 
     mutate(patch, forgetful)
@@ -139,7 +143,7 @@ def not_reminding_alloc_bypass_after_a_restart(patch: Patch) -> None:
 def letting_a_job_run_here_and_there(patch: Patch) -> None:
     right = next_step._keep_from_running_here
 
-    def careless(sides: Sides) -> Step | None:
+    def careless(sides: Sides) -> NextStep | None:
         return right(replace(sides, proxy=replace(sides.proxy, inert=True, urgency=0)))
 
     patch.setattr(next_step, "_keep_from_running_here", careless)

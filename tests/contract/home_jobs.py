@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation.home_port import (
-    HomeDone,
-    HomeRefused,
-    HomeRequest,
-    RaiseOnJob,
-    RemoveDependency,
-    ShowRunning,
-)
 from nodemanager.delegation.jobs import (
     HOLD,
     SUBMITTED,
+    TAKEN,
     EventlogEntry,
     Failure,
+)
+from nodemanager.delegation.ports import (
+    HomeDone,
+    HomeRefused,
+    HomeRequest,
+    PostEvent,
+    RaiseOnJob,
+    RemoveDependency,
+    ShowRunning,
 )
 from tests.contract.home_subjects import Subject
 
@@ -69,5 +71,9 @@ def a_line(text: str, stream: str = "stdout") -> str:
     return json.dumps({"timestamp": 1.0, "name": "data", "context": data}) + "\n"
 
 
-def a_placement() -> EventlogEntry:
-    return EventlogEntry(SUBMITTED, 1.0, {"peer": "b", "jobid": 7, "uri": "local:///b"})
+def a_placement(job: JobId) -> PostEvent:
+    return PostEvent(job, EventlogEntry(SUBMITTED, 1.0, {"peer": "b", "jobid": 7, "uri": "local:///b"}))
+
+
+def a_take(job: JobId) -> PostEvent:
+    return PostEvent(job, EventlogEntry(TAKEN, 1.0, {"target": "b", "urgency": 16}))

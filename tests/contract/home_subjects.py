@@ -15,7 +15,8 @@ import pytest
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import format_job_id, parse_job_id
-from nodemanager.delegation.home_port import (
+from nodemanager.delegation.jobs import EventlogEntry, Proxy
+from nodemanager.delegation.ports import (
     HomeDone,
     HomeEvents,
     HomeFact,
@@ -27,10 +28,9 @@ from nodemanager.delegation.home_port import (
     JobspecRead,
     OutputCounted,
 )
-from nodemanager.delegation.jobs import EventlogEntry, Proxy
 from nodemanager.flux.claim import Claim
-from nodemanager.flux.delegate import flux_delegate_path
 from nodemanager.flux.delegate.home import RealHome
+from nodemanager.flux.delegate.setup import flux_delegate_path
 from nodemanager.simulation.delegation.instance import SimulatedInstance
 from nodemanager.simulation.delegation.ports import SimulatedHome
 from nodemanager.simulation.time.world import World

@@ -7,25 +7,23 @@ from collections.abc import Iterator
 import pytest
 
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation.home_port import (
+from nodemanager.delegation.jobs import (
+    HOLD,
+    SUBMITTED,
+    Phase,
+)
+from nodemanager.delegation.ports import (
     HoldJob,
     HomeDone,
     HomeEvents,
     HomeLost,
     HomeRefused,
     HomeSynced,
-    PostEvent,
     RemoveDependency,
     ShowFinished,
-    TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import (
-    HOLD,
-    SUBMITTED,
-    Phase,
-)
-from tests.contract.home_jobs import a_placement, delegated, done, end, ended, running
+from tests.contract.home_jobs import a_placement, a_take, delegated, done, end, ended, running
 from tests.contract.home_subjects import SUBJECTS, Subject
 
 pytestmark = pytest.mark.xdist_group("live")  # they must not compete for processors
@@ -85,7 +83,7 @@ def test_after_a_restart_active_jobs_are_reported_whole_and_a_running_one_still_
     subject: Subject, busy: JobId
 ) -> None:
     over, held, runs, taken = ended(subject), delegated(subject), running(subject), subject.submit(50)
-    done(subject, TakeJob(taken, "b", 16))
+    done(subject, a_take(taken))
     done(subject, HoldJob(taken))
     first = subject.until(HomeSynced)
     subject.facts.clear()
@@ -114,7 +112,7 @@ def test_a_manager_that_lost_the_name_changes_nothing(subject: Subject) -> None:
     job = delegated(subject)
     subject.facts.clear()
     back = subject.let_another_act()
-    subject.port.send(PostEvent(job, a_placement()))
+    subject.port.send(a_placement(job))
     lost = subject.until(HomeLost)
     assert not lost.setup_fault
     assert lost.why

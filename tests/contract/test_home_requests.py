@@ -8,9 +8,19 @@ from signal import Signals
 
 import pytest
 
-from nodemanager.actors.delegation.requests import INERT, pretended_resources
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation.home_port import (
+from nodemanager.delegation.jobs import (
+    DURATION,
+    HOLD,
+    SUBMITTED,
+    TAKEN,
+    Failure,
+    PeerName,
+    Phase,
+)
+from nodemanager.delegation.jobspec import read_duration_s
+from nodemanager.delegation.next_step import make_inert, name_nodes
+from nodemanager.delegation.ports import (
     AppendOutput,
     CountOutput,
     FindJob,
@@ -22,7 +32,6 @@ from nodemanager.delegation.home_port import (
     JobFound,
     JobspecRead,
     OutputCounted,
-    PostEvent,
     RaiseOnJob,
     ReadJobspec,
     ReleaseJob,
@@ -30,24 +39,22 @@ from nodemanager.delegation.home_port import (
     ShowFinished,
     ShowMemo,
     ShowRunning,
-    TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import (
-    DURATION,
-    EXEC,
-    HOLD,
-    PROXY_R,
-    SUBMITTED,
-    TAKEN,
-    EventlogEntry,
-    Failure,
-    Phase,
-)
-from nodemanager.delegation.jobspec import read_duration_s
 from nodemanager.delegation.relay import EXEC as EXEC_LOG
 from nodemanager.delegation.relay import OUTPUT
-from tests.contract.home_jobs import NEVER_WAS, a_line, a_placement, delegated, done, end, ended, refused, running
+from tests.contract.home_jobs import (
+    NEVER_WAS,
+    a_line,
+    a_placement,
+    a_take,
+    delegated,
+    done,
+    end,
+    ended,
+    refused,
+    running,
+)
 from tests.contract.home_subjects import SUBJECTS, Subject
 
 pytestmark = pytest.mark.xdist_group("live")  # they must not compete for processors
@@ -80,8 +87,8 @@ def test_the_jobspec_is_what_the_user_submitted(subject: Subject) -> None:
 
 def test_an_event_is_posted(subject: Subject) -> None:
     job = delegated(subject)
-    done(subject, PostEvent(job, a_placement()))
-    assert subject.until_event(job, SUBMITTED) == a_placement().context
+    done(subject, a_placement(job))
+    assert subject.until_event(job, SUBMITTED) == a_placement(job).event.context
     placed = subject.proxy(job).placed
     assert placed is not None
     assert (placed.peer, placed.remote) == ("b", 7)
@@ -90,7 +97,7 @@ def test_an_event_is_posted(subject: Subject) -> None:
 
 def test_a_proxy_is_named_after_another_node(subject: Subject) -> None:
     job = delegated(subject)
-    done(subject, PostEvent(job, EventlogEntry("jobspec-update", 1.0, {PROXY_R: pretended_resources("c")})))
+    done(subject, name_nodes(job, 1.0, PeerName("c")))
     subject.until_event(job, "jobspec-update")
     assert subject.proxy(job).nodelist == "c"
     end(subject, job)
@@ -191,7 +198,7 @@ def test_output_is_appended_in_order_and_counted(subject: Subject) -> None:
 
 def test_a_job_without_the_dependency_is_reported_whole_once_it_is_taken(subject: Subject, busy: JobId) -> None:
     job = subject.submit(50)
-    done(subject, TakeJob(job, "b", 16))
+    done(subject, a_take(job))
     assert subject.until_event(job, TAKEN) == {"target": "b", "urgency": 16}
     first = subject.until(HomeEvents, lambda it: it.job == job)
     assert (first.events[0].name, first.target, first.duration_s) == ("submit", "", 50.0)
@@ -202,11 +209,11 @@ def test_a_job_without_the_dependency_is_reported_whole_once_it_is_taken(subject
 
 def test_a_taken_job_is_held_made_inert_and_released(subject: Subject, busy: JobId) -> None:
     job = subject.submit(50)
-    done(subject, TakeJob(job, "b", 16))
+    done(subject, a_take(job))
     subject.until_event(job, TAKEN)
     done(subject, HoldJob(job))
     assert subject.until_event(job, "urgency")["urgency"] == 0
-    done(subject, PostEvent(job, EventlogEntry("jobspec-update", 1.0, {EXEC: INERT})))
+    done(subject, make_inert(job, 1.0))
     subject.until_event(job, "jobspec-update")
     assert subject.proxy(job).inert
     done(subject, ReleaseJob(job, 16))
@@ -217,10 +224,10 @@ def test_a_taken_job_is_held_made_inert_and_released(subject: Subject, busy: Job
 def test_a_taken_job_that_is_inert_is_shown_as_a_proxy(subject: Subject, busy: JobId) -> None:
     """As the delegator does, step by step."""
     job = subject.submit(50)
-    done(subject, TakeJob(job, "b", 16))
+    done(subject, a_take(job))
     done(subject, HoldJob(job))
-    done(subject, PostEvent(job, EventlogEntry("jobspec-update", 1.0, {EXEC: INERT})))
-    done(subject, PostEvent(job, EventlogEntry("jobspec-update", 1.0, {PROXY_R: pretended_resources("b")})))
+    done(subject, make_inert(job, 1.0))
+    done(subject, name_nodes(job, 1.0, PeerName("b")))
     done(subject, Validate(job, 50.0))
     assert subject.until_event(job, "alloc")["bypass"] is True
     done(subject, ShowRunning(job))
@@ -231,7 +238,7 @@ def test_a_taken_job_that_is_inert_is_shown_as_a_proxy(subject: Subject, busy: J
 
 
 def test_a_job_that_has_its_resources_cannot_be_held(subject: Subject, busy: JobId) -> None:
-    done(subject, TakeJob(busy, "b", 16))
+    done(subject, a_take(busy))
     subject.until_event(busy, "start")
     refused(subject, HoldJob(busy))
     refused(subject, ReleaseJob(busy, 16))
@@ -247,13 +254,13 @@ def test_a_job_that_is_not_active_may_be_known(subject: Subject) -> None:
 # --- refusals ---
 
 ON_A_JOB: dict[str, Callable[[JobId], HomeRequest]] = {
-    "post": lambda job: PostEvent(job, a_placement()),
+    "post": a_placement,
     "validate": lambda job: Validate(job, 50.0),
     "show running": ShowRunning,
     "finish": lambda job: ShowFinished(job, 0),
     "memo": lambda job: ShowMemo(job, "b f7"),
     "append": lambda job: AppendOutput(job, {OUTPUT: a_line("too late\n")}),
-    "take": lambda job: TakeJob(job, "b", 16),
+    "take": a_take,
     "hold": HoldJob,
     "release": lambda job: ReleaseJob(job, 16),
 }

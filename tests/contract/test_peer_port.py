@@ -13,7 +13,7 @@ import pytest
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import Copy, PeerName, Phase
 from nodemanager.delegation.jobspec import Marker, copy_jobspec, fit_question
-from nodemanager.delegation.peer_port import (
+from nodemanager.delegation.ports import (
     ChangeDuration,
     ChangeUrgency,
     CheckFit,
@@ -32,8 +32,8 @@ from nodemanager.delegation.peer_port import (
     PeerPort,
     PeerRequest,
     PeerSynced,
-    PlaceCopy,
     ReadCopy,
+    SubmitCopy,
     Submitted,
 )
 from nodemanager.delegation.relay import OUTPUT
@@ -82,7 +82,7 @@ class Subject:
         """Submit a copy; our job's id and its own."""
         self._next += 1
         job = JobId(self._next)
-        self.port.send(PlaceCopy(job, copy_jobspec(a_jobspec(command, duration), Marker(cluster, job, 1.0))))
+        self.port.send(SubmitCopy(job, copy_jobspec(a_jobspec(command, duration), Marker(cluster, job, 1.0))))
         return job, self.until(Submitted, lambda it: it.job == job).remote
 
     def copy(self, remote: JobId) -> Copy:
@@ -275,7 +275,7 @@ def test_after_a_lost_connection_active_copies_are_reported_whole_and_those_of_o
     subject: Subject,
 ) -> None:
     job, remote = subject.submits()
-    self_made = PlaceCopy(JobId(999), copy_jobspec(a_jobspec(), Marker("another-cluster", JobId(999), 1.0)))
+    self_made = SubmitCopy(JobId(999), copy_jobspec(a_jobspec(), Marker("another-cluster", JobId(999), 1.0)))
     subject.port.send(self_made)
     foreign = subject.until(Submitted, lambda it: it.job == 999).remote
     subject.facts.clear()

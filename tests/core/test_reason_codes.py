@@ -123,9 +123,8 @@ because(TABLE[kind], detail=detail)
 DECIDES = ("planner", "delegation", "ensemble", "actors", "whatif")
 SHOWS = (
     "actors/decision_log.py",
-    "actors/delegation/choosing.py",  # the note of a job that no peer takes
     "actors/delegation/delegator.py",  # why a delegated job is lost
-    "actors/delegation/stepper.py",  # the memo of a delegated job
+    "actors/delegation/stepper.py",  # the memo of a delegated job, the note of one that no peer takes
     "actors/job_memos.py",
     "planner/reasons.py",  # the jobs that hold the nodes of a full cloud
     "planner/hardware.py",  # the text of a drain

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation.choose import Needs
+from nodemanager.delegation.choose import Needs, name_of_uri
 from nodemanager.delegation.jobspec import (
     Marker,
     copy_jobspec,
     fit_question,
-    name_of_uri,
     read_marker,
     read_needs,
     read_target,

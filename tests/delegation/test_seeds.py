@@ -14,13 +14,13 @@ import pytest
 
 from nodemanager.actors.base import Fate
 from nodemanager.actors.delegation.delegator import Delegator, StartDelegation
-from nodemanager.actors.delegation.targets import Targets
 from nodemanager.core.jobs import JobId
 from nodemanager.core.orders import DelegateJob
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import because
+from nodemanager.delegation.choose import Peer, Targets
 from nodemanager.delegation.jobs import SUBMITTED, PeerName
-from nodemanager.delegation.peer_port import Peer, PeerPort, Submitted
+from nodemanager.delegation.ports import CopyEvents, PeerFact, PeerPort, Submitted
 from nodemanager.delegation.view import DelegationView
 from nodemanager.simulation.delegation.instance import SimulatedInstance, SimulatedJob
 from nodemanager.simulation.delegation.ports import SimulatedHome, SimulatedPeer
@@ -282,6 +282,31 @@ def test_an_answer_of_a_connection_that_is_gone_does_not_count() -> None:
     scene.world.advance_by(60.0)
     (placed,) = (event for event in scene.home.jobs[job].events if event.name == SUBMITTED)
     assert placed.context["jobid"] != 4242
+    assert scene.home.jobs[job].ended
+    assert not scene.home.jobs[job].failed
+
+
+def test_a_copy_whose_id_is_told_before_its_events_is_submitted_once() -> None:
+    """A peer answers a submission and reports the new job by two ways. Either may be the faster one."""
+    scene = Scene(0)
+    scene.world.advance_by(10.0)
+    link = next(it for it in scene.links if isinstance(it, SimulatedPeer) and it.instance.name == "b")
+    tell_now = link.tell
+
+    def tell(fact: PeerFact) -> None:
+        if isinstance(fact, CopyEvents):
+            scene.world.after(5.0, lambda: tell_now(fact))
+        else:
+            tell_now(fact)
+
+    link.tell = tell  # type: ignore[method-assign]
+    job = one_job(scene, duration=20.0)
+    scene.world.advance_by(4.0)
+    (copy,) = scene.peers[PeerName("b")].jobs.values()
+    assert copy.has("start"), "its id is on record, so it may run"
+    assert scene.home.jobs[job].has(SUBMITTED)
+    scene.world.advance_by(60.0)
+    assert [*scene.peers[PeerName("b")].jobs] == [copy.id]
     assert scene.home.jobs[job].ended
     assert not scene.home.jobs[job].failed
 

@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.actors.delegation.effects import caused_at_home, caused_at_peer
 from nodemanager.core.jobs import JobId
-from nodemanager.delegation import steps
-from nodemanager.delegation.home_port import RaiseOnJob
 from nodemanager.delegation.jobs import (
     COPY_EVENTS,
     EXEC,
@@ -29,9 +26,39 @@ from nodemanager.delegation.jobs import (
     Placed,
     Proxy,
 )
-from nodemanager.delegation.next_step import next_step
-from nodemanager.delegation.peer_port import EndCopy
-from nodemanager.delegation.steps import PeerView, Relay, Sides, Step
+from nodemanager.delegation.next_step import (
+    LOST,
+    AskPeer,
+    Choose,
+    Done,
+    NextStep,
+    OutputState,
+    PeerView,
+    Sides,
+    StreamOutput,
+    SubmitTo,
+    Wait,
+    give_back,
+    make_inert,
+    name_nodes,
+    next_step,
+    record_copy,
+    record_refusal,
+    record_start,
+)  # fmt: skip
+from nodemanager.delegation.ports import (
+    ChangeDuration,
+    ChangeUrgency,
+    EndCopy,
+    HoldJob,
+    RaiseOnJob,
+    ReadCopy,
+    ReleaseJob,
+    RemoveDependency,
+    ShowFinished,
+    ShowRunning,
+    Validate,
+)  # fmt: skip
 
 # Of RFC 21 and of flux-core's job manager.
 EVENT_NAMES = (
@@ -42,6 +69,7 @@ EVENT_NAMES = (
 )  # fmt: skip
 B, C = PeerName("b"), PeerName("c")
 JOB, REMOTE = JobId(7), JobId(70)
+NOW = 20.0
 
 
 def an_event(name: str, at: float, **context: object) -> EventlogEntry:
@@ -75,178 +103,196 @@ def a_proxy(*events: EventlogEntry, nodelist: str = "b") -> Proxy:
 
 
 def a_view(*copies: Copy, missing: Sequence[JobId] = (), synced: bool = True, refused: str = "") -> PeerView:
-    return PeerView(B, synced, copies, frozenset(missing), "" if synced else "connection refused", refused)
+    why = "" if synced else "connection refused"
+    return PeerView(B, synced, copies, frozenset(missing), why, refused, uri="local:///b")
 
 
 def a_copy(*events: EventlogEntry, remote: JobId = REMOTE) -> Copy:
     return Copy(remote).after(events)
 
 
-def the_step(proxy: Proxy, *views: PeerView, chosen: PeerName | None = None, relay: Relay = Relay.IDLE) -> Step:
-    return next_step(Sides(proxy, {view.name: view for view in views}, chosen, home_started_at=0.5, relay=relay))
+def the_step(
+    proxy: Proxy, *views: PeerView, chosen: PeerName | None = None, output: OutputState = OutputState.IDLE
+) -> NextStep:
+    return next_step(
+        Sides(proxy, {view.name: view for view in views}, chosen, home_started_at=0.5, now_at=NOW, output=output)
+    )
 
 
-def waits(step: Step, code: str) -> bool:
-    return isinstance(step, steps.Wait) and step.reason.code == code
+def waits(step: NextStep, code: str) -> bool:
+    return isinstance(step, Wait) and step.reason.code == code
 
 
+ON_RECORD_AT_B = record_copy(JOB, NOW, a_view(), REMOTE)
 PLACED = (*HELD, ON_RECORD)
 STARTED_THERE = (*PLACED, B_STARTED)
 
-# (our eventlog, the copy's eventlog or None, the relay) -> the step
+# (our eventlog, the copy's eventlog or None, the output) -> the step
 TABLE = [
-    ("no peer yet", HELD, None, Relay.IDLE, steps.Choose()),
-    ("a copy from before a crash is adopted", HELD, COPY_HELD, Relay.IDLE, steps.RecordCopy(B, REMOTE)),
-    ("on record: it may run", PLACED, COPY_HELD, Relay.IDLE, steps.SetUrgency(B, REMOTE, 16)),
+    ("no peer yet", HELD, None, OutputState.IDLE, Choose()),
+    ("a copy from before a crash is adopted", HELD, COPY_HELD, OutputState.IDLE, ON_RECORD_AT_B),
+    ("on record: it may run", PLACED, COPY_HELD, OutputState.IDLE, AskPeer(B, ChangeUrgency(REMOTE, 16))),
     (
         "the user's urgency goes along",
         (*PLACED, an_event("urgency", 4.2, urgency=31)),
         COPY_HELD,
-        Relay.IDLE,
-        steps.SetUrgency(B, REMOTE, 31),
+        OutputState.IDLE,
+        AskPeer(B, ChangeUrgency(REMOTE, 31)),
     ),
     (
         "and the user's hold",
         (*PLACED, an_event("urgency", 4.8, urgency=0)),
         (*COPY_HELD, RELEASED),
-        Relay.IDLE,
-        steps.SetUrgency(B, REMOTE, 0),
+        OutputState.IDLE,
+        AskPeer(B, ChangeUrgency(REMOTE, 0)),
     ),
-    ("not among the active copies", PLACED, None, Relay.IDLE, steps.LookUpCopy(B, REMOTE)),
-    ("it started", PLACED, COPY_RUNS, Relay.IDLE, steps.RecordStart(5.0)),
-    ("the hold goes", STARTED_THERE, COPY_RUNS, Relay.IDLE, steps.RemoveHold()),
-    ("allocated", (*STARTED_THERE, *ALLOCATED), COPY_RUNS, Relay.IDLE, steps.StartProxy()),
-    ("running: its output", (*STARTED_THERE, *RUNNING), COPY_RUNS, Relay.IDLE, steps.RelayOutput(B, REMOTE)),
+    ("not among the active copies", PLACED, None, OutputState.IDLE, AskPeer(B, ReadCopy(REMOTE))),
+    ("it started", PLACED, COPY_RUNS, OutputState.IDLE, record_start(JOB, NOW, 5.0)),
+    ("the hold goes", STARTED_THERE, COPY_RUNS, OutputState.IDLE, RemoveDependency(JOB, HOLD)),
+    ("allocated", (*STARTED_THERE, *ALLOCATED), COPY_RUNS, OutputState.IDLE, ShowRunning(JOB)),
+    ("running: its output", (*STARTED_THERE, *RUNNING), COPY_RUNS, OutputState.IDLE, StreamOutput(B, REMOTE)),
     (
         "finished and all output passed on",
         (*STARTED_THERE, *RUNNING),
         (*COPY_RUNS, FINISHED),
-        Relay.DONE,
-        steps.FinishProxy(768),
+        OutputState.DONE,
+        ShowFinished(JOB, 768),
     ),
     (
         "finished by an exception",
         (*STARTED_THERE, *RUNNING),
         (*COPY_RUNS, TIMED_OUT, replace(FINISHED, context={"status": 36352}), CLEAN),
-        Relay.DONE,
-        steps.RaiseFailure("timeout", "remote: b: resource allocation expired", 36352),
+        OutputState.DONE,
+        RaiseOnJob(JOB, Failure("timeout", "remote: b: resource allocation expired"), 36352),
     ),
     (
         "ended without a status",
         (*STARTED_THERE, *RUNNING),
         (*COPY_RUNS, an_event("exception", 9.0, type="exec", severity=0, note="lost"), CLEAN),
-        Relay.DONE,
-        steps.RaiseFailure("exec", "remote: b: lost"),
+        OutputState.DONE,
+        RaiseOnJob(JOB, Failure("exec", "remote: b: lost")),
     ),
     (
         "cancelled there while it waited",
         PLACED,
         (*COPY_HELD, RELEASED, CANCELLED, CLEAN),
-        Relay.IDLE,
-        steps.RaiseFailure("cancel", "remote: b: no longer needed"),
+        OutputState.IDLE,
+        RaiseOnJob(JOB, Failure("cancel", "remote: b: no longer needed")),
     ),
     (
         "refused there",
         PLACED,
         (*COPY_HELD, RELEASED, an_event("exception", 9.0, type="alloc", severity=0, note="unsatisfiable"), CLEAN),
-        Relay.IDLE,
-        steps.RecordRefusal(B, "unsatisfiable"),
+        OutputState.IDLE,
+        record_refusal(JOB, NOW, B, "unsatisfiable"),
     ),
     (
         "cancelled at home",
         (*STARTED_THERE, *RUNNING, CANCELLED),
         COPY_RUNS,
-        Relay.FLOWING,
-        steps.CancelCopy(B, REMOTE, "ended at home: cancel: no longer needed"),
+        OutputState.FLOWING,
+        AskPeer(B, EndCopy(REMOTE, "ended at home: cancel: no longer needed")),
     ),
     (
         "cancelled at home while it waited",
         (*PLACED, CANCELLED, CLEAN),
         (*COPY_HELD, RELEASED),
-        Relay.IDLE,
-        steps.CancelCopy(B, REMOTE, "ended at home: cancel: no longer needed"),
+        OutputState.IDLE,
+        AskPeer(B, EndCopy(REMOTE, "ended at home: cancel: no longer needed")),
     ),
     (
         "a shorter time limit",
         (*STARTED_THERE, *RUNNING, an_event("jobspec-update", 9.0, **{"attributes.system.duration": 60.0})),
         COPY_RUNS,
-        Relay.FLOWING,
-        steps.SetDuration(B, REMOTE, 60.0),
+        OutputState.FLOWING,
+        AskPeer(B, ChangeDuration(REMOTE, 60.0)),
     ),
     (
         "both ended",
         (*STARTED_THERE, *RUNNING, FINISHED, CLEAN),
         (*COPY_RUNS, FINISHED, CLEAN),
-        Relay.DONE,
-        steps.Done(),
+        OutputState.DONE,
+        Done(),
     ),
-    ("ended at home before there was a copy", (*HELD, CANCELLED, CLEAN), None, Relay.IDLE, steps.Done()),
+    ("ended at home before there was a copy", (*HELD, CANCELLED, CLEAN), None, OutputState.IDLE, Done()),
 ]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "relay", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
+    ("ours", "theirs", "output", "step"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE]
 )
 def test_the_next_step(
-    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, relay: Relay, step: Step
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, output: OutputState, step: NextStep
 ) -> None:
     view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
-    assert the_step(a_proxy(*ours), view, relay=relay) == step
+    assert the_step(a_proxy(*ours), view, output=output) == step
 
 
 WAITS = [
-    ("not validated yet", (SUBMIT, ADD_HOLD), None, Relay.IDLE, "delegated_dependency"),
+    ("not validated yet", (SUBMIT, ADD_HOLD), None, OutputState.IDLE, "delegated_dependency"),
     (
         "another dependency first",
         (*HELD, an_event("dependency-add", 2.5, description="after-success=5")),
         None,
-        Relay.IDLE,
+        OutputState.IDLE,
         "delegated_dependency",
     ),
-    ("pending there", PLACED, (*COPY_HELD, RELEASED), Relay.IDLE, "delegated_pending"),
-    ("held by its user", (*PLACED, an_event("urgency", 4.8, urgency=0)), COPY_HELD, Relay.IDLE, "delegated_held"),
-    ("queued at home", (*STARTED_THERE, *QUEUED), COPY_RUNS, Relay.IDLE, "delegated_starting"),
-    ("running there", (*STARTED_THERE, *RUNNING), COPY_RUNS, Relay.FLOWING, "delegated_running"),
-    ("output still flows", (*STARTED_THERE, *RUNNING), (*COPY_RUNS, FINISHED), Relay.FLOWING, "delegated_ending"),
+    ("pending there", PLACED, (*COPY_HELD, RELEASED), OutputState.IDLE, "delegated_pending"),
+    (
+        "held by its user",
+        (*PLACED, an_event("urgency", 4.8, urgency=0)),
+        COPY_HELD,
+        OutputState.IDLE,
+        "delegated_held",
+    ),
+    ("queued at home", (*STARTED_THERE, *QUEUED), COPY_RUNS, OutputState.IDLE, "delegated_starting"),
+    ("running there", (*STARTED_THERE, *RUNNING), COPY_RUNS, OutputState.FLOWING, "delegated_running"),
+    (
+        "output still flows",
+        (*STARTED_THERE, *RUNNING),
+        (*COPY_RUNS, FINISHED),
+        OutputState.FLOWING,
+        "delegated_ending",
+    ),
     (
         "the copy is ending too",
         (*STARTED_THERE, *RUNNING, CANCELLED),
         (*COPY_RUNS, CANCELLED),
-        Relay.FLOWING,
+        OutputState.FLOWING,
         "delegated_ending",
     ),
 ]
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "relay", "code"), [row[1:] for row in WAITS], ids=[row[0] for row in WAITS]
+    ("ours", "theirs", "output", "code"), [row[1:] for row in WAITS], ids=[row[0] for row in WAITS]
 )
 def test_it_waits(
-    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, relay: Relay, code: str
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, output: OutputState, code: str
 ) -> None:
     view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
-    assert waits(the_step(a_proxy(*ours), view, relay=relay), code)
+    assert waits(the_step(a_proxy(*ours), view, output=output), code)
 
 
 def test_a_chosen_peer_gets_a_copy() -> None:
-    assert the_step(a_proxy(*HELD), a_view(), chosen=B) == steps.SubmitCopy(B)
+    assert the_step(a_proxy(*HELD), a_view(), chosen=B) == SubmitTo(B)
 
 
 def test_a_chosen_peer_that_is_lost_is_chosen_again() -> None:
-    assert the_step(a_proxy(*HELD), a_view(synced=False), chosen=B) == steps.Choose()
+    assert the_step(a_proxy(*HELD), a_view(synced=False), chosen=B) == Choose()
 
 
 def test_a_refused_submission_is_recorded() -> None:
-    assert the_step(a_proxy(*HELD), a_view(refused="no such queue"), chosen=B) == steps.RecordRefusal(
-        B, "no such queue"
+    assert the_step(a_proxy(*HELD), a_view(refused="no such queue"), chosen=B) == record_refusal(
+        JOB, NOW, B, "no such queue"
     )
 
 
 def test_a_refusal_makes_way_for_the_next_peer() -> None:
     proxy = a_proxy(*PLACED, an_event(REFUSED, 5.0, peer="b", why="unsatisfiable"))
     ended = a_copy(*COPY_HELD, an_event("exception", 4.9, type="alloc", severity=0, note="unsatisfiable"), CLEAN)
-    assert the_step(proxy, a_view(ended), chosen=B) == steps.Choose()
-    assert the_step(proxy, a_view(ended), PeerView(C, synced=True), chosen=C) == steps.SubmitCopy(C)
+    assert the_step(proxy, a_view(ended), chosen=B) == Choose()
+    assert the_step(proxy, a_view(ended), PeerView(C, synced=True), chosen=C) == SubmitTo(C)
     assert proxy.after([an_event(SUBMITTED, 6.0, peer="c", jobid=80)]).placed == Placed(C, JobId(80))
 
 
@@ -255,19 +301,20 @@ def test_a_second_manager_s_copy_is_cancelled_before_it_runs() -> None:
     proxy = a_proxy(*PLACED, an_event(SUBMITTED, 4.1, peer="b", jobid=71))
     other = a_copy(*COPY_HELD, remote=JobId(71))
     step = the_step(proxy, a_view(a_copy(*COPY_HELD), other))
-    assert step == steps.CancelCopy(B, JobId(71), "another copy of this job is on record at home")
+    assert step == AskPeer(B, EndCopy(JobId(71), "another copy of this job is on record at home"))
 
 
 def test_a_copy_at_another_peer_is_cancelled() -> None:
     elsewhere = PeerView(C, synced=True, copies=(a_copy(*COPY_HELD, remote=JobId(80)),))
     step = the_step(a_proxy(*PLACED), a_view(a_copy(*COPY_HELD)), elsewhere)
-    assert step == steps.CancelCopy(C, JobId(80), "another copy of this job is on record at home")
+    assert step == AskPeer(C, EndCopy(JobId(80), "another copy of this job is on record at home"))
 
 
 def test_a_peer_that_lost_its_state_ends_the_job_and_starts_nothing() -> None:
     step = the_step(a_proxy(*PLACED), a_view(missing=[REMOTE]))
-    assert isinstance(step, steps.RaiseFailure)
-    assert "lost its state" in step.note
+    assert isinstance(step, RaiseOnJob)
+    assert step.failure.type == LOST
+    assert "lost its state" in step.failure.note
 
 
 @pytest.mark.parametrize("events", [PLACED, (*STARTED_THERE, *RUNNING)], ids=["pending", "running"])
@@ -281,28 +328,30 @@ def test_a_copy_at_an_unreachable_peer_is_not_forgotten() -> None:
     proxy = a_proxy(*STARTED_THERE, *RUNNING, CANCELLED, CLEAN)
     copy = a_copy(*COPY_RUNS)
     assert waits(the_step(proxy, a_view(copy, synced=False)), "peer_unreachable")
-    assert isinstance(the_step(proxy, a_view(copy)), steps.CancelCopy)
+    assert the_step(proxy, a_view(copy)) == AskPeer(B, EndCopy(REMOTE, "ended at home: cancel: no longer needed"))
 
 
-def restarted(*events: EventlogEntry, nodelist: str = "b") -> Step:
-    sides = Sides(a_proxy(*events, nodelist=nodelist), {B: a_view(a_copy(*COPY_RUNS))}, home_started_at=5.5)
+def restarted(*events: EventlogEntry, nodelist: str = "b") -> NextStep:
+    sides = Sides(
+        a_proxy(*events, nodelist=nodelist), {B: a_view(a_copy(*COPY_RUNS))}, home_started_at=5.5, now_at=NOW
+    )
     return next_step(sides)
 
 
 def test_after_a_restart_at_home_the_plugin_is_reminded() -> None:
     again = an_event("set-flags", 5.7, flags=["alloc-bypass"])
-    assert restarted(*STARTED_THERE) == steps.Revalidate(0.0)
-    assert restarted(*STARTED_THERE, again) == steps.RemoveHold()
-    assert restarted(*STARTED_THERE, *QUEUED) == steps.Revalidate(0.0)
-    assert restarted(*STARTED_THERE, *ALLOCATED) == steps.StartProxy()
+    assert restarted(*STARTED_THERE) == Validate(JOB, 0.0)
+    assert restarted(*STARTED_THERE, again) == RemoveDependency(JOB, HOLD)
+    assert restarted(*STARTED_THERE, *QUEUED) == Validate(JOB, 0.0)
+    assert restarted(*STARTED_THERE, *ALLOCATED) == ShowRunning(JOB)
 
 
 def test_the_nodes_column_names_the_peer() -> None:
     named = an_event("jobspec-update", 5.2, **{PROXY_R: {"execution": {"nodelist": ["b"]}}})
     view = a_view(a_copy(*COPY_RUNS))
     proxy = a_proxy(*STARTED_THERE, nodelist="any")
-    assert the_step(proxy, view) == steps.NameNodes(PeerName("b"))
-    assert the_step(proxy.after([named]), view) == steps.Revalidate(0.0)
+    assert the_step(proxy, view) == name_nodes(JOB, NOW, B)
+    assert the_step(proxy.after([named]), view) == Validate(JOB, 0.0)
 
 
 def test_a_manager_whose_clock_is_ahead_keeps_no_job_waiting() -> None:
@@ -310,7 +359,7 @@ def test_a_manager_whose_clock_is_ahead_keeps_no_job_waiting() -> None:
     named = an_event("jobspec-update", 1800.0, **{PROXY_R: {"execution": {"nodelist": ["b"]}}})
     noted = an_event("set-flags", 5.3, flags=["alloc-bypass"])
     proxy = a_proxy(*STARTED_THERE, nodelist="any").after([named, noted])
-    assert the_step(proxy, a_view(a_copy(*COPY_RUNS))) == steps.RemoveHold()
+    assert the_step(proxy, a_view(a_copy(*COPY_RUNS))) == RemoveDependency(JOB, HOLD)
 
 
 def test_nodes_that_are_named_again_count_although_the_clock_was_set_back() -> None:
@@ -339,33 +388,38 @@ SAFE = (*WAITS_HERE, TAKE, UNHELD, IS_INERT)
 SCHEDULED = an_event("alloc", 4.7)  # by our own scheduler
 
 BURST_TABLE = [
-    ("our scheduler must not start it", (*WAITS_HERE, TAKE), None, steps.HoldHere()),
-    ("nor job-exec", (*WAITS_HERE, TAKE, UNHELD), None, steps.MakeInert()),
-    ("only then a peer gets it", SAFE, None, steps.Choose()),
-    ("a copy from before a crash is adopted", SAFE, COPY_HELD, steps.RecordCopy(B, REMOTE)),
-    ("the copy gets the urgency of before", (*SAFE, ON_RECORD), COPY_HELD, steps.SetUrgency(B, REMOTE, 16)),
-    ("its user raises it: held again", (*SAFE, an_event("urgency", 5.0, urgency=31)), None, steps.HoldHere()),
-    ("it started there", (*SAFE, ON_RECORD), COPY_RUNS, steps.RecordStart(5.0)),
-    ("the node's name", (*SAFE, ON_RECORD, B_STARTED), COPY_RUNS, steps.NameNodes("b")),
-    ("it got nodes here before", (*WAITS_HERE, SCHEDULED, TAKE), None, steps.GiveBack("it got nodes here first")),
-    ("or meanwhile", (*WAITS_HERE, TAKE, UNHELD, SCHEDULED), None, steps.GiveBack("it got nodes here first")),
+    ("our scheduler must not start it", (*WAITS_HERE, TAKE), None, HoldJob(JOB)),
+    ("nor job-exec", (*WAITS_HERE, TAKE, UNHELD), None, make_inert(JOB, NOW)),
+    ("only then a peer gets it", SAFE, None, Choose()),
+    ("a copy from before a crash is adopted", SAFE, COPY_HELD, ON_RECORD_AT_B),
+    ("the copy gets the urgency of before", (*SAFE, ON_RECORD), COPY_HELD, AskPeer(B, ChangeUrgency(REMOTE, 16))),
+    ("its user raises it: held again", (*SAFE, an_event("urgency", 5.0, urgency=31)), None, HoldJob(JOB)),
+    ("it started there", (*SAFE, ON_RECORD), COPY_RUNS, record_start(JOB, NOW, 5.0)),
+    ("the node's name", (*SAFE, ON_RECORD, B_STARTED), COPY_RUNS, name_nodes(JOB, NOW, B)),
+    (
+        "it got nodes here before",
+        (*WAITS_HERE, SCHEDULED, TAKE),
+        None,
+        give_back(JOB, NOW, "it got nodes here first"),
+    ),
+    ("or meanwhile", (*WAITS_HERE, TAKE, UNHELD, SCHEDULED), None, give_back(JOB, NOW, "it got nodes here first")),
     (
         "a copy of a job that runs here is cancelled",
         (*WAITS_HERE, TAKE, UNHELD, SCHEDULED),
         COPY_HELD,
-        steps.CancelCopy(B, REMOTE, "the job runs at home"),
+        AskPeer(B, EndCopy(REMOTE, "the job runs at home")),
     ),
-    ("given back: it may run here", (*SAFE, GIVEN_BACK), None, steps.MakeInert(undo=True)),
-    ("and has its urgency again", (*SAFE, GIVEN_BACK, NOT_INERT), None, steps.ReleaseHere(16)),
-    ("inert with nodes of ours: only a peer can run it", (*SAFE, SCHEDULED), None, steps.Choose()),
-    ("which cannot be given back", (*SAFE, SCHEDULED, GIVEN_BACK), None, steps.Choose()),
+    ("given back: it may run here", (*SAFE, GIVEN_BACK), None, make_inert(JOB, NOW, undo=True)),
+    ("and has its urgency again", (*SAFE, GIVEN_BACK, NOT_INERT), None, ReleaseJob(JOB, 16)),
+    ("inert with nodes of ours: only a peer can run it", (*SAFE, SCHEDULED), None, Choose()),
+    ("which cannot be given back", (*SAFE, SCHEDULED, GIVEN_BACK), None, Choose()),
     (
         "whose copy gets the urgency that its user set after it was given back",
         (*SAFE, GIVEN_BACK, an_event("urgency", 5.5, urgency=7), an_event("alloc", 5.6), ON_RECORD),
         COPY_HELD,
-        steps.SetUrgency(B, REMOTE, 7),
+        AskPeer(B, ChangeUrgency(REMOTE, 7)),
     ),
-    ("taken again", (*SAFE, GIVEN_BACK, NOT_INERT, TAKE, UNHELD), None, steps.MakeInert()),
+    ("taken again", (*SAFE, GIVEN_BACK, NOT_INERT, TAKE, UNHELD), None, make_inert(JOB, NOW)),
 ]
 
 
@@ -373,21 +427,21 @@ BURST_TABLE = [
     ("ours", "theirs", "expected"), [row[1:] for row in BURST_TABLE], ids=[row[0] for row in BURST_TABLE]
 )
 def test_a_job_that_was_taken(
-    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, expected: Step
+    ours: Sequence[EventlogEntry], theirs: Sequence[EventlogEntry] | None, expected: NextStep
 ) -> None:
     view = a_view(a_copy(*theirs)) if theirs is not None else a_view()
     assert the_step(a_proxy(*ours, nodelist=""), view) == expected
 
 
 def test_a_job_that_no_peer_takes_is_given_back_unless_it_can_no_longer_run_here() -> None:
-    def step_of(*ours: EventlogEntry) -> Step:
-        return next_step(Sides(a_proxy(*ours), {B: a_view()}, no_peer="full"))
+    def step_of(*ours: EventlogEntry) -> NextStep:
+        return next_step(Sides(a_proxy(*ours), {B: a_view()}, no_peer="full", now_at=NOW))
 
-    assert step_of(*SAFE) == steps.GiveBack("full")
+    assert step_of(*SAFE) == give_back(JOB, NOW, "full")
     for_good = an_event(RETURNED, 5.0, why="too large", for_good=True)
     assert a_proxy(*SAFE, for_good).refusals == {B: "too large"}
     assert not a_proxy(*SAFE, GIVEN_BACK).refusals
-    assert step_of(*SAFE, SCHEDULED) == steps.Choose()
+    assert step_of(*SAFE, SCHEDULED) == Choose()
     assert waits(step_of(*SAFE, GIVEN_BACK, NOT_INERT, an_event("urgency", 7.0, urgency=16)), "given_back")
 
 
@@ -425,10 +479,10 @@ def test_every_event_that_is_asked_for_is_an_event() -> None:
 def test_a_job_counts_as_failed_as_soon_as_we_raise_an_exception_on_it() -> None:
     """The next step does not wait for the journal: what a request causes is known before."""
     failure = Failure("delegate", "no peer takes it")
-    raised = caused_at_home(RaiseOnJob(JOB, failure), 9.0)
+    raised = RaiseOnJob(JOB, failure).events(9.0)
     assert Proxy(JOB).after((*RUNNING, *raised)) == Proxy(JOB).after(
         (*RUNNING, an_event("exception", 9.0, type="delegate", severity=0, note="no peer takes it"))
     )
     assert Proxy(JOB).after((*RUNNING, *raised)).failure == failure
-    cancelled = caused_at_peer(EndCopy(REMOTE, "no longer needed"), 9.0)
+    cancelled = EndCopy(REMOTE, "no longer needed").events(9.0)
     assert Copy(REMOTE).after((SUBMIT, *cancelled)).failure == Failure("cancel", "no longer needed")

@@ -14,11 +14,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from nodemanager.core.ports import FluxError
-from nodemanager.flux import claim, instance, reactor
+from nodemanager.flux import claim, instance, link, reactor
 from nodemanager.flux.bindings import VersionsDiffer
-from nodemanager.flux.delegate.link import Link, LinkSession
 from nodemanager.flux.ensembles import functions, runner
 from nodemanager.flux.handles.handle import ServiceRequest
+from nodemanager.flux.link import Link, LinkSession
 from nodemanager.simulation.time.world import World
 
 WITHIN_S = 20.0
@@ -89,7 +89,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> type[StubReactor]:
     class Made(StubReactor):
         made: ClassVar[list[StubReactor]] = []
 
-    monkeypatch.setattr(instance, "Reactor", Made)
+    monkeypatch.setattr(link, "Reactor", Made)
     return Made
 
 
@@ -152,11 +152,11 @@ def test_an_answer_of_a_custom_function_that_cannot_be_read_is_a_fault_of_that_c
 
 def test_a_link_to_an_instance_tells_why_and_begins_again() -> None:
     told = Told()
-    link = Link[str]("peer-b", lambda: "local:///b", lambda: BuggySession(1.0), told)
+    linked = Link[str]("peer-b", lambda: "local:///b", lambda: BuggySession(1.0), told)
     with capture_logs() as logs:
-        link.start()
+        linked.start()
         assert told.twice.wait(WITHIN_S)
-        link.stop()
+        linked.stop()
     assert "peer-b: TypeError: not subscriptable" in told.why[0]
     assert logs[0]["event"] == "stream_failed"
 
@@ -167,11 +167,11 @@ def test_what_a_peer_sends_and_cannot_be_read_is_no_bug() -> None:
             raise ValueError("journal.id: a whole number is needed, not nothing")
 
     told = Told()
-    link = Link[str]("peer-b", lambda: "local:///b", lambda: Unreadable(1.0), told)
+    linked = Link[str]("peer-b", lambda: "local:///b", lambda: Unreadable(1.0), told)
     with capture_logs() as logs:
-        link.start()
+        linked.start()
         assert told.twice.wait(WITHIN_S)
-        link.stop()
+        linked.stop()
     assert "cannot be read: journal.id" in told.why[0]
     assert not logs
 

@@ -12,7 +12,7 @@ import pytest
 
 from nodemanager.delegation.jobs import HOLD, nodelist_of
 from nodemanager.delegation.jobspec import read_target
-from nodemanager.flux.delegate import flux_delegate_path
+from nodemanager.flux.delegate.setup import flux_delegate_path
 
 
 class FakeJobspec:

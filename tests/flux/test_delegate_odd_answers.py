@@ -20,14 +20,22 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxError
 from nodemanager.delegation.choose import Candidate, Needs, choose
 from nodemanager.delegation.jobs import Copy, PeerName, Proxy
-from nodemanager.delegation.peer_port import CheckFit, CopyEvents, CopyOutput, FollowOutput, PeerLoadSeen, ReadCopy
+from nodemanager.delegation.ports import (
+    CheckFit,
+    CopyEvents,
+    CopyOutput,
+    FollowOutput,
+    PeerLoadSeen,
+    ReadCopy,
+)
 from nodemanager.delegation.relay import OUTPUT, OutputRelay
 from nodemanager.flux import reactor as reactors
 from nodemanager.flux.bindings import CallFailed, Future
 from nodemanager.flux.claim import Claim
-from nodemanager.flux.delegate import events, peer
+from nodemanager.flux.delegate import peer
 from nodemanager.flux.delegate.home import _HomeSession
 from nodemanager.flux.delegate.peer import _PeerSession
+from nodemanager.flux.parse import eventlog
 from nodemanager.simulation.time.world import World
 
 CLUSTER = "cafe"
@@ -207,7 +215,7 @@ def test_an_odd_entry_of_our_own_journal_only_ends_the_connection(answers: dict[
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "NaN", '{"a": Infinity}', "\x00"])
 def test_text_that_is_no_json_is_a_fault(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - of any wording
-        events.read_json(text)
+        eventlog.read_json(text)
 
 
 def test_a_huge_set_of_ranks_is_refused_before_it_is_listed() -> None:
@@ -220,13 +228,13 @@ def test_a_huge_set_of_ranks_is_refused_before_it_is_listed() -> None:
 
 @pytest.mark.parametrize("status", [None, "0", 1.5, -1, 1 << 40, [], True])
 def test_a_finish_without_a_readable_status_is_no_success(status: object) -> None:
-    entries = events.read_events([an_event("submit"), an_event("start"), an_event("finish", status=status)])
+    entries = eventlog.read_events([an_event("submit"), an_event("start"), an_event("finish", status=status)])
     assert Copy(JobId(5)).after(entries).status in {None, 1}
 
 
 def test_an_exception_of_an_odd_type_can_still_be_raised_at_home() -> None:
     failed = Copy(JobId(5)).after(
-        events.read_events([an_event("exception", severity=0, type="a b=\n", note="x" * 9999)])
+        eventlog.read_events([an_event("exception", severity=0, type="a b=\n", note="x" * 9999)])
     )
     assert failed.failure is not None
     assert (failed.failure.type, len(failed.failure.note)) == ("delegate", 1000)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any, Self
 
 import pytest
 
 from nodemanager.core.facts import QueueProbed, QueueSeen, RanksChanged
-from nodemanager.flux import instance
+from nodemanager.flux import instance, link
 from nodemanager.simulation.time.world import World
 
 JOBSPEC = {
@@ -84,8 +85,8 @@ class ScriptedReactor:
         self.streams["job-manager.events-journal"](response)
 
     def probe(self) -> None:
-        """Let the next probe come due: the second of the connection's timers."""
-        self.timers[1].call()
+        """Let the next probe come due: the first of the connection's timers."""
+        self.timers[0].call()
 
 
 SUBMIT = {"name": "submit", "timestamp": 1.0, "context": {"userid": 1000, "urgency": 16}}
@@ -94,9 +95,12 @@ SUBMIT = {"name": "submit", "timestamp": 1.0, "context": {"userid": 1000, "urgen
 def followed(monkeypatch: pytest.MonkeyPatch, script: Callable[[ScriptedReactor], None]) -> list[Any]:
     """What a watch publishes on a connection that the script plays."""
     told: list[Any] = []
-    monkeypatch.setattr(instance, "Reactor", lambda _uri: ScriptedReactor(script))
-    connection = instance._WatchConnection(World(1).clock(), instance._Periods(10.0, 60.0, 5.0), told.append)
-    connection.run("local:///x", 0)
+    monkeypatch.setattr(link, "Reactor", lambda _uri: ScriptedReactor(script))
+    periods = instance._Periods(10.0, 60.0, 5.0)
+    session = instance._WatchSession("local:///x", World(1).clock(), periods, told.append)
+    wake, waker = socket.socketpair()
+    with wake, waker:
+        session.run("local:///x", wake, session.stop)
     return told
 
 

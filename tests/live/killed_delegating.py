@@ -12,18 +12,18 @@ from collections.abc import Callable
 from typing import Any
 
 from nodemanager.cli.main import main
-from nodemanager.delegation import home_port, peer_port
-from nodemanager.flux.delegate.link import Link
+from nodemanager.delegation import ports
+from nodemanager.flux.link import Link
 
 STEPS: dict[str, Callable[[Any], bool]] = {
-    "submit": lambda it: isinstance(it, peer_port.PlaceCopy),
-    "record": lambda it: isinstance(it, home_port.PostEvent) and it.event.name == "delegate::submit",
-    "release": lambda it: isinstance(it, peer_port.ChangeUrgency),
-    "start": lambda it: isinstance(it, home_port.PostEvent) and it.event.name == "delegate::start",
-    "hold": lambda it: isinstance(it, home_port.RemoveDependency),
-    "show": lambda it: isinstance(it, home_port.ShowRunning),
-    "output": lambda it: isinstance(it, home_port.AppendOutput),
-    "finish": lambda it: isinstance(it, home_port.ShowFinished),
+    "submit": lambda it: isinstance(it, ports.SubmitCopy),
+    "record": lambda it: isinstance(it, ports.PostEvent) and it.event.name == "delegate::submit",
+    "release": lambda it: isinstance(it, ports.ChangeUrgency),
+    "start": lambda it: isinstance(it, ports.PostEvent) and it.event.name == "delegate::start",
+    "hold": lambda it: isinstance(it, ports.RemoveDependency),
+    "show": lambda it: isinstance(it, ports.ShowRunning),
+    "output": lambda it: isinstance(it, ports.AppendOutput),
+    "finish": lambda it: isinstance(it, ports.ShowFinished),
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from nodemanager.flux.delegate import flux_delegate_path
+from nodemanager.flux.delegate.setup import flux_delegate_path
 from tests.live.instance import WITHIN_S, eventually
 from tests.live.processes import kill_all, run_flux, start
 

@@ -19,13 +19,14 @@ from nodemanager.delegation.relay import OUTPUT, OutputRelay
 from nodemanager.ensemble.file.schema import EnsembleError, read_ensemble
 from nodemanager.ensemble.inputs import read_inputs
 from nodemanager.ensemble.operator import read_change
-from nodemanager.flux.delegate import events, peer
+from nodemanager.flux.delegate import peer
+from nodemanager.flux.parse import eventlog
 from nodemanager.flux.parse.constraint import TERMS_MAX, read_constraint
-from nodemanager.flux.parse.job_end import read_job_end
+from nodemanager.flux.parse.eventlog import read_job_end
 from nodemanager.flux.parse.job_journal import JobQueue
 from nodemanager.flux.parse.jobspec import JOBSPEC_BYTES_MAX
 from nodemanager.flux.parse.resources import UNITS_MAX, read_holdings
-from nodemanager.flux.records import data_safe, given_back, lease
+from nodemanager.flux.records import data_safe, given_back, own
 from nodemanager.flux.resubmit import unwrap_jobspec
 from nodemanager.join.exchange import decode_roster
 from nodemanager.join.identity.google import _object
@@ -56,7 +57,7 @@ JOBS = "jobs: [{{name: a, command: b, count: {}}}]\nrules: []"
 LONG_NUMBERS = ["9" * 5_000, "0x" + "f" * 4_000, "0b" + "1" * 20_000, "0" + "7" * 6_000, "1" + ":1" * 4_000]
 # By the first words of the row. Each raises, but those of ``STILL``.
 REFUSED: dict[str, list[Callable[[], object]]] = {
-    "KVS records": [lambda: lease.decode(DEEP, SlotName("a")), lambda: data_safe.decode(DEEP)],
+    "KVS records": [lambda: own.decode_lease(DEEP, SlotName("a")), lambda: data_safe.decode(DEEP)],
     "node lists and id sets": [
         lambda: expand_hostlist(f"n[0-{HOSTS_MAX}]"),
         lambda: parse_idset(f"0-{IDS_MAX}"),
@@ -164,14 +165,14 @@ def test_the_end_of_a_job_is_read_beside_its_deep_memo() -> None:
 def test_deep_output_of_a_copy_is_one_note_at_home() -> None:
     line = f'{{"name":"data","timestamp":1,"context":{{"data":{DEEP}}}}}\n'
     relay = OutputRelay({}, 10_000, "there")
-    passed = relay.take(OUTPUT, events.read_output(line * 2))
+    passed = relay.take(OUTPUT, eventlog.read_output(line * 2))
     assert [read_json(it)["context"]["stream"] for it in passed.splitlines()] == ["stderr", "stderr"]
 
 
 def test_a_line_of_a_copys_output_that_is_no_event_is_one_note_at_home() -> None:
     sound = '{"name":"data","timestamp":1,"context":{"data":"said"}}\n'
     lines = [sound, '{"name":"data",\n', "[]\n", '{"name":"data","timestamp":NaN}\n', sound]
-    passed = read_lines(OutputRelay({}, 10_000, "there").take(OUTPUT, events.read_output("".join(lines))))
+    passed = read_lines(OutputRelay({}, 10_000, "there").take(OUTPUT, eventlog.read_output("".join(lines))))
     data = [read_json(it)["context"]["data"] for it in passed]
     note = "[an event of the output is left out: it cannot be read: "
     assert [it[: len(note)] for it in data] == ["said", note, note, note, "said"]
@@ -182,7 +183,7 @@ def test_a_line_of_a_copys_output_that_is_no_event_is_one_note_at_home() -> None
 def test_only_a_line_feed_ends_an_event(end: str) -> None:
     exception = f'{{"type":"a","severity":0,"note":"said{end}more"}}'
     log = f'{{"name":"exception","timestamp":1,"context":{exception}}}\n{{"name":"clean","timestamp":3}}\n'
-    assert len(events.read_eventlog(log)) == 2
+    assert len(eventlog.read_eventlog(log)) == 2
     job_end = read_job_end(log)
     assert job_end is not None
     assert job_end.result == "FAILED"

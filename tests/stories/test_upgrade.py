@@ -15,7 +15,7 @@ from nodemanager.core.nodes import JoinPhase, Launch, LaunchId, RosterEntry
 from nodemanager.core.records import Mark, Spend, Steering
 from nodemanager.core.slots import Billing, Rank, SlotName, SlotsWish, Tariff, TypeName
 from nodemanager.flux import retype
-from nodemanager.flux.records import lease, spend, steering
+from nodemanager.flux.records import own
 from nodemanager.history.store.reader import HistoryReader
 from nodemanager.history.store.schema import HISTORY_FILE
 from nodemanager.history.store.writer import HistoryWriter
@@ -63,14 +63,14 @@ def state(tmp_path: Path) -> Path:
 
 
 def test_records_in_the_kvs_are_read_and_written_as_before() -> None:
-    assert lease.decode(KVS["lease"], LEASE.slot) == LEASE
-    assert steering.decode(KVS["steering"]) == STEERING
-    assert spend.decode(KVS["spend"]) == SPEND
+    assert own.decode_lease(KVS["lease"], LEASE.slot) == LEASE
+    assert own.decode_steering(KVS["steering"]) == STEERING
+    assert own.decode_spend(KVS["spend"]) == SPEND
     assert retype.decode_wish(KVS["wish"]) == SlotsWish("wish-1", {TypeName("cloud"): 2, TypeName("gpu"): 1})
     # An older manager may take the instance over in turn.
-    assert lease.encode(LEASE) == KVS["lease"]
-    assert steering.encode(STEERING) == KVS["steering"]
-    assert json.loads(spend.encode(SPEND)) == json.loads(KVS["spend"])
+    assert own.encode_lease(LEASE) == KVS["lease"]
+    assert own.encode_steering(STEERING) == KVS["steering"]
+    assert json.loads(own.encode_spend(SPEND)) == json.loads(KVS["spend"])
 
 
 def test_a_node_keeps_its_ticket_and_its_lease_key() -> None:

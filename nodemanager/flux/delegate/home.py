@@ -16,7 +16,9 @@ from typing import Any, assert_never
 
 from nodemanager.core.jobs import JobId
 from nodemanager.core.ports import FluxError
-from nodemanager.delegation.home_port import (
+from nodemanager.delegation.jobs import DURATION, PROXY_EVENTS, TAKEN, nodelist_of
+from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
+from nodemanager.delegation.ports import (
     AppendOutput,
     CountOutput,
     FindJob,
@@ -39,15 +41,15 @@ from nodemanager.delegation.home_port import (
     ShowFinished,
     ShowMemo,
     ShowRunning,
-    TakeJob,
     Validate,
 )
-from nodemanager.delegation.jobs import DURATION, PROXY_EVENTS, TAKEN, nodelist_of
-from nodemanager.delegation.jobspec import read_duration_s, read_pretended_resources, read_target
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.flux.bindings import CallFailed, ask, connection
 from nodemanager.flux.claim import Claim, owner_of
-from nodemanager.flux.delegate.events import (
+from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
+from nodemanager.flux.kvs import append_later, read_later
+from nodemanager.flux.link import Link, LinkSession
+from nodemanager.flux.parse.eventlog import (
     CAUGHT_UP,
     JOURNAL,
     is_submitted_by,
@@ -57,9 +59,6 @@ from nodemanager.flux.delegate.events import (
     read_journal,
     read_json,
 )
-from nodemanager.flux.delegate.link import Link, LinkSession
-from nodemanager.flux.delegate.setup import SetupIncomplete, check_setup
-from nodemanager.flux.kvs import append_later, read_later
 from nodemanager.flux.parse.json_fields import object_at
 from nodemanager.flux.resubmit import unwrap_jobspec
 
@@ -220,9 +219,6 @@ class _HomeSession(LinkSession[HomeRequest]):
                 self._count_output(request)
             case AppendOutput():
                 self._append(request)
-            case TakeJob(job=job, target=target, urgency=urgency):
-                take = {"id": job, "name": TAKEN, "context": {"target": target, "urgency": urgency}}
-                self._request("job-manager.post-event.post", take, request)
             case HoldJob():
                 self._hold(request)
             case ReleaseJob(job=job, urgency=urgency):

@@ -18,9 +18,10 @@ from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import parse_idset_ranges
 from nodemanager.core.ports import Clock, FluxError
 from nodemanager.delegation.choose import PeerLoad
-from nodemanager.delegation.jobs import COPY_EVENTS, PeerName
+from nodemanager.delegation.jobs import COPY_EVENTS, DURATION, PeerName
 from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker
-from nodemanager.delegation.peer_port import (
+from nodemanager.delegation.next_step import HELD_URGENCY
+from nodemanager.delegation.ports import (
     ChangeDuration,
     ChangeUrgency,
     CheckFit,
@@ -39,16 +40,16 @@ from nodemanager.delegation.peer_port import (
     PeerRefused,
     PeerRequest,
     PeerSynced,
-    PlaceCopy,
     ReadCopy,
     StopOutput,
+    SubmitCopy,
     SubmitRefused,
     Submitted,
 )
 from nodemanager.delegation.relay import EXEC, OUTPUT
-from nodemanager.delegation.steps import HELD_URGENCY
 from nodemanager.flux.bindings import CallFailed, ask, resolve
-from nodemanager.flux.delegate.events import (
+from nodemanager.flux.link import Link, LinkSession
+from nodemanager.flux.parse.eventlog import (
     CAUGHT_UP,
     JOURNAL,
     is_submitted_by,
@@ -59,13 +60,11 @@ from nodemanager.flux.delegate.events import (
     read_json,
     read_output,
 )
-from nodemanager.flux.delegate.link import Link, LinkSession
 from nodemanager.flux.parse.json_fields import SECONDS_MAX, list_at, object_at, text_at, whole_at
 from nodemanager.flux.reactor import Reactor
 from nodemanager.flux.submit import submit_later
 
 LOAD_EVERY_S = 5.0
-DURATION = "attributes.system.duration"
 _AGAIN_S = 0.05
 _WRITTEN_TRIES = 40
 _OPENED_DIRECTLY = ("local", "ssh")
@@ -183,7 +182,7 @@ class _PeerSession(LinkSession[PeerRequest]):
 
     def _carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
         match request:
-            case PlaceCopy(job=job, jobspec=jobspec):
+            case SubmitCopy(job=job, jobspec=jobspec):
                 submit_later(
                     self._reactor,
                     jobspec,

@@ -21,6 +21,11 @@ class SetupIncomplete(FluxError):
     """The instance lacks a line of its configuration. The message names it."""
 
 
+def flux_delegate_path() -> Path:
+    """Return the path of the frobnicator plugin, which Flux loads by its path."""
+    return Path(__file__).with_name(FROBNICATOR_FILE)
+
+
 def frobnicator_plugins(file: Path) -> tuple[str, ...]:
     """Return the value of ``[ingest.frobnicator] plugins``: Flux's own plugins, then ours."""
     return (*_STOCK_FROBNICATORS, str(file))

@@ -17,6 +17,7 @@ from nodemanager.core.facts import QueueSeen
 from nodemanager.core.jobs import Job, JobId, JobRequest, JobState, UnreadableJob
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_job_id
 from nodemanager.core.untrusted import TooDeep
+from nodemanager.flux.parse.eventlog import LAST_EVENTS
 from nodemanager.flux.parse.jobspec import (
     ALL_BYTES_MAX,
     NOT_RUN,
@@ -46,8 +47,6 @@ _NEXT_STATE: Mapping[tuple[str, JobState], JobState] = {
     ("alloc", JobState.SCHED): JobState.RUN,
     ("finish", JobState.RUN): JobState.CLEANUP,
 }
-# "clean" is the last event of a job, "invalidate" the last one of a job that was refused at submission.
-_LAST_EVENTS = frozenset({"clean", "invalidate"})
 _JOBSPEC_EVENTS = frozenset({"submit", "jobspec-update"})
 _ALLOCATION_EVENTS = frozenset({"alloc", "release", "free"})
 
@@ -111,7 +110,7 @@ class JobQueue:
         job = self._jobs.get(of)
         if job is None:
             return
-        if event_name in _LAST_EVENTS:
+        if event_name in LAST_EVENTS:
             self._end(of)
             return
         self._touched[of] = None

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from nodemanager.core.jobs import JobId
 from nodemanager.core.notation import NotationError, format_idset, parse_idset_ranges
 from nodemanager.core.slots import Rank
-from nodemanager.core.untrusted import read_json, read_lines, read_message
+from nodemanager.core.untrusted import read_json
+from nodemanager.flux.parse.eventlog import read_eventlog
 from nodemanager.flux.parse.json_fields import object_at, text_at, whole_at
 from nodemanager.flux.parse.resources import listed_jobs, read_holdings
 
@@ -47,8 +48,7 @@ def read_given_back(eventlog: str, r: str, cores: Mapping[Rank, int]) -> frozens
     if len(eventlog) > _LOG_MAX:
         return frozenset()
     try:
-        for line in read_lines(eventlog):
-            event = object_at(read_message(line), "event")
+        for event in read_eventlog(eventlog):
             if event.get("name") in _ENDINGS:
                 return frozenset()
             if event.get("name") == "memo":

@@ -29,8 +29,7 @@ from nodemanager.config.text.flux_toml import (
 from nodemanager.config.text.settings import bracketed, is_ipv6_address
 from nodemanager.core.notation import compress_hostlist, format_idset
 from nodemanager.core.slots import NodeType
-from nodemanager.flux.delegate import flux_delegate_path
-from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins
+from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, flux_delegate_path, frobnicator_plugins
 from nodemanager.flux.parse.versions import (
     GPUS_IN_SCHED_SIMPLE,
     Version,

@@ -29,8 +29,13 @@ from nodemanager.config.text.flux_toml import (
 )
 from nodemanager.core.notation import NotationError, compress_hostlist, expand_hostlist, format_idset, parse_idset
 from nodemanager.core.untrusted import read_json
-from nodemanager.flux.delegate import flux_delegate_path
-from nodemanager.flux.delegate.setup import BYPASS, FROBNICATOR_FILE, frobnicator_plugins, setup_faults
+from nodemanager.flux.delegate.setup import (
+    BYPASS,
+    FROBNICATOR_FILE,
+    flux_delegate_path,
+    frobnicator_plugins,
+    setup_faults,
+)
 from nodemanager.flux.fluxion import QMANAGER
 from nodemanager.flux.parse.resources import LEADER
 from nodemanager.flux.setup.bootstrap import BootstrapError

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nodemanager.actors.delegation.targets import Targets
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
 from nodemanager.config.site import DelegateTo, JoinMethod, Provider, Site
 from nodemanager.config.text.settings import NEVER
@@ -15,9 +14,12 @@ from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import CloudName, Misfit, TypeName
-from nodemanager.delegation.home_port import HomePort
+from nodemanager.delegation.choose import Peer, Targets
 from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.peer_port import Peer, PeerPort
+from nodemanager.delegation.ports import (
+    HomePort,
+    PeerPort,
+)
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource

@@ -6,6 +6,7 @@ proxy when the instance restarts, and only a validation reminds it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 from nodemanager.core.jobs import JobId
 from nodemanager.delegation.jobs import DURATION, EXEC, HOLD, PROXY_R, EventlogEntry
 from nodemanager.delegation.jobspec import DELEGATE, read_duration_s, read_target
-from nodemanager.simulation.delegation.proxy_jobs import status_of_shell
 from nodemanager.simulation.time.world import World
 
 RUNS_S = 20.0
@@ -299,3 +299,8 @@ def frobnicate(jobspec: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _time_limit(job: SimulatedJob) -> float:
     return read_duration_s(job.jobspec) or RUNS_S
+
+
+def status_of_shell(status: int) -> int:
+    """The status that job-exec gives a job with an exception: a signal becomes an exit code, as a shell has it."""
+    return (128 + os.WTERMSIG(status)) << 8 if os.WIFSIGNALED(status) else status

@@ -10,10 +10,23 @@ from typing import Any, Generic, TypeVar, assert_never
 from nodemanager.core.jobs import JobId
 from nodemanager.core.untrusted import read_lines
 from nodemanager.delegation.choose import PeerLoad
-from nodemanager.delegation.home_port import (
+from nodemanager.delegation.jobs import TAKEN, EventlogEntry, PeerName
+from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker, read_needs, read_target
+from nodemanager.delegation.ports import (
     AppendOutput,
+    ChangeDuration,
+    ChangeUrgency,
+    CheckFit,
+    CopyEvents,
+    CopyMissing,
+    CopyOutput,
+    CopyOutputEnded,
     CountOutput,
+    EndCopy,
+    FindCopies,
     FindJob,
+    FitChecked,
+    FollowOutput,
     HoldJob,
     HomeDone,
     HomeEvents,
@@ -25,31 +38,6 @@ from nodemanager.delegation.home_port import (
     JobFound,
     JobspecRead,
     OutputCounted,
-    PostEvent,
-    RaiseOnJob,
-    ReadJobspec,
-    ReleaseJob,
-    RemoveDependency,
-    ShowFinished,
-    ShowMemo,
-    ShowRunning,
-    TakeJob,
-    Validate,
-)
-from nodemanager.delegation.jobs import TAKEN, EventlogEntry, PeerName
-from nodemanager.delegation.jobspec import read_cores, read_duration_s, read_marker, read_needs, read_target
-from nodemanager.delegation.peer_port import (
-    ChangeDuration,
-    ChangeUrgency,
-    CheckFit,
-    CopyEvents,
-    CopyMissing,
-    CopyOutput,
-    CopyOutputEnded,
-    EndCopy,
-    FindCopies,
-    FitChecked,
-    FollowOutput,
     PeerDone,
     PeerFact,
     PeerLoadSeen,
@@ -57,11 +45,20 @@ from nodemanager.delegation.peer_port import (
     PeerRefused,
     PeerRequest,
     PeerSynced,
-    PlaceCopy,
+    PostEvent,
+    RaiseOnJob,
     ReadCopy,
+    ReadJobspec,
+    ReleaseJob,
+    RemoveDependency,
+    ShowFinished,
+    ShowMemo,
+    ShowRunning,
     StopOutput,
+    SubmitCopy,
     SubmitRefused,
     Submitted,
+    Validate,
 )
 from nodemanager.delegation.relay import EXEC, OUTPUT, counts_for_relay
 from nodemanager.simulation.delegation.instance import InstanceRefused, SimulatedInstance, SimulatedJob
@@ -234,7 +231,7 @@ class SimulatedPeer(SimulatedLink[PeerRequest, PeerFact]):
 
     def carry_out(self, request: PeerRequest) -> None:  # noqa: C901 - one arm a request
         match request:
-            case PlaceCopy(job=job, jobspec=jobspec):
+            case SubmitCopy(job=job, jobspec=jobspec):
                 self._submit(job, jobspec)
             case CheckFit(key=key, jobspec=jobspec):
                 fits = read_needs(jobspec).cores <= self.instance.cores_max
@@ -380,8 +377,6 @@ class SimulatedHome(SimulatedLink[HomeRequest, HomeFact]):
                 for key, text in lines.items():
                     log = found.output if key == OUTPUT else found.exec_events
                     log.extend(json.loads(line) for line in read_lines(text))
-            case TakeJob(target=target, urgency=urgency):
-                instance.post(instance.active(job), TAKEN, target=target, urgency=urgency)
             case HoldJob():
                 instance.set_urgency(job, 0)
             case ReleaseJob(urgency=urgency):

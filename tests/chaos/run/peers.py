@@ -9,10 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import Any
 
-from nodemanager.actors.delegation.targets import Targets
 from nodemanager.core.jobs import JobId
+from nodemanager.delegation.choose import Peer, Targets
 from nodemanager.delegation.jobs import EventlogEntry, PeerName
-from nodemanager.delegation.peer_port import Peer
 from nodemanager.simulation.delegation.flux_home import ClaimedHome, DelegatingFlux, FluxHome
 from nodemanager.simulation.delegation.instance import InstanceFaults, SimulatedInstance, SimulatedJob
 from nodemanager.simulation.delegation.ports import SimulatedPeer

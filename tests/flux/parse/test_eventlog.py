@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodemanager.core.jobs import JobException
-from nodemanager.flux.parse.job_end import EXCEPTIONS_MAX, NOTE_MAX, read_job_end
+from nodemanager.flux.parse.eventlog import EXCEPTIONS_MAX, NOTE_MAX, read_job_end
 
 
 def eventlog(*events: tuple[str, dict[str, Any]]) -> str:

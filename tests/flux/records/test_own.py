@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodemanager.core.nodes import Launch, LaunchId
 from nodemanager.core.slots import DEFAULT_CLOUD, Billing, CloudName, Rank, SlotName, Tariff, TypeName
-from nodemanager.flux.records import lease
+from nodemanager.flux.records import own
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 TARIFF = Tariff(Decimal("0.40"), Billing(3600.0, 60.0))
@@ -26,10 +26,10 @@ TARIFFS = st.builds(
 
 @given(slot=NAMES)
 def test_any_slot_name_is_one_part_of_a_key_and_comes_back(slot: str) -> None:
-    key = lease.key_of(SlotName(slot))
+    key = own.lease_key(SlotName(slot))
     directory, _, name = key.rpartition(".")
-    assert directory == lease.LEASES
-    assert lease.slot_of(name) == slot
+    assert directory == own.LEASES
+    assert own.slot_of_lease(name) == slot
 
 
 @given(
@@ -46,7 +46,7 @@ def test_any_slot_name_is_one_part_of_a_key_and_comes_back(slot: str) -> None:
     )
 )
 def test_what_is_written_is_read(launch: Launch) -> None:
-    assert lease.decode(lease.encode(launch), launch.slot) == launch
+    assert own.decode_lease(own.encode_lease(launch), launch.slot) == launch
 
 
 @pytest.mark.parametrize(
@@ -68,24 +68,24 @@ def test_what_is_written_is_read(launch: Launch) -> None:
     ],
 )
 def test_a_record_with_a_wrong_field_is_refused_by_its_place(changed: dict[str, object], place: str) -> None:
-    fields = json.loads(lease.encode(LAUNCH)) | changed
+    fields = json.loads(own.encode_lease(LAUNCH)) | changed
     with pytest.raises(ValueError, match=place):
-        lease.decode(json.dumps(fields), LAUNCH.slot)
+        own.decode_lease(json.dumps(fields), LAUNCH.slot)
 
 
 def test_a_record_of_before_zones_and_tariffs_were_kept_is_read() -> None:
-    fields = json.loads(lease.encode(LAUNCH))
+    fields = json.loads(own.encode_lease(LAUNCH))
     del fields["zone"], fields["tariff"]
-    assert lease.decode(json.dumps(fields), LAUNCH.slot) == replace(LAUNCH, zone="", tariff=None)
+    assert own.decode_lease(json.dumps(fields), LAUNCH.slot) == replace(LAUNCH, zone="", tariff=None)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '"x"'])
 def test_what_is_no_object_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - JSON's own error or ours
-        lease.decode(text, LAUNCH.slot)
+        own.decode_lease(text, LAUNCH.slot)
 
 
 def test_a_lease_names_its_cloud_only_if_there_is_another() -> None:
     launch = replace(LAUNCH, cloud=CloudName("east"))
-    assert lease.decode(lease.encode(launch), launch.slot) == launch
-    assert "cloud" not in json.loads(lease.encode(replace(LAUNCH, cloud=DEFAULT_CLOUD)))
+    assert own.decode_lease(own.encode_lease(launch), launch.slot) == launch
+    assert "cloud" not in json.loads(own.encode_lease(replace(LAUNCH, cloud=DEFAULT_CLOUD)))

@@ -21,7 +21,6 @@ from nodemanager.flux.reactor import Reactor, contained
 
 RECONNECT_MIN_S = 0.2
 RECONNECT_MAX_S = 2.0
-PROBE_S = 5.0  # an instance that says nothing is asked for a sign of life this often
 STOP_WITHIN_S = 2.0
 _WAKE = b"\0"
 
@@ -29,7 +28,13 @@ Request = TypeVar("Request")
 
 
 class LinkSession(Generic[Request]):
-    """One connection, until it is lost. Everything here runs in its reactor."""
+    """One connection, until it is lost. Everything here runs in its reactor.
+
+    ``synced``: all that it follows has been reported once. ``lost``: why it ended, if nothing else tells.
+    """
+
+    lost = "the connection is lost"
+    probe_s = 5.0  # an instance that says nothing is asked for a sign of life this often
 
     def __init__(self, timeout_s: float) -> None:
         self.synced = False
@@ -42,7 +47,7 @@ class LinkSession(Generic[Request]):
         try:
             with self._connected(uri) as self._reactor:
                 self._reactor.on_readable(wake.fileno(), on_wake)
-                self._reactor.every(PROBE_S, self._probe).start()
+                self._reactor.every(self.probe_s, self.probe).start()
                 self.begin()
                 self._reactor.run()
         except ValueError as fault:
@@ -58,8 +63,11 @@ class LinkSession(Generic[Request]):
         raise NotImplementedError
 
     def carry_out(self, requests: list[Request]) -> None:
-        """Carry out requests, in their order."""
-        raise NotImplementedError
+        """Carry out requests, in their order. Override this if there are any."""
+
+    def probe(self) -> None:
+        """Ask for a sign of life."""
+        self.ask("attr.get", {"name": "rank"}, lambda _: None)
 
     def stop(self) -> None:
         """Make ``run`` return."""
@@ -90,9 +98,6 @@ class LinkSession(Generic[Request]):
             "attr.get", {"name": "rank"}, lambda _: on_refused(failure), self.fail, timeout_s=self._timeout_s
         )
 
-    def _probe(self) -> None:
-        self.ask("attr.get", {"name": "rank"}, lambda _: None)
-
 
 class Link(Generic[Request]):
     """The thread. ``make_session`` makes the session of each new connection; ``find_uri`` says where it leads."""
@@ -103,11 +108,14 @@ class Link(Generic[Request]):
         find_uri: Callable[[], str],
         make_session: Callable[[], LinkSession[Request]],
         lost: Callable[[FluxError], None],
+        *,
+        reconnect_max_s: float = RECONNECT_MAX_S,
     ) -> None:
         self._name = name
         self._find_uri = find_uri
         self._make_session = make_session
         self._lost = lost
+        self._reconnect_max_s = reconnect_max_s
         self._requests: collections.deque[Request] = collections.deque()
         self._wake, self._waker = socket.socketpair()
         for end in (self._wake, self._waker):
@@ -127,6 +135,8 @@ class Link(Generic[Request]):
 
     def stop(self) -> None:
         """Stop the thread. One that hangs in an open is left behind; it ends with the process."""
+        if self._stopped.is_set():
+            return
         self._stopped.set()
         self._rouse()
         if self._thread.is_alive():
@@ -156,8 +166,9 @@ class Link(Generic[Request]):
                     self._lost(failure)
             else:
                 if not self._stopped.is_set():
-                    self._lost(FluxError("the connection is lost"))
-            pause_s = RECONNECT_MIN_S if session.synced else min(max(2 * pause_s, RECONNECT_MIN_S), RECONNECT_MAX_S)
+                    self._lost(FluxError(session.lost))
+            longer_s = min(max(2 * pause_s, RECONNECT_MIN_S), self._reconnect_max_s)
+            pause_s = RECONNECT_MIN_S if session.synced else longer_s
 
     def _take_requests(self) -> None:
         with suppress(BlockingIOError):
