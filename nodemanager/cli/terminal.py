@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 JOB_KEYS = frozenset({"job", "jobs", "serves"})  # the fields of the service's documents that hold job ids
+PIPE_COLUMNS = 10_000
 _ASCII_ID = re.compile("f[1-9A-HJ-NP-Za-km-z]{1,11}", re.ASCII)
 
 
 def make_console(**how: Any) -> Console:
     """Make a console that prints text literally. ``how``: options of ``rich.console.Console``.
 
-    Drain reasons, messages of providers and reports of nodes may have brackets that are not markup.
+    Drain reasons, messages of providers and reports of nodes may have brackets that are not markup. In a pipe each
+    row of a table is one line, unless COLUMNS says how wide the output is.
     """
     from rich.console import Console
 
@@ -30,6 +32,8 @@ def make_console(**how: Any) -> Console:
             """Raise the error: Rich would end the process here, with its own exit status."""
             raise BrokenPipeError(errno.EPIPE, "the output was closed")
 
+    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
+        how = {"width": PIPE_COLUMNS, **how}
     return Terminal(markup=False, emoji=False, highlight=False, **how)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -163,3 +164,17 @@ def _texts(document: Any) -> list[str]:
             return [text for name, it in document.items() for text in (name, *_texts(it))]
         case _:
             return []
+
+
+def test_in_a_pipe_each_row_of_a_table_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table("job", "because")
+    table.add_row("f58", "a reason of many words " * 20)
+    make_console().print(table)
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "words" in line)
+    assert row.count("words") == 20
+    monkeypatch.setenv("COLUMNS", "80")
+    make_console().print(table)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80

@@ -62,7 +62,7 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     if slots > site.limits.nodes_max:
         print(
-            f"{site.path}: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
+            f"{site.path}: note: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
             f" {site.limits.nodes_max} nodes can never run"
         )
     print(*(f"{site.path}: note: {note}\n" for note in (*_gpu_notes(site), *_gpu_costs(site))), sep="", end="")
