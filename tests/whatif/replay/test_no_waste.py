@@ -388,6 +388,31 @@ def test_busy_nodes_do_not_fill_a_gang(tmp_path: Path) -> None:
     assert _count(events, "created") <= 3 + 6 * 13 + 8
 
 
+UNBILLED = """
+[Limits]
+nodes_max = 7
+price_per_hour_max = 1
+[Node own]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.9
+billing = free
+slots = own[1-3]
+[Node bought]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.1
+slots = bought[1-3]
+"""
+
+
+def test_nodes_that_are_not_billed_come_first_and_no_limit_of_the_price_counts_them(tmp_path: Path) -> None:
+    jobs = [TraceJob("wide", 0.0, 300.0, 0.0, Shape(slots=3, cores_per_slot=4))]
+    outcome, _, events = _replay(tmp_path, UNBILLED, jobs)
+    assert (outcome.jobs_served, outcome.cost) == (1, 0.0)
+    assert [it["type"] for it in events if it["what"] == "created"] == ["own", "own", "own"]
+
+
 # --- the rules of a replay --------------------------------------------------------------------------------
 
 
