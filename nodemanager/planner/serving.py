@@ -153,14 +153,10 @@ class Serving:
             return None  # a shortcut: packing would find the same
         works = self.waiting.unplaced_works(end) if short else []
         self.on_offer.searches.left -= STEPS_PER_BATCH * len(self.waiting.unseated)
-        allocation: Allocation | None = self.on_offer.empty_allocation(self.on_offer.offers if works else [])
-        for stage in self.on_offer.stages(works):
-            if allocation is not None:
-                spread = self.on_offer.policy.rules.packing is PackingPolicy.SPREAD
-                allocation = allocation.with_work(
-                    stage, share=spread, greedily=greedily, ignoring_egress=ignoring_egress
-                )
-        return allocation
+        allocation = self.on_offer.empty_allocation(self.on_offer.offers if works else [])
+        spread = self.on_offer.policy.rules.packing is PackingPolicy.SPREAD
+        stages = self.on_offer.stages(works)
+        return allocation.with_stages(stages, share=spread, greedily=greedily, ignoring_egress=ignoring_egress)
 
     def _longest_front(self, end: QueuePosition) -> tuple[Allocation, StuckAt | None]:
         """Serve the longest front part of the queue, and return the first job behind it, or None."""

@@ -388,6 +388,45 @@ def test_busy_nodes_do_not_fill_a_gang(tmp_path: Path) -> None:
     assert _count(events, "created") <= 3 + 6 * 13 + 8
 
 
+STAGES = """
+[Limits]
+nodes_max = 7
+price_per_hour_max = 50
+[Policy]
+queue_policy = fifo
+[Node dear]
+cores = 8
+memory = 4GiB
+price_per_hour = 0.9
+billing = per-second
+slots = dear[1-2]
+[Node mid]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.05
+billing = per-second
+slots = mid[1-3]
+[Node small]
+cores = 2
+memory = 4GiB
+price_per_hour = 0.06
+billing = 10m
+slots = small[1-2]
+"""
+
+
+@pytest.mark.parametrize("one_zone", [False, True])
+def test_nodes_bought_for_short_jobs_are_not_given_to_longer_ones_or_gangs(tmp_path: Path, one_zone: bool) -> None:
+    """They were, as these are packed first, and dear nodes were bought for the short job."""
+    short = TraceJob("short", 0.0, 1.0, 3.0, Shape(slots=1, cores_per_slot=4, nodes=3, exclusive=True))
+    shape = Shape(slots=1, cores_per_slot=2, nodes=2, one_zone=one_zone)
+    long = TraceJob("long", 60.0, 1800.0, 1800.0, shape)
+    outcome, _, events = _replay(tmp_path, STAGES, [short, long])
+    assert outcome.jobs_served == 2
+    bought = [it["type"] for it in events if it["what"] == "created"]
+    assert bought == ["mid", "mid", "mid", "small", "small"]
+
+
 UNBILLED = """
 [Limits]
 nodes_max = 7
