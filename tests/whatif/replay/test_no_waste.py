@@ -452,6 +452,122 @@ def test_nodes_that_are_not_billed_come_first_and_no_limit_of_the_price_counts_t
     assert [it["type"] for it in events if it["what"] == "created"] == ["own", "own", "own"]
 
 
+ENOUGH_LEAVE = """
+[Limits]
+nodes_max = 2
+price_per_hour_max = 20
+[Policy]
+queue_policy = fifo
+idle_timeout = 30m
+[Simulation]
+stop_delay = 80s
+[Node small]
+cores = 2
+memory = 4GiB
+price_per_hour = 0.1
+billing = per-second
+slots = small[1]
+[Node big]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.3
+billing = per-second
+slots = big[1-3]
+"""
+
+
+def test_a_node_that_the_job_uses_stays_while_enough_others_leave(tmp_path: Path) -> None:
+    """It was ended too, one plan after the others, and then bought again."""
+    one = TraceJob("one", 0.0, 60.0, 0.0, Shape(slots=1, cores_per_slot=4))
+    two = TraceJob("two", 0.0, 60.0, 0.0, Shape(slots=1, cores_per_slot=2))
+    wide = TraceJob("wide", 600.0, 60.0, 0.0, Shape(slots=2, cores_per_slot=4))
+    outcome, _, events = _replay(tmp_path, ENOUGH_LEAVE, [one, two, wide])
+    assert outcome.jobs_served == 3
+    assert [it["type"] for it in events if it["what"] == "created"] == ["big", "small", "big"]
+
+
+SHARED_ROOM = """
+[Limits]
+nodes_max = 8
+price_per_hour_max = 3
+[Policy]
+queue_policy = {queue_policy}
+spot_share_max = 0.5
+[Node big]
+cores = 2
+memory = 4GiB
+price_per_hour = 1
+billing = per-second
+market = spot
+slots = big[1-5]
+[Node small]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.05
+billing = per-second
+spares = 3
+slots = small[1-3]
+"""
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_no_node_gives_way_if_its_end_makes_too_many_of_the_others_spot_nodes(
+    tmp_path: Path, queue_policy: str
+) -> None:
+    """They gave way to the limit of the price, the share then kept the job waiting, and they were bought again."""
+    wide = TraceJob("wide", 600.0, 300.0, 0.0, Shape(slots=1, cores_per_slot=2, nodes=3))
+    outcome, _, events = _replay(tmp_path, SHARED_ROOM.format(queue_policy=queue_policy), [wide])
+    assert outcome.jobs_served == 0
+    assert _count(events, "created") == 3
+
+
+DEAR_SPARE = """
+[Site]
+cluster = small
+state_dir = state
+mode = act
+[Flux]
+uri = simulated
+[Cloud one]
+provider = simulated
+priority = 1
+[Cloud two]
+provider = simulated
+[Limits]
+nodes_max = 9
+price_per_hour_max = 1
+[Policy]
+queue_policy = {queue_policy}
+[Node dear]
+cores = 2
+memory = 4GiB
+price_per_hour = 1
+cloud = one
+spares = 1
+slots = dear[1-5]
+[Node cheap]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.05
+cloud = two
+prepaid = 1
+slots = cheap[1-3]
+"""
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_a_dear_spare_gives_way_to_cheap_nodes_of_a_cloud_with_a_lower_priority(
+    tmp_path: Path, queue_policy: str
+) -> None:
+    """Only a fleet of dear nodes was looked for, which the limit of the price does not allow."""
+    one = TraceJob("one", 600.0, 300.0, 0.0, Shape(slots=1, cores_per_slot=1, nodes=2, exclusive=True))
+    three = TraceJob("three", 3000.0, 60.0, 0.0, Shape(slots=1, cores_per_slot=1, nodes=3, exclusive=True))
+    outcome, _, events = _replay(tmp_path, DEAR_SPARE.format(queue_policy=queue_policy), [one, three], head="")
+    assert outcome.jobs_served == 2
+    assert outcome.wait_p99_s < 600.0
+    assert _count(events, "created") <= 5
+
+
 # --- the rules of a replay --------------------------------------------------------------------------------
 
 
