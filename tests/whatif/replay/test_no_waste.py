@@ -486,6 +486,72 @@ def test_a_node_that_the_job_uses_stays_while_enough_others_leave(tmp_path: Path
     assert [it["type"] for it in events if it["what"] == "created"] == ["big", "small", "big"]
 
 
+FILLED = """
+[Limits]
+nodes_max = 20
+price_per_hour_max = 1
+[Policy]
+queue_policy = {queue_policy}
+[Node cheap]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.1
+slots = cheap[1]
+[Node other]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.5
+slots = other[1]
+[Node kept]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.3
+spares = 2
+slots = kept[1-2]
+"""
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_spares_give_way_if_they_keep_a_type_from_making_up_for_a_cheaper_one(
+    tmp_path: Path, queue_policy: str
+) -> None:
+    """The job waited for the slot of the cheaper type as long as the other job ran."""
+    long = TraceJob("long", 0.0, 12 * HOUR_S, 0.0, Shape(slots=1, cores_per_slot=4))
+    next_ = TraceJob("next", HOUR_S, 300.0, 0.0, Shape(slots=1, cores_per_slot=4))
+    outcome, _, _ = _replay(tmp_path, FILLED.format(queue_policy=queue_policy), [long, next_])
+    assert outcome.jobs_served == 2
+    assert outcome.wait_p99_s < 600.0
+
+
+ONLY_SPOT = """
+[Limits]
+nodes_max = 5
+price_per_hour_max = 5
+[Policy]
+spot_share_max = 0.3
+[Node spot]
+cores = 8
+memory = 4GiB
+price_per_hour = 0.1
+market = spot
+slots = spot[1-6]
+[Node gpu]
+cores = 2
+gpus = 1
+memory = 4GiB
+price_per_hour = 0.2
+slots = gpu[1-4]
+"""
+
+
+def test_nodes_with_gpus_serve_all_jobs_if_the_others_are_spot_nodes_beyond_their_share(tmp_path: Path) -> None:
+    """Without a node on demand no spot node may be bought, so the job waited for ever."""
+    job = TraceJob("pair", 0.0, 30.0, 0.0, Shape(slots=1, cores_per_slot=2, nodes=2))
+    outcome, _, events = _replay(tmp_path, ONLY_SPOT, [job])
+    assert outcome.jobs_served == 1
+    assert [it["type"] for it in events if it["what"] == "created"] == ["gpu", "gpu"]
+
+
 SHARED_ROOM = """
 [Limits]
 nodes_max = 8
@@ -566,6 +632,39 @@ def test_a_dear_spare_gives_way_to_cheap_nodes_of_a_cloud_with_a_lower_priority(
     assert outcome.jobs_served == 2
     assert outcome.wait_p99_s < 600.0
     assert _count(events, "created") <= 5
+
+
+REFUSED_MIX = """
+[Limits]
+nodes_max = 7
+price_per_hour_max = 5
+[Policy]
+idle_timeout = 1s
+spot_share_max = 0.5
+[Simulation]
+capacity = 2
+stop_delay = 5s
+[Node thin]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.1
+billing = per-minute
+slots = thin[1-5]
+[Node spot]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.9
+billing = per-second
+market = spot
+slots = spot[1-2]
+"""
+
+
+def test_a_gang_is_put_off_if_only_spot_nodes_beyond_their_share_could_fill_it(tmp_path: Path) -> None:
+    """These counted as if they could be bought, so it was tried every two minutes."""
+    gang = TraceJob("gang", 0.0, 300.0, 5400.0, Shape(slots=8, cores_per_slot=1))
+    outcome, _, events = _replay(tmp_path, REFUSED_MIX, [gang, a_job(6 * HOUR_S)])
+    assert _count([it for it in events if it.get("at", 0.0) < 6 * HOUR_S], "created") <= 2 * 12
 
 
 # --- the rules of a replay --------------------------------------------------------------------------------
