@@ -634,6 +634,29 @@ def test_a_dear_spare_gives_way_to_cheap_nodes_of_a_cloud_with_a_lower_priority(
     assert _count(events, "created") <= 5
 
 
+SPENT = """
+[Limits]
+nodes_max = 10
+price_per_hour_max = 50
+[Budget]
+per_month = 1
+[Node thin]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.9
+billing = 20s
+spares = 2
+slots = thin[1-8]
+"""
+
+
+def test_a_job_that_wants_one_zone_names_the_budget_that_keeps_it_from_every_zone(tmp_path: Path) -> None:
+    shape = Shape(slots=2, cores_per_slot=4, one_zone=True)
+    jobs = [a_job(1800.0, run_s=1800.0), a_job(1800.0, run_s=1800.0, slots=4)]
+    outcome, _, _ = _replay(tmp_path, SPENT, [*jobs, TraceJob("near", 2405.0, 60.0, 0.0, shape)])
+    assert outcome.jobs_unserved == {"budget_spent": 1}
+
+
 REFUSED_MIX = """
 [Limits]
 nodes_max = 7
