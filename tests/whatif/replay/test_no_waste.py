@@ -763,6 +763,7 @@ nodes_max = {nodes_max}
 price_per_hour_max = {price}
 [Simulation]
 capacity = {capacity}
+boot_delay = {boot_delay}
 [Node thin]
 cores = 4
 memory = 4GiB
@@ -792,13 +793,20 @@ slots = gpu[1-2]
         ({"price": 3}, Shape(slots=1, cores_per_slot=4, nodes=3), True),
         ({}, Shape(slots=2, cores_per_slot=1, one_zone=True), True),
         ({"nodes_max": 3}, Shape(slots=1, cores_per_slot=8, nodes=3), False),
+        ({"boot_delay": "5m"}, Shape(slots=3, cores_per_slot=4), True),
+        ({"boot_delay": "30m"}, Shape(slots=3, cores_per_slot=4), False),  # longer than the site waits for a boot
     ],
 )
 def test_which_jobs_an_empty_fleet_could_hold(
     tmp_path: Path, limits: dict[str, object], shape: Shape, fits: bool
 ) -> None:
     path = tmp_path / "small.ini"
-    path.write_text(HEAD + LIMITED.format(**{"nodes_max": 5, "price": 20, "capacity": 5, "only_for": ""} | limits))
+    path.write_text(
+        HEAD
+        + LIMITED.format(
+            **{"nodes_max": 5, "price": 20, "capacity": 5, "only_for": "", "boot_delay": "90s"} | limits
+        )
+    )
     site = load_site(path, {})
     conditions = run_setup(site, a_workload([]), None).conditions
     assert fits_empty_fleet(shape, policy_of(site), conditions) == fits
