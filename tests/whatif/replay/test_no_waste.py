@@ -686,7 +686,7 @@ slots = spot[1-2]
 def test_a_gang_is_put_off_if_only_spot_nodes_beyond_their_share_could_fill_it(tmp_path: Path) -> None:
     """These counted as if they could be bought, so it was tried every two minutes."""
     gang = TraceJob("gang", 0.0, 300.0, 5400.0, Shape(slots=8, cores_per_slot=1))
-    outcome, _, events = _replay(tmp_path, REFUSED_MIX, [gang, a_job(6 * HOUR_S)])
+    _, _, events = _replay(tmp_path, REFUSED_MIX, [gang, a_job(6 * HOUR_S)])
     assert _count([it for it in events if it.get("at", 0.0) < 6 * HOUR_S], "created") <= 2 * 12
 
 
