@@ -379,7 +379,7 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "price_per_hour": "The price, in the same currency for all types. 0 is allowed. All costs are estimates "
         "from it, without disks and traffic. With `sizes`: the price of those that the price list lacks.",
         "billing": "The step in which the provider bills; a step that has begun is paid in full. With `free` a "
-        "running node costs nothing more.",
+        "running node costs nothing more: its price counts as 0, also in the limits.",
         "billing_minimum": "The least time that is billed, however short a node's life.",
         "spot_price_per_hour": "The price of a spot node, with `market = any` or `spot`. A `[Cloud] price_list` "
         "may give it for each size instead.",

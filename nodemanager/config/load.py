@@ -552,7 +552,7 @@ def node_types_of(
             if not sizes:
                 sections.fault(NODE + name, "spot_price_per_hour", "must be given with market = any")
         if sizes or not node.sizes:
-            node_types.append(_node_type(name, node, cloud, sizes))
+            node_types.append(_unbilled(_node_type(name, node, cloud, sizes)))
     return tuple(node_types)
 
 
@@ -599,6 +599,14 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: 
         price_until_at=node.price_until_at,
         only_for=node.only_for,
     )
+
+
+def _unbilled(node_type: NodeType) -> NodeType:
+    """The type without its prices if it is not billed: its nodes cost nothing, so no limit counts them."""
+    if node_type.billing.window_s > 0:
+        return node_type
+    sizes = tuple(replace(it, price_per_hour=Decimal(0)) for it in node_type.sizes)
+    return replace(node_type, price_per_hour=Decimal(0), sizes=sizes)
 
 
 def with_configured_slots(

@@ -85,6 +85,7 @@ class Allocation:
     left: list[int] = field(default_factory=list)  # of each offer
     pool_left: dict[Hashable, int] = field(default_factory=dict)  # of the slots that several offers share
     dominated: dict[TypeName, TypeName] = field(default_factory=dict)
+    to_pack: list[int] = field(default_factory=list)  # of the last works, the pieces that are packed later
 
     def __post_init__(self) -> None:
         if not self.left:
@@ -112,6 +113,47 @@ class Allocation:
             likely, self.places.homes, pack, Allocation._outlay, quickly=greedily, searches=self.searches
         )
 
+    def with_stages(
+        self,
+        stages: Sequence[Sequence[Work]],
+        *,
+        share: bool,
+        greedily: bool = False,
+        ignoring_egress: bool = False,
+    ) -> Allocation | None:
+        """The same for several lists of work, packed one after another.
+
+        Booting nodes first get what they were bought for, of all the work. Else the first work takes the nodes that
+        were bought for the rest, for which others are then bought.
+        """
+        found: Allocation | None = self
+        if len(stages) > 1 and any(offer.load for offer in self.offers):
+            found = self._with_planned([work for stage in stages for work in stage])
+        for stage in stages:
+            if found is not None:
+                found = found.with_work(stage, share=share, greedily=greedily, ignoring_egress=ignoring_egress)
+        return found
+
+    def _with_planned(self, works: Sequence[Work]) -> Allocation:
+        """The allocation with the pieces of this work that go onto the booting nodes bought for them."""
+        made, items = self._copy(), [work.item(self.memory_bytes(work.shape)) for work in works]
+        made.works += works
+        made.to_pack = [item.pieces for item in items]
+        made._give_planned(  # noqa: SLF001 - its own class
+            Packable(works, len(self.works), items, made.to_pack, 0.0, self.offers, self.places, made.works)
+        )
+        return made
+
+    def _copy(self) -> Allocation:
+        return replace(
+            self,
+            works=list(self.works),
+            groups=list(self.groups),
+            left=list(self.left),
+            pool_left=dict(self.pool_left),
+            dominated=dict(self.dominated),
+        )
+
     def _outlay(self) -> tuple[int, int]:
         return outlay(self.groups, self.works, self.offers, self.cost, self.places.homes)
 
@@ -137,32 +179,29 @@ class Allocation:
     def _with_work(self, works: Sequence[Work], kept: Kept, *, share: bool, greedily: bool) -> Allocation | None:
         """The same. ``kept``: the kinds of work that get nodes bought away from home only if others run out."""
         items = [work.item(self.memory_bytes(work.shape)) for work in works]
-        if sum(item.pieces * item.cores for item in items) > self.cores_left(share=share):
+        left = self.to_pack[: len(works)] or [item.pieces for item in items]
+        if sum(pieces * item.cores for pieces, item in zip(left, items, strict=True)) > self.cores_left(
+            share=share
+        ):
             return None  # a shortcut: no packing could place it
-        made = replace(
-            self,
-            works=list(self.works),
-            groups=list(self.groups),
-            left=list(self.left),
-            pool_left=dict(self.pool_left),
-            dominated=dict(self.dominated),
-            effort=Effort(0) if greedily else self.effort,
-        )
+        made = self._copy()
+        made.effort = Effort(0) if greedily else self.effort
         span_s = max((work.span_s for work in works), default=0.0)
-        made.works += works
-        left = [item.pieces for item in items]
-        first = len(self.works)
+        first = len(self.works) - len(self.to_pack)
+        if self.to_pack:
+            made.to_pack = self.to_pack[len(works) :]
+        else:
+            made.works += works
         sources = len(self.groups) + len(self.offers)
         self.searches.left -= STEPS_PER_WORK * len(works) + STEPS_PER_SOURCE * sources
         self.searches.left -= len(works) * sources // COMPARISONS_PER_STEP
         work = Packable(
             works, first, items, left, span_s, self.offers, self.places, made.works, kept, self.known_fits
         )
-        old = len(made.groups)
-        placed = made._pack_work(work, old, share=share)  # noqa: SLF001 - its own class
+        placed = made._pack_work(work, share=share)  # noqa: SLF001 - its own class
         if not placed and kept:
             work.kept = frozenset()
-            placed = made._pack_work(work, old, share=share)  # noqa: SLF001
+            placed = made._pack_work(work, share=share)  # noqa: SLF001
         made.effort = self.effort
         return made if placed else None
 
@@ -230,8 +269,8 @@ class Allocation:
             pool_left[pool] -= counts[number]
         return counts
 
-    def _pack_work(self, work: Packable, old: int, *, share: bool) -> bool:
-        """Pack work in place, and return whether all of it fits. ``old``: how many groups have other work.
+    def _pack_work(self, work: Packable, *, share: bool) -> bool:
+        """Pack work in place, and return whether all of it fits.
 
         Few pieces are packed onto all nodes at once. Many go first onto nodes with other work, then onto booting
         nodes, then onto nodes on sale. Booting nodes get first what they were bought for, if it still waits.
@@ -243,18 +282,18 @@ class Allocation:
             others = [0 if has else left for has, left in zip(gpus, work.left, strict=True)]
             if any(others) and any(gpus):
                 work.left[:] = [left if has else 0 for has, left in zip(gpus, work.left, strict=True)]
-                if not self._pack_left(work, old, share=share):
+                if not self._pack_left(work, share=share):
                     return False
                 work.left[:] = others
-        return self._pack_left(work, old, share=share)
+        return self._pack_left(work, share=share)
 
-    def _pack_left(self, work: Packable, old: int, *, share: bool) -> bool:
+    def _pack_left(self, work: Packable, *, share: bool) -> bool:
         """Pack the pieces that are left."""
         if sum(work.left) <= PIECES_EXACT:
             # Those that got what they were bought for may take more.
-            groups = list(self.groups) if share else self.groups[old:]
+            groups = self._groups_for(work, share=share)
             return self._pack_and_buy(work, groups, self._offers(ordered=True, on_sale=True))
-        self._fill_up(work, list(self.groups) if share else self.groups[old:], [])
+        self._fill_up(work, self._groups_for(work, share=share), [])
         # Fill booting nodes in the order of their purchase.
         coming = self._offers(ordered=True, on_sale=False)
         for _, together in groupby(coming, key=lambda number: self.offers[number].ordered_s):
@@ -262,6 +301,11 @@ class Allocation:
         few = sum(work.left) <= PIECES_EXACT
         groups = list(self.groups) if few and share else []
         return self._pack_and_buy(work, groups, self._offers(ordered=few, on_sale=True))
+
+    def _groups_for(self, work: Packable, *, share: bool) -> list[NodeGroup]:
+        """The nodes that already have work: all of them, or those with none but this work."""
+        own = range(work.first, work.first + len(work.works))
+        return [it for it in self.groups if share or all(number in own for number, _ in it.pieces)]
 
     def _offers(self, *, ordered: bool, on_sale: bool) -> list[int]:
         """The offers with nodes left: the ordered ones, those on sale, or both."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain, islice
+from typing import NamedTuple
 
-from nodemanager.core.jobs import JobId, Shape
+from nodemanager.core.jobs import ANYWHERE, JobId, Shape
 from nodemanager.core.nodes import LEAVING, LaunchId, NodeState
 from nodemanager.core.orders import HoldJobs, ReleaseJobs
 from nodemanager.core.reason_codes import Code
@@ -26,6 +27,7 @@ from nodemanager.planner.seating import pieces_of
 from nodemanager.planner.serving import OnOffer
 from nodemanager.planner.slot_types import TypeCounts
 from nodemanager.planner.snapshot import Node, Snapshot
+from nodemanager.planner.supply import Supply
 from nodemanager.planner.why_not import may_buy
 
 
@@ -47,49 +49,122 @@ def make_room(
     if placement.at_limit is None:
         return None
     at_limit = placement.at_limit
-    seats = {bin_.slot for bin_, _ in placement.seating.seats.get(at_limit.job, ())}
-    found = _make_room(at_limit, snapshot, policy, placement, {*needed, *seats}, of_types, ended)
-    if found is None and at_limit.obstacle.kind not in (Hindrance.PROVIDER_FULL, Hindrance.SPOT_SHARE):
-        # Small nodes, and those that the job would use itself, may fill the limit: fewer, larger ones serve it.
-        found = _make_room(at_limit, snapshot, policy, placement, needed, of_types, ended, anew=True)
+    for way in _ways(at_limit, snapshot, policy, placement, needed):
+        found = _make_room(at_limit, way, snapshot, policy, placement, of_types, ended)
+        if found is not None:
+            return (at_limit.job, found) if found else None
+    return None
+
+
+class _Way(NamedTuple):
+    """A way to serve a job: these nodes stay, and so many of its pieces get new nodes of these types, in order."""
+
+    kept: Collection[SlotName]
+    pieces: int
+    types: Sequence[NodeType]
+
+
+def _ways(
+    at_limit: StuckJob, snapshot: Snapshot, policy: Policy, placement: Placement, needed: Collection[SlotName]
+) -> Iterator[_Way]:
+    """The ways to try, the one that keeps most nodes first."""
+    job, shape, obstacle = at_limit
+    seats = {bin_.slot for bin_, _ in placement.seating.seats.get(job, ())}
+    want, types = pieces_of(shape), list(why_not.by_preference(policy, shape))
+    _, short = placement.seating.short.get(job, (None, want))
+    yield _Way({*needed, *seats}, short, types)
+    if obstacle.kind in (Hindrance.PROVIDER_FULL, Hindrance.SPOT_SHARE):
+        return
+    supply, memory = placement.supply, why_not.memory_per_piece(shape, placement.supply)
+    # Small nodes, and those that the job would use itself, may fill the limit: fewer, larger ones serve it.
+    yield _Way(needed, want, sorted(types, key=lambda it: -why_not.pieces_per_node(it, shape, memory)))
+    # Dear nodes may fill the limit of the price: cheap ones serve it.
+    cheapest = sorted(types, key=lambda it: supply.cheapest(it).price_per_hour)
+    seated = _pieces_on_cheap_nodes(shape, cheapest, snapshot, policy, placement, needed)
+    yield _Way({*needed, *seated}, max(0, want - sum(seated.values())), cheapest)
+
+
+def _pieces_on_cheap_nodes(
+    shape: Shape,
+    types: Iterable[NodeType],
+    snapshot: Snapshot,
+    policy: Policy,
+    placement: Placement,
+    needed: Collection[SlotName],
+) -> Mapping[SlotName, int]:
+    """How many pieces of a job each idle node takes that costs no more than the cheapest one on sale for it."""
+    supply = placement.supply
+    on_sale = (it for it in types if _is_on_sale(it, shape, supply))
+    first = next(on_sale, None)
+    if first is None:
+        return {}
+    found: dict[SlotName, int] = {}
+    for node in _known_nodes(snapshot):
+        node_type, price = policy.types.get(node.launch.type_name), price_per_hour(node.launch, policy)
+        if node_type is None or price > supply.cheapest(first).price_per_hour:
+            continue
+        if shape.constraint is not ANYWHERE and not supply.matches.suits(shape.constraint, node.launch.rank):
+            continue
+        if shape.one_zone and node.launch.zone != placement.zones.get(shape):
+            continue
+        pieces = why_not.pieces_per_node(node_type, shape)
+        if pieces and _may_retire(node, snapshot, policy, needed):
+            found[node.launch.slot] = pieces
     return found
+
+
+def _is_on_sale(node_type: NodeType, shape: Shape, supply: Supply) -> bool:
+    suits = why_not.pieces_per_node(node_type, shape) and may_buy(node_type, shape, supply)
+    return bool(
+        suits and node_type.name not in supply.blocked and supply.count_free_for(node_type, shape.constraint)
+    )
+
+
+def _known_nodes(snapshot: Snapshot) -> Iterator[Node]:
+    """The nodes that are neither busy nor gone for long."""
+    node_index = node_index_of(snapshot)
+    return chain(node_index.to_check.values(), node_index.at_rest.values())
 
 
 def _make_room(
     at_limit: StuckJob,
+    way: _Way,
     snapshot: Snapshot,
     policy: Policy,
     placement: Placement,
-    kept: Collection[SlotName],
     of_types: TypeCounts,
     ended: Collection[LaunchId],
-    *,
-    anew: bool = False,
-) -> tuple[JobId, frozenset[LaunchId]] | None:
-    """The same, if the nodes on ``kept`` stay. ``anew``: the job gets the fewest new nodes that take all of it."""
-    job = at_limit.job
-    node_index = node_index_of(snapshot)
-    known = chain(node_index.to_check.values(), node_index.at_rest.values())
-    may_retire = (node for node in known if _may_retire(node, snapshot, policy, kept))
+) -> frozenset[LaunchId] | None:
+    """The nodes that go for a way: none if enough are leaving; None if all of them are too few."""
+    may_retire = (node for node in _known_nodes(snapshot) if _may_retire(node, snapshot, policy, way.kept))
     idle = [node for node in may_retire if _frees_room(node, at_limit, snapshot, policy)]
-    lacks = _lacks(at_limit, snapshot, policy, placement, anew=anew) if idle else None
-    if lacks is None:
+    leaving = [
+        node
+        for node in node_index_of(snapshot).to_check.values()
+        if _leaves(node, snapshot, ended) and _frees_room(node, at_limit, snapshot, policy)
+    ]
+    lacks = _lacks(at_limit, way, snapshot, policy, placement) if idle or leaving else None
+    if lacks is None or (lacks.nodes <= 0 and lacks.price <= 0):
         return None
-    nodes, price = lacks
-    for node in node_index.to_check.values():
-        leaves = node.state in LEAVING and node.launch.id not in snapshot.operator.steering.holds
-        if (leaves or node.id in ended) and _frees_room(node, at_limit, snapshot, policy):
-            nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
-    retiring = []
+    nodes = lacks.nodes - len(leaving)
+    price = lacks.price - sum(price_per_hour(node.launch, policy) for node in leaving)
+    retiring: list[Node] = []
+    of_types = of_types.copy()
     for node in sorted(idle, key=lambda node: (-price_per_hour(node.launch, policy), node.launch.id)):
         if nodes <= 0 and price <= 0:
             break
         if of_types.is_at_min(node.launch.type_name):
             continue  # the site keeps it for its type
         of_types.note(node.launch.type_name, -1, takes_jobs=True)
-        retiring.append(node.launch.id)
+        retiring.append(node)
         nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
-    return (job, frozenset(retiring)) if retiring and nodes <= 0 and price <= 0 else None
+    if nodes > 0 or price > 0 or (lacks.spot and _is_beyond_share(lacks, [*leaving, *retiring], placement)):
+        return None
+    return frozenset(node.id for node in retiring)
+
+
+def _leaves(node: Node, snapshot: Snapshot, ended: Collection[LaunchId]) -> bool:
+    return node.id in ended or (node.state in LEAVING and node.id not in snapshot.operator.steering.holds)
 
 
 def _frees_room(node: Node, at_limit: StuckJob, snapshot: Snapshot, policy: Policy) -> bool:
@@ -108,18 +183,33 @@ def _frees_room(node: Node, at_limit: StuckJob, snapshot: Snapshot, policy: Poli
     return _frees_room_for(policy.types[obstacle.node_type], node, snapshot, policy)
 
 
-def _lacks(
-    at_limit: StuckJob, snapshot: Snapshot, policy: Policy, placement: Placement, *, anew: bool
-) -> tuple[int, Decimal] | None:
-    """How many nodes must end for the job, and of what price per hour; None if that would not help."""
+def _is_beyond_share(lacks: _Lack, ending: Sequence[Node], placement: Placement) -> bool:
+    """Whether ``spot_share_max`` would keep the job waiting once these nodes have ended."""
+    policy, (count, spot) = placement.supply.policy, placement.allocation.fleet
+    types = (policy.type_as_bought(node.launch) for node in ending)
+    spot += lacks.spot - sum(it is not None and it.market is Market.SPOT for it in types)
+    return spot > policy.rules.spot_share_max * (count - len(ending) + lacks.bought)
+
+
+class _Lack(NamedTuple):
+    """How many nodes must end for a job, and of what price per hour; how many are bought, and as spot nodes."""
+
+    nodes: int
+    price: Decimal = Decimal(0)
+    bought: int = 0
+    spot: int = 0
+
+
+def _lacks(at_limit: StuckJob, way: _Way, snapshot: Snapshot, policy: Policy, placement: Placement) -> _Lack | None:
+    """What must end for the job; None if that would not help."""
     job, shape, obstacle = at_limit
     if obstacle.kind is Hindrance.SPOT_SHARE:
         return _spot_nodes_above_share(job, shape, placement)
     if obstacle.kind is not Hindrance.PROVIDER_FULL or obstacle.node_type is None:
-        return _shortfall(job, shape, policy, placement, anew=anew)
+        return _shortfall(shape, way, policy, placement)
     if is_put_off(shape, snapshot):
         gang = snapshot.learned.gangs[shape]
-        return count_lacking(gang, snapshot) - count_ended_others(gang, snapshot, policy), Decimal(0)
+        return _Lack(count_lacking(gang, snapshot) - count_ended_others(gang, snapshot, policy))
     return _shortfall_at_provider(job, shape, policy.types[obstacle.node_type], placement)
 
 
@@ -141,9 +231,7 @@ def _frees_room_for(node_type: NodeType, node: Node, snapshot: Snapshot, policy:
     return all(scope in scopes_of(bought) for scope in quotas)
 
 
-def _shortfall_at_provider(
-    job: JobId, shape: Shape, node_type: NodeType, placement: Placement
-) -> tuple[int, Decimal] | None:
+def _shortfall_at_provider(job: JobId, shape: Shape, node_type: NodeType, placement: Placement) -> _Lack | None:
     """How many more nodes of a type the job needs than the provider allows. None if the site allows too few."""
     supply, memory = placement.supply, why_not.memory_per_piece(shape, placement.supply)
     each = why_not.pieces_per_node(node_type, shape, memory)
@@ -151,48 +239,29 @@ def _shortfall_at_provider(
     nodes = -(-short // each) if each else 0
     if not nodes or supply.count_free_for(node_type, shape.constraint) < nodes:
         return None
-    return nodes - (supply.allowance().count_left(node_type) or 0), Decimal(0)
+    return _Lack(nodes - (supply.allowance().count_left(node_type) or 0))
 
 
-def _spot_nodes_above_share(job: JobId, shape: Shape, placement: Placement) -> tuple[int, Decimal] | None:
+def _spot_nodes_above_share(job: JobId, shape: Shape, placement: Placement) -> _Lack | None:
     """How many spot nodes must end before the job may get its own. Each one that ends allows another."""
     supply = placement.supply
     _, short = placement.seating.short.get(job, (None, pieces_of(shape)))
     for node_type in why_not.by_preference(supply.policy, shape):
         each = why_not.pieces_per_node(node_type, shape, why_not.memory_per_piece(shape, supply))
         if each and supply.spot_left(node_type) is not None and supply.count_free_for(node_type, shape.constraint):
-            return -(-short // each) - (supply.spot_share_left or 0), Decimal(0)
+            return _Lack(-(-short // each) - (supply.spot_share_left or 0))
     return None
 
 
-def _shortfall(
-    job: JobId, shape: Shape, policy: Policy, placement: Placement, *, anew: bool
-) -> tuple[int, Decimal] | None:
-    """By how many nodes, and by what price per hour, the limits are too low for the job.
+def _shortfall(shape: Shape, way: _Way, policy: Policy, placement: Placement) -> _Lack | None:
+    """By how many nodes, and by what price per hour, the limits are too low for the job. None if slots are lacking.
 
-    Counts the nodes that would be bought for it, the cheapest types first. ``anew``: for all of it, the types first
-    that take most of it on a node. None if there are not enough slots.
+    Counts the nodes that would be bought for it.
     """
     supply, memory = placement.supply, why_not.memory_per_piece(shape, placement.supply)
-    short = pieces_of(shape)
-    if not anew:
-        _, short = placement.seating.short.get(job, (None, short))
-    free: Counter[TypeName] = Counter()
-    allocation = placement.allocation
-    if not allocation.offers:  # no other job needs any
-        with_booting = not placement.limits.drain_all
-        on_offer = OnOffer(supply.snapshot, policy, supply, [shape.constraint], with_booting)
-        allocation = on_offer.empty_allocation(on_offer.offers)
-    for offer, left in zip(allocation.offers, allocation.separate_counts(), strict=True):
-        if not offer.is_ordered:
-            free[offer.node_type.name] += left
-        elif offer.suits(shape):  # booting, and no job ahead needs it
-            short -= left * why_not.pieces_per_node(offer.node_type, shape)
-    nodes, price = 0, Decimal(0)
-    types = list(why_not.by_preference(policy, shape))
-    if anew:
-        types.sort(key=lambda it: -why_not.pieces_per_node(it, shape, memory))
-    for node_type in types:
+    free, coming = _left_for(shape, policy, placement)
+    short, nodes, price, spot = way.pieces - coming, 0, Decimal(0), 0
+    for node_type in way.types:
         each = why_not.pieces_per_node(node_type, shape, memory)
         if not each or short <= 0 or node_type.name in supply.blocked or not may_buy(node_type, shape, supply):
             continue
@@ -200,10 +269,30 @@ def _shortfall(
         taken = min(free[node_type.name], suit, -(-short // each))
         if (spot_left := supply.spot_left(node_type)) is not None:
             taken = min(taken, spot_left)
+            spot += taken
         short -= taken * each
         nodes += taken
         price += taken * supply.cheapest(node_type).price_per_hour
-    return (nodes - placement.allocation.nodes_left, price - placement.price_left) if short <= 0 else None
+    if short > 0:
+        return None
+    return _Lack(nodes - placement.allocation.nodes_left, price - placement.price_left, nodes, spot)
+
+
+def _left_for(shape: Shape, policy: Policy, placement: Placement) -> tuple[Counter[TypeName], int]:
+    """How many nodes of each type other jobs leave to buy, and how many pieces of the job fit on booting nodes."""
+    allocation, supply = placement.allocation, placement.supply
+    if not allocation.offers:  # no other job needs any
+        with_booting = not placement.limits.drain_all
+        on_offer = OnOffer(supply.snapshot, policy, supply, [shape.constraint], with_booting)
+        allocation = on_offer.empty_allocation(on_offer.offers)
+    free: Counter[TypeName] = Counter()
+    coming = 0
+    for offer, left in zip(allocation.offers, allocation.separate_counts(), strict=True):
+        if not offer.is_ordered:
+            free[offer.node_type.name] += left
+        elif offer.suits(shape):  # booting, and no job ahead needs it
+            coming += left * why_not.pieces_per_node(offer.node_type, shape)
+    return free, coming
 
 
 # --- holds ------------------------------------------------------------------------------------------------

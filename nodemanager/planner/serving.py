@@ -14,7 +14,7 @@ from math import inf
 
 from nodemanager.core.jobs import Constraint, JobId, PackingPolicy, Shape
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reasons import because
+from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, TypeName
 from nodemanager.planner import timings, why_not
 from nodemanager.planner.allocation import Allocation, KnownFits
@@ -153,14 +153,10 @@ class Serving:
             return None  # a shortcut: packing would find the same
         works = self.waiting.unplaced_works(end) if short else []
         self.on_offer.searches.left -= STEPS_PER_BATCH * len(self.waiting.unseated)
-        allocation: Allocation | None = self.on_offer.empty_allocation(self.on_offer.offers if works else [])
-        for stage in self.on_offer.stages(works):
-            if allocation is not None:
-                spread = self.on_offer.policy.rules.packing is PackingPolicy.SPREAD
-                allocation = allocation.with_work(
-                    stage, share=spread, greedily=greedily, ignoring_egress=ignoring_egress
-                )
-        return allocation
+        allocation = self.on_offer.empty_allocation(self.on_offer.offers if works else [])
+        spread = self.on_offer.policy.rules.packing is PackingPolicy.SPREAD
+        stages = self.on_offer.stages(works)
+        return allocation.with_stages(stages, share=spread, greedily=greedily, ignoring_egress=ignoring_egress)
 
     def _longest_front(self, end: QueuePosition) -> tuple[Allocation, StuckAt | None]:
         """Serve the longest front part of the queue, and return the first job behind it, or None."""
@@ -381,8 +377,7 @@ class OnOffer:
         """The offer with the jobs that ``only_for`` keeps off it."""
         if not offer.node_type.is_reserved:
             return offer
-        supply = self.supply  # ``self`` in the rule would be a cycle, which only the collector ends
-        return replace(offer, keeps_off=lambda shape: not why_not.may_buy(offer.node_type, shape, supply))
+        return replace(offer, keeps_off=lambda shape: not why_not.may_buy(offer.node_type, shape, self.supply))
 
     @property
     def cores(self) -> int:
@@ -510,12 +505,15 @@ class ZoneChoice:
     zone: str
     pieces: int
     short: int
+    blocked: Reason | None = None  # why no type that suits the job is bought now; None if one is
 
     @property
     def obstacle(self) -> Obstacle | None:
         """Why the zone cannot serve a whole job; None if it can."""
         if not self.short:
             return None
+        if self.blocked is not None:
+            return Obstacle(Hindrance.UNAVAILABLE, self.blocked)
         reason = because(Code.ONE_ZONE_SHORT, zone=self.zone, have=self.pieces, short=self.short)
         return Obstacle(Hindrance.UNAVAILABLE, reason)
 
@@ -547,12 +545,12 @@ class _Zone:
 
 def _choose_zone(shape: Shape, span_s: float, zones: Iterable[_Zone], supply: Supply) -> ZoneChoice:
     memory = memory_per_piece(shape, supply)
-    on_sale = ((it, pieces_per_node(it, shape, memory)) for it in by_preference(supply.policy, shape))
-    types = [
-        (it, each) for it, each in on_sale if each and it.name not in supply.blocked and may_buy(it, shape, supply)
-    ]
+    all_types = ((it, pieces_per_node(it, shape, memory)) for it in by_preference(supply.policy, shape))
+    suiting = [(it, each) for it, each in all_types if each and may_buy(it, shape, supply)]
+    types = [(it, each) for it, each in suiting if it.name not in supply.blocked]
     tried = [_try_zone(shape, span_s, zone, types, supply) for zone in zones]
-    return min(tried, key=lambda found: found[1])[0]
+    choice = min(tried, key=lambda found: found[1])[0]
+    return choice if types or not suiting else replace(choice, blocked=supply.blocked[suiting[0][0].name])
 
 
 def _try_zone(

@@ -16,7 +16,7 @@ from nodemanager.core.jobs import ANYWHERE, Constraint, Shape
 from nodemanager.core.nodes import FailureKind, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason, because
-from nodemanager.core.slots import CloudName, NodeType, OnlyFor, TypeName
+from nodemanager.core.slots import CloudName, Market, NodeType, OnlyFor, TypeName
 from nodemanager.planner.backoff import block_on, is_put_off, note_granted, put_off, zones_of
 from nodemanager.planner.billing import fleet_price_per_hour, nodes_max_of_type
 from nodemanager.planner.policy import CloudRules, Policy, with_limits_of
@@ -76,10 +76,12 @@ def _fits_no_other(shape: Shape, supply: Supply) -> bool:
 
     If only a schedule closes the others, the job waits for its end.
     """
-    observed = supply.policy.observed
+    observed, share_max = supply.policy.observed, supply.policy.rules.spot_share_max
 
     def may_use(node_type: NodeType) -> bool:
         is_for_all = not node_type.is_reserved and node_type.name not in observed
+        if share_max < 1.0 and all(it.market is Market.SPOT for it in node_type.by_size()):
+            return False  # whether any is ever bought depends on the nodes of other jobs
         return is_for_all and node_type.cores >= slots_per_piece(shape) * shape.cores_per_slot
 
     def fits_none(policy: Policy) -> bool:
@@ -432,7 +434,8 @@ def why_not_now(  # noqa: C901 - one arm a cause
         if not slots or want <= 0:
             continue
         if name in supply.blocked:
-            first = first or supply.blocked[name]
+            if first is None or (isinstance(first, _Exhausted) and first.slots * first.each < lacks):
+                first = supply.blocked[name]  # a type whose slots are all too few needs the others in any case
             full = full or (name if supply.is_full_for(node_type) else None)
             continue
         node_type = supply.cheapest(node_type)  # noqa: PLW2901 - as the size that is bought first
@@ -451,8 +454,10 @@ def why_not_now(  # noqa: C901 - one arm a cause
         want -= taken * each
         nodes_left -= taken
         price_left -= taken * price
-        if want > 0 and first is None:
-            first = _Exhausted(node_type, each, slots, taken < free, nodes_left, price_left)
+        has_free = taken < free
+        if want > 0 and (first is None or (has_free and isinstance(first, _Exhausted) and not first.has_free)):
+            # A limit that keeps this type from making up for one without free slots decides.
+            first = _Exhausted(node_type, each, slots, has_free, nodes_left, price_left)
     if share_max is not None and not isinstance(first, Reason) and within_share < lacks:
         first = share_max  # room below the limits would not help
     if isinstance(first, Reason):
@@ -602,6 +607,8 @@ def _may_be_filled_in(zone: str | None, shape: Shape, supply: Supply) -> bool:
         price_left += max(0, usable - node_type.prepaid) * node_type.price_per_hour
         may_get_more = _is_on_sale(node_type, zone, supply) and may_buy(node_type, shape, supply)
         more = supply.count_free_for(node_type, shape.constraint) if may_get_more else 0
+        if (spot_left := supply.spot_left(node_type)) is not None:
+            more = min(more, spot_left)
         counts[node_type.name] = usable + more
     limits = replace(policy.limits, nodes_max=max(0, nodes_left), price_per_hour_max=max(Decimal(0), price_left))
     return may_serve(shape, replace(supply, policy=replace(policy, limits=limits)), counts)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.table import Table
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.table import Table
 
 from nodemanager.cli.service_client import Client
 from nodemanager.cli.terminal import escape_document, make_console

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from nodemanager.core.jobs import ANYWHERE, JobId, QueuePolicy, Shape, Unserved
@@ -21,7 +21,7 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.reasons import Reason
 from nodemanager.core.slots import CloudName, Market, NodePlacement, NodeType, OnlyFor, TypeName
-from nodemanager.planner import timings
+from nodemanager.planner import breakers, timings
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.policy import Policy
 from nodemanager.planner.seating import on_different_nodes, pieces_in_theory, pieces_of
@@ -119,12 +119,23 @@ def _idle_s_max(node_type: NodeType, snapshot: Snapshot, policy: Policy) -> floa
 # Whether a job that is left unserved could have run: asked of the site and the cloud alone, not of the planner.
 #
 # The condition is sufficient, so each job that it finds is a fault. Some jobs are left out: those with a
-# constraint, and those that fit only with nodes that the site allows at some times, in placement groups, or on
-# the spot market beyond ``spot_share_max``.
+# constraint, and those that fit only with nodes that the site allows at some times, in placement groups, on the
+# spot market beyond ``spot_share_max``, or that boot for longer than ``boot_timeout``.
 
 
 # Reasons that a budget gives. They are true on a site that has one: other jobs may have spent it.
-OF_BUDGETS = frozenset({Code.BUDGET_SPENT, Code.BUDGET_LEFT, Code.BEYOND_BUDGET, Code.BUDGET_OF_ACCOUNT})
+OF_BUDGETS = frozenset(
+    {
+        Code.BUDGET_SPENT,
+        Code.BUDGET_LEFT,
+        Code.BUDGET_CHEAPEST_ONLY,
+        Code.BEYOND_BUDGET,
+        Code.BUDGET_OF_ACCOUNT,
+        # These name a limit of the cheapest type. The others may be beyond the budget.
+        Code.CLOUD_FULL,
+        Code.SPOT_SHARE_MAX,
+    }
+)
 WAITS_FOR_OTHERS = frozenset({Code.BEHIND_A_STUCK_JOB, Code.FITS_ON_A_NODE_THAT_IS_UP})
 AT_A_LIMIT = frozenset({Code.NODES_MAX, Code.PRICE_PER_HOUR_MAX, Code.CLOUD_FULL, Code.NO_FREE_SLOT})
 
@@ -140,7 +151,7 @@ def without_true_reason(
 
     ``queue``: in queue order. A replay ends only after ``STUCK_S`` without a running job or any event of a job.
     """
-    stuck_ahead = fits_ahead = False
+    stuck_ahead = fits_ahead = gang_ahead = False
     for job in queue:
         why = reasons.get(job.id)
         is_true = why is not None and _is_true(
@@ -148,30 +159,46 @@ def without_true_reason(
             policy,
             stuck_ahead=stuck_ahead,
             fits_ahead=fits_ahead,
-            was_refused=job.shape in snapshot.learned.gangs,
+            gang_ahead=gang_ahead,
+            was_refused=_was_refused(job.shape, snapshot),
         )
         if not is_true and fits_empty_fleet(job.shape, policy, conditions):
             yield f"{job.name} could run, and waits: {why}"
         stuck_ahead = stuck_ahead or (why is not None and why.code not in WAITS_FOR_OTHERS)
         fits_ahead = fits_ahead or (why is not None and why.code is Code.FITS_ON_A_NODE_THAT_IS_UP)
+        gang_ahead = gang_ahead or _was_refused(job.shape, snapshot)
 
 
-def _is_true(why: Reason, policy: Policy, *, stuck_ahead: bool, fits_ahead: bool, was_refused: bool) -> bool:
+def _was_refused(shape: Shape, snapshot: Snapshot) -> bool:
+    """Whether the provider has refused a node of such jobs, also if they are planned for a placement group."""
+    return shape in snapshot.learned.gangs or replace(shape, one_zone=True) in snapshot.learned.gangs
+
+
+def _is_true(
+    why: Reason, policy: Policy, *, stuck_ahead: bool, fits_ahead: bool, gang_ahead: bool, was_refused: bool
+) -> bool:
     """Whether a reason that may keep such a job waiting for ever is true."""
+    # Nodes that the site keeps up without a job.
+    keeps = policy.limits.nodes_min > 0 or any(it.spares or it.prepaid for it in policy.node_types)
     match why.code:
         case Code.BEHIND_A_STUCK_JOB:
             return stuck_ahead and policy.rules.queue_policy is QueuePolicy.FIFO
         case Code.FITS_ON_A_NODE_THAT_IS_UP:
             # Flux's scheduler here does not pass over the job ahead, as ``skip`` takes for granted.
             return stuck_ahead and policy.rules.unserved is Unserved.SKIP
+        case code if gang_ahead and (code in AT_A_LIMIT or code is Code.NODE_COMING):
+            # The replay ends during a try of the gang, which takes the room, and no job passes it.
+            return policy.rules.queue_policy is QueuePolicy.FIFO and not policy.passes_over(of_user=True)
         case Code.GANG_REFUSED | Code.NODE_COMING:
-            # Nodes that the site keeps up without a job hold the provider's last places, and do not give way to a
-            # gang that the provider has refused. ``NODE_COMING``: it is tried again just now.
-            keeps = policy.limits.nodes_min > 0 or any(it.spares or it.prepaid for it in policy.node_types)
+            # They hold the provider's last places, and do not give way to a gang that the provider has refused.
+            # ``NODE_COMING``: it is tried again just now.
             return keeps and (was_refused or why.code is Code.GANG_REFUSED)
         case Code.BREAKER_OPEN:
             # Here a node fails to join only if its boot fails, or takes longer than the site's ``boot_timeout``.
-            return why.figures.get("why") == Code.NEVER_JOINED
+            return why.figures.get("why") in (Code.NEVER_JOINED, breakers.DIED)
+        case Code.BLOCKED_CREATE_CAPACITY:
+            # Here all clouds share one capacity. A manager cannot know that, so nodes of other clouds stay.
+            return keeps and len(policy.cloud_names) > 1
         case code if code in AT_A_LIMIT and fits_ahead:
             # Jobs ahead have their nodes, which stay up, and Flux's scheduler starts none of these jobs.
             return stuck_ahead and policy.rules.unserved is Unserved.SKIP
@@ -183,7 +210,9 @@ def fits_empty_fleet(shape: Shape, policy: Policy, conditions: CloudConditions) 
     """Whether a job fits nodes that may all be bought at once, within all limits and the cloud's true capacity."""
     if shape.constraint != ANYWHERE:
         return False
-    types = [it for it in policy.node_types if it.market is not Market.SPOT or policy.rules.spot_share_max >= 1.0]
+    boots_s = {name: it.boot_s.quantile(0.0) for name, it in conditions.behaviours.items()}
+    joining = [it for it in policy.node_types if boots_s[it.name] <= policy.timing.boot_timeout_s]
+    types = [it for it in joining if it.market is not Market.SPOT or policy.rules.spot_share_max >= 1.0]
     unreserved = [it for it in types if shape.gpus_per_slot or not it.is_reserved]
     any_jobs = [it for it in types if shape.gpus_per_slot or it.only_for is not OnlyFor.GPU]
     orders: tuple[Callable[[NodeType], Decimal], ...] = (

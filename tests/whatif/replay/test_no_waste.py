@@ -388,6 +388,308 @@ def test_busy_nodes_do_not_fill_a_gang(tmp_path: Path) -> None:
     assert _count(events, "created") <= 3 + 6 * 13 + 8
 
 
+STAGES = """
+[Limits]
+nodes_max = 7
+price_per_hour_max = 50
+[Policy]
+queue_policy = fifo
+[Node dear]
+cores = 8
+memory = 4GiB
+price_per_hour = 0.9
+billing = per-second
+slots = dear[1-2]
+[Node mid]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.05
+billing = per-second
+slots = mid[1-3]
+[Node small]
+cores = 2
+memory = 4GiB
+price_per_hour = 0.06
+billing = 10m
+slots = small[1-2]
+"""
+
+
+@pytest.mark.parametrize("one_zone", [False, True])
+def test_nodes_bought_for_short_jobs_are_not_given_to_longer_ones_or_gangs(tmp_path: Path, one_zone: bool) -> None:
+    """They were, as these are packed first, and dear nodes were bought for the short job."""
+    short = TraceJob("short", 0.0, 1.0, 3.0, Shape(slots=1, cores_per_slot=4, nodes=3, exclusive=True))
+    shape = Shape(slots=1, cores_per_slot=2, nodes=2, one_zone=one_zone)
+    long = TraceJob("long", 60.0, 1800.0, 1800.0, shape)
+    outcome, _, events = _replay(tmp_path, STAGES, [short, long])
+    assert outcome.jobs_served == 2
+    bought = [it["type"] for it in events if it["what"] == "created"]
+    assert bought == ["mid", "mid", "mid", "small", "small"]
+
+
+UNBILLED = """
+[Limits]
+nodes_max = 7
+price_per_hour_max = 1
+[Node own]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.9
+billing = free
+slots = own[1-3]
+[Node bought]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.1
+slots = bought[1-3]
+"""
+
+
+def test_nodes_that_are_not_billed_come_first_and_no_limit_of_the_price_counts_them(tmp_path: Path) -> None:
+    jobs = [TraceJob("wide", 0.0, 300.0, 0.0, Shape(slots=3, cores_per_slot=4))]
+    outcome, _, events = _replay(tmp_path, UNBILLED, jobs)
+    assert (outcome.jobs_served, outcome.cost) == (1, 0.0)
+    assert [it["type"] for it in events if it["what"] == "created"] == ["own", "own", "own"]
+
+
+ENOUGH_LEAVE = """
+[Limits]
+nodes_max = 2
+price_per_hour_max = 20
+[Policy]
+queue_policy = fifo
+idle_timeout = 30m
+[Simulation]
+stop_delay = 80s
+[Node small]
+cores = 2
+memory = 4GiB
+price_per_hour = 0.1
+billing = per-second
+slots = small[1]
+[Node big]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.3
+billing = per-second
+slots = big[1-3]
+"""
+
+
+def test_a_node_that_the_job_uses_stays_while_enough_others_leave(tmp_path: Path) -> None:
+    """It was ended too, one plan after the others, and then bought again."""
+    one = TraceJob("one", 0.0, 60.0, 0.0, Shape(slots=1, cores_per_slot=4))
+    two = TraceJob("two", 0.0, 60.0, 0.0, Shape(slots=1, cores_per_slot=2))
+    wide = TraceJob("wide", 600.0, 60.0, 0.0, Shape(slots=2, cores_per_slot=4))
+    outcome, _, events = _replay(tmp_path, ENOUGH_LEAVE, [one, two, wide])
+    assert outcome.jobs_served == 3
+    assert [it["type"] for it in events if it["what"] == "created"] == ["big", "small", "big"]
+
+
+FILLED = """
+[Limits]
+nodes_max = 20
+price_per_hour_max = 1
+[Policy]
+queue_policy = {queue_policy}
+[Node cheap]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.1
+slots = cheap[1]
+[Node other]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.5
+slots = other[1]
+[Node kept]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.3
+spares = 2
+slots = kept[1-2]
+"""
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_spares_give_way_if_they_keep_a_type_from_making_up_for_a_cheaper_one(
+    tmp_path: Path, queue_policy: str
+) -> None:
+    """The job waited for the slot of the cheaper type as long as the other job ran."""
+    long = TraceJob("long", 0.0, 12 * HOUR_S, 0.0, Shape(slots=1, cores_per_slot=4))
+    next_ = TraceJob("next", HOUR_S, 300.0, 0.0, Shape(slots=1, cores_per_slot=4))
+    outcome, _, _ = _replay(tmp_path, FILLED.format(queue_policy=queue_policy), [long, next_])
+    assert outcome.jobs_served == 2
+    assert outcome.wait_p99_s < 600.0
+
+
+ONLY_SPOT = """
+[Limits]
+nodes_max = 5
+price_per_hour_max = 5
+[Policy]
+spot_share_max = 0.3
+[Node spot]
+cores = 8
+memory = 4GiB
+price_per_hour = 0.1
+market = spot
+slots = spot[1-6]
+[Node gpu]
+cores = 2
+gpus = 1
+memory = 4GiB
+price_per_hour = 0.2
+slots = gpu[1-4]
+"""
+
+
+def test_nodes_with_gpus_serve_all_jobs_if_the_others_are_spot_nodes_beyond_their_share(tmp_path: Path) -> None:
+    """Without a node on demand no spot node may be bought, so the job waited for ever."""
+    job = TraceJob("pair", 0.0, 30.0, 0.0, Shape(slots=1, cores_per_slot=2, nodes=2))
+    outcome, _, events = _replay(tmp_path, ONLY_SPOT, [job])
+    assert outcome.jobs_served == 1
+    assert [it["type"] for it in events if it["what"] == "created"] == ["gpu", "gpu"]
+
+
+SHARED_ROOM = """
+[Limits]
+nodes_max = 8
+price_per_hour_max = 3
+[Policy]
+queue_policy = {queue_policy}
+spot_share_max = 0.5
+[Node big]
+cores = 2
+memory = 4GiB
+price_per_hour = 1
+billing = per-second
+market = spot
+slots = big[1-5]
+[Node small]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.05
+billing = per-second
+spares = 3
+slots = small[1-3]
+"""
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_no_node_gives_way_if_its_end_makes_too_many_of_the_others_spot_nodes(
+    tmp_path: Path, queue_policy: str
+) -> None:
+    """They gave way to the limit of the price, the share then kept the job waiting, and they were bought again."""
+    wide = TraceJob("wide", 600.0, 300.0, 0.0, Shape(slots=1, cores_per_slot=2, nodes=3))
+    outcome, _, events = _replay(tmp_path, SHARED_ROOM.format(queue_policy=queue_policy), [wide])
+    assert outcome.jobs_served == 0
+    assert _count(events, "created") == 3
+
+
+DEAR_SPARE = """
+[Site]
+cluster = small
+state_dir = state
+mode = act
+[Flux]
+uri = simulated
+[Cloud one]
+provider = simulated
+priority = 1
+[Cloud two]
+provider = simulated
+[Limits]
+nodes_max = 9
+price_per_hour_max = 1
+[Policy]
+queue_policy = {queue_policy}
+[Node dear]
+cores = 2
+memory = 4GiB
+price_per_hour = 1
+cloud = one
+spares = 1
+slots = dear[1-5]
+[Node cheap]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.05
+cloud = two
+prepaid = 1
+slots = cheap[1-3]
+"""
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_a_dear_spare_gives_way_to_cheap_nodes_of_a_cloud_with_a_lower_priority(
+    tmp_path: Path, queue_policy: str
+) -> None:
+    """Only a fleet of dear nodes was looked for, which the limit of the price does not allow."""
+    one = TraceJob("one", 600.0, 300.0, 0.0, Shape(slots=1, cores_per_slot=1, nodes=2, exclusive=True))
+    three = TraceJob("three", 3000.0, 60.0, 0.0, Shape(slots=1, cores_per_slot=1, nodes=3, exclusive=True))
+    outcome, _, events = _replay(tmp_path, DEAR_SPARE.format(queue_policy=queue_policy), [one, three], head="")
+    assert outcome.jobs_served == 2
+    assert outcome.wait_p99_s < 600.0
+    assert _count(events, "created") <= 5
+
+
+SPENT = """
+[Limits]
+nodes_max = 10
+price_per_hour_max = 50
+[Budget]
+per_month = 1
+[Node thin]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.9
+billing = 20s
+spares = 2
+slots = thin[1-8]
+"""
+
+
+def test_a_job_that_wants_one_zone_names_the_budget_that_keeps_it_from_every_zone(tmp_path: Path) -> None:
+    shape = Shape(slots=2, cores_per_slot=4, one_zone=True)
+    jobs = [a_job(1800.0, run_s=1800.0), a_job(1800.0, run_s=1800.0, slots=4)]
+    outcome, _, _ = _replay(tmp_path, SPENT, [*jobs, TraceJob("near", 2405.0, 60.0, 0.0, shape)])
+    assert outcome.jobs_unserved == {"budget_spent": 1}
+
+
+REFUSED_MIX = """
+[Limits]
+nodes_max = 7
+price_per_hour_max = 5
+[Policy]
+idle_timeout = 1s
+spot_share_max = 0.5
+[Simulation]
+capacity = 2
+stop_delay = 5s
+[Node thin]
+cores = 1
+memory = 4GiB
+price_per_hour = 0.1
+billing = per-minute
+slots = thin[1-5]
+[Node spot]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.9
+billing = per-second
+market = spot
+slots = spot[1-2]
+"""
+
+
+def test_a_gang_is_put_off_if_only_spot_nodes_beyond_their_share_could_fill_it(tmp_path: Path) -> None:
+    """These counted as if they could be bought, so it was tried every two minutes."""
+    gang = TraceJob("gang", 0.0, 300.0, 5400.0, Shape(slots=8, cores_per_slot=1))
+    _, _, events = _replay(tmp_path, REFUSED_MIX, [gang, a_job(6 * HOUR_S)])
+    assert _count([it for it in events if it.get("at", 0.0) < 6 * HOUR_S], "created") <= 2 * 12
+
+
 # --- the rules of a replay --------------------------------------------------------------------------------
 
 
@@ -461,6 +763,7 @@ nodes_max = {nodes_max}
 price_per_hour_max = {price}
 [Simulation]
 capacity = {capacity}
+boot_delay = {boot_delay}
 [Node thin]
 cores = 4
 memory = 4GiB
@@ -490,13 +793,20 @@ slots = gpu[1-2]
         ({"price": 3}, Shape(slots=1, cores_per_slot=4, nodes=3), True),
         ({}, Shape(slots=2, cores_per_slot=1, one_zone=True), True),
         ({"nodes_max": 3}, Shape(slots=1, cores_per_slot=8, nodes=3), False),
+        ({"boot_delay": "5m"}, Shape(slots=3, cores_per_slot=4), True),
+        ({"boot_delay": "30m"}, Shape(slots=3, cores_per_slot=4), False),  # longer than the site waits for a boot
     ],
 )
 def test_which_jobs_an_empty_fleet_could_hold(
     tmp_path: Path, limits: dict[str, object], shape: Shape, fits: bool
 ) -> None:
     path = tmp_path / "small.ini"
-    path.write_text(HEAD + LIMITED.format(**{"nodes_max": 5, "price": 20, "capacity": 5, "only_for": ""} | limits))
+    path.write_text(
+        HEAD
+        + LIMITED.format(
+            **{"nodes_max": 5, "price": 20, "capacity": 5, "only_for": "", "boot_delay": "90s"} | limits
+        )
+    )
     site = load_site(path, {})
     conditions = run_setup(site, a_workload([]), None).conditions
     assert fits_empty_fleet(shape, policy_of(site), conditions) == fits
