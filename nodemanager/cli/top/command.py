@@ -398,7 +398,7 @@ def _head(screen: Screen) -> list[Text]:
         return [Text(screen.fault or "waiting for the service", style="bold red" if screen.fault else "")]
     jobs, nodes, limits = status["jobs"], status["nodes"], status["limits"]
     running = sum(jobs.get(state, 0) for state in ("run", "cleanup"))
-    waiting = sum(jobs.get(state, 0) for state in ("new", "depend", "priority", "sched"))
+    waiting = status["jobs_waiting_for_nodes"]
     first = Text.assemble((status["cluster"], "bold"), f"  {status['mode']}  decides: ", _decides(status))
     first.append(f"  {tables.clock(status['at'])}", style="dim")
     cost = f"{money(status['price_per_hour'])} an hour of {money(limits['price_per_hour_max'])}"

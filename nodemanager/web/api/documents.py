@@ -32,6 +32,7 @@ from nodemanager.planner.node_health import drained_nodes
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.snapshot import Node, Snapshot, Source
 from nodemanager.planner.trust import source_name, unsafe_clouds
+from nodemanager.web.state.board import count_waiting_for_nodes
 
 Document = dict[str, Any]
 
@@ -107,6 +108,7 @@ def status(published: Publication) -> Document:
             "inactive": snapshot.queues.jobs_ended,
         },
         "jobs_waiting": jobs_waiting(plan),
+        "jobs_waiting_for_nodes": count_waiting_for_nodes(published),
         "jobs_unreadable": len(snapshot.queues.unreadable),
         "nodes": {
             "total": len(snapshot.nodes),

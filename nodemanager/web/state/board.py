@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 from nodemanager.actors.manager import Publication
+from nodemanager.core.reason_codes import Code
 from nodemanager.delegation.view import DelegationView
 from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import HistoryEvent
@@ -25,12 +26,14 @@ EVENTS_MAX = 2000
 # Events that happen to every node and job all the time. The history has them; here they would crowd out the others.
 HISTORY_ONLY_KINDS = frozenset({"because", "job"})
 SAMPLES_MAX = 720
+# Why a job waits although no node would help it now.
+NEEDS_NO_NODE = frozenset({Code.HELD, Code.DEPENDENCY, Code.COPY_WAITS, Code.NOT_YET_SCHEDULED, Code.QUEUE_STOPPED})
 SAMPLE_EVERY_S = 1.0  # in real time, at first; doubled whenever the samples fill up
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The fleet at one moment: nodes by state, waiting and running jobs, price an hour."""
+    """The fleet at one moment: nodes by state, jobs that wait for nodes and that run, price an hour."""
 
     at: float
     nodes: dict[str, int]
@@ -38,6 +41,13 @@ class Sample:
     jobs_running: int
     price_per_hour: float
     spent: float  # since the start of this process
+
+
+def count_waiting_for_nodes(published: Publication) -> int:
+    """Count the jobs that wait, but not for their owner or another job. Without a plan: all that wait."""
+    if published.plan.stands_still is not None:
+        return queue_index_of(published.snapshot.jobs, published.snapshot.indexes.queue).waiting
+    return sum(count for code, count in published.plan.count_by_reason().items() if code not in NEEDS_NO_NODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class Board:
         sample = Sample(
             at=snapshot.wall_at,
             nodes={str(state): count for state, count in node_index_of(snapshot).count_by_state.items() if count},
-            jobs_waiting=waiting,
+            jobs_waiting=count_waiting_for_nodes(published),
             jobs_running=len(snapshot.jobs) - waiting,
             price_per_hour=float(published.plan.price_per_hour),
             spent=self.spent,

@@ -47,12 +47,11 @@ function showStatus(status) {
   }));
   const { nodes, limits, jobs, spent } = status;
   const running = (jobs.run ?? 0) + (jobs.cleanup ?? 0);
-  const waiting = (jobs.new ?? 0) + (jobs.depend ?? 0) + (jobs.priority ?? 0) + (jobs.sched ?? 0);
   const extras = [[nodes.held, "held"], [nodes.to_retire, "to retire"], [nodes.to_replace, "to replace"], [nodes.orphans, "orphans"], [nodes.intruders, "intruders"]]
     .filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
   tile("tile-nodes", nodes.total.toLocaleString("en"), `of ${limits.nodes_max.toLocaleString("en")}`, extras || `${Object.values(nodes.wanted).reduce((sum, it) => sum + it, 0).toLocaleString("en")} wanted`);
   bar("bar-nodes", nodes.total / Math.max(1, limits.nodes_max));
-  tile("tile-waiting", waiting.toLocaleString("en"), "", counted(status.jobs_waiting));
+  tile("tile-waiting", status.jobs_waiting_for_nodes.toLocaleString("en"), "", counted(status.jobs_waiting));
   tile("tile-running", running.toLocaleString("en"), "", `${(jobs.inactive ?? 0).toLocaleString("en")} have ended`);
   tile("tile-price", money(status.price_per_hour), `of ${money(limits.price_per_hour_max)}`, `${money(limits.price_per_hour_left)} left`);
   bar("bar-price", status.price_per_hour / Math.max(1e-9, limits.price_per_hour_max));
@@ -87,11 +86,11 @@ function showHistory({ samples }) {
   charts.nodes.show(at, seen.map((state) => ({ name: state, colour: state, values: samples.map((it) => it.nodes[state] ?? 0) })));
   charts.queue.show(at, [
     { name: "running", colour: "running", values: samples.map((it) => it.jobs_running) },
-    { name: "waiting", colour: "waiting", values: samples.map((it) => it.jobs_waiting) },
+    { name: "waiting for nodes", colour: "waiting", values: samples.map((it) => it.jobs_waiting) },
   ]);
   charts.price.show(at, [{ name: "per hour", colour: "price", values: samples.map((it) => it.price_per_hour) }]);
   legend(the("legend-nodes"), seen.map((state) => [state, state]));
-  legend(the("legend-queue"), [["running", "running"], ["waiting", "waiting"]]);
+  legend(the("legend-queue"), [["running", "running"], ["waiting for nodes", "waiting"]]);
 }
 
 // --- the fleet ------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from nodemanager.planner.observe import observe
 from nodemanager.planner.policy import Policy
 from nodemanager.planner.snapshot import Source
 from nodemanager.web.api import hidden_jobs
-from nodemanager.web.api.documents import reason_fields
+from nodemanager.web.api.documents import reason_fields, status
 from nodemanager.web.api.handlers import POLICY
 from nodemanager.web.api.hidden_jobs import HIDDEN, hide_jobs
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
@@ -42,6 +42,7 @@ from tests.builders import (
     a_policy,
     a_rank,
     a_snapshot,
+    a_world,
     changed,
     drained,
     whole_nodes,
@@ -83,6 +84,16 @@ def test_status_counts_what_there_is(client: TestClient) -> None:
     assert status["jobs"]["inactive"] == 41
     assert status["sources"]["cloud"] == {"age_s": 1.0, "stale": False, "failure": ""}
     assert status["limits"]["nodes_left"] == status["limits"]["nodes_max"] - 12
+
+
+def test_held_jobs_and_those_that_wait_for_others_do_not_count_as_waiting_for_nodes() -> None:
+    world = a_world().job(whole_nodes(1), whole_nodes(1)).job(whole_nodes(1), urgency=0, priority=0)
+    world.job(whole_nodes(1), state=JobState.DEPEND)
+    document = status(published(world.policy, world.snapshot))
+    assert document["jobs_waiting_for_nodes"] == 2
+    assert sum(document["jobs_waiting"].values()) == 4
+    nothing_seen = a_snapshot(jobs=list(world.snapshot.jobs.values()), claimed=False)
+    assert status(published(world.policy, nothing_seen))["jobs_waiting_for_nodes"] == 4
 
 
 def test_every_node_is_shown_with_its_reason_and_window(client: TestClient) -> None:
