@@ -41,7 +41,7 @@ RUN python3 -m venv /opt/pip \
  && /opt/pip/bin/pip $into --no-deps --no-index /opt/wheel/*.whl \
  && rm -rf /opt/flux-node-manager/lib/python3*/site-packages/libcloud/test
 RUN cd / && for part in cloud.azure cloud.ec2 cloud.gce cloud.openstack; do \
-        /opt/flux-node-manager/bin/python -c "import nodemanager.$part.from_site, nodemanager.service.service" || exit 1; \
+        /opt/flux-node-manager/bin/python -c "import nodemanager.$part.port, nodemanager.service.service" || exit 1; \
     done && /opt/flux-node-manager/bin/python -c "import nodemanager.join.server, nodemanager.web.app"
 
 FROM ${FLUX_IMAGE}

@@ -21,7 +21,9 @@ from pydantic.fields import FieldInfo
 
 from doc import code_tables, manuals
 from nodemanager.cli import main
+from nodemanager.config.provider import provider_named
 from nodemanager.config.reload import NOT_RELOADABLE, RELOADABLE, key_in_file
+from nodemanager.config.text.providers import PROVIDERS
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
@@ -527,9 +529,8 @@ def pages() -> Mapping[str, str]:
 
 
 def _settings(section: str, settings: type[SectionSettings]) -> Iterator[manuals.Setting]:
-    for key in allowed_keys(settings):
-        _, meaning, written_as, default = _setting(section, settings, key)
-        yield manuals.Setting(key, meaning, written_as, default)
+    for key, meaning, written_as, default in _rows(section, settings):
+        yield manuals.Setting(key.strip("`"), meaning, written_as, default)
 
 
 # --- what a reload applies --------------------------------------------------------------------------------
@@ -550,8 +551,8 @@ def settings_page() -> str:
     parts = [SETTINGS_HEAD]
     for section, settings in SECTIONS.items():
         rows = [
-            (*_setting(section, settings, key), "yes" if _reloadable(section, settings, key) else "")
-            for key in allowed_keys(settings)
+            (*row, "yes" if _reloadable(section, settings, row[0].strip("`")) else "")
+            for row in _rows(section, settings)
         ]
         parts.append(f"## [{section}]\n\n" + _table(("key", "meaning", "written as", "default", "reload"), rows))
         if section == "Cloud":
@@ -559,11 +560,20 @@ def settings_page() -> str:
     return "\n".join(parts)
 
 
-def _setting(section: str, settings: type[SectionSettings], key: str) -> tuple[str, ...]:
+def _rows(section: str, settings: type[SectionSettings]) -> Iterator[tuple[str, str, str, str]]:
+    """The keys of a section. Those that only one provider has are at the end of ``[Cloud]``."""
+    for key in allowed_keys(settings):
+        yield _setting(settings, key, MEANINGS[section][key])
+    for provider in map(provider_named, PROVIDERS) if section == "Cloud" else ():
+        for key, meaning in provider.meanings.items():
+            yield _setting(provider.settings, key, f"For `{provider.name}`: {meaning}")
+
+
+def _setting(settings: type[SectionSettings], key: str, meaning: str) -> tuple[str, str, str, str]:
     name, field = next(
         (name, field) for name, field in settings.model_fields.items() if key in (name, field.validation_alias)
     )
-    return f"`{key}`", MEANINGS[section][key], _allowed(field), _default(name, field)
+    return f"`{key}`", meaning, _allowed(field), _default(name, field)
 
 
 def _allowed(field: FieldInfo) -> str:

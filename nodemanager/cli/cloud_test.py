@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
-from nodemanager.config.site import Provider, Site
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.ports import Clock, CloudError, CloudPort, unforeseen_as_cloud_error
 from nodemanager.core.slots import NodeType, Rank, SlotName
@@ -64,9 +64,9 @@ class CloudTestFailed(Exception):
 
 def user_data(site: Site) -> str:
     """The node's script: do nothing, and end after half an hour."""
-    if site.cloud.provider is Provider.STATIC:
+    if site.rules.own_hosts:
         return USER_DATA_OF_A_HOST
-    return USER_DATA_OF_A_PROCESS if site.cloud.provider is Provider.LOCAL else USER_DATA
+    return USER_DATA_OF_A_PROCESS if site.rules.is_this_machine else USER_DATA
 
 
 def make_test_site(site: Site) -> Site:
@@ -96,7 +96,7 @@ class CloudTest:
 
     def __post_init__(self) -> None:
         self.wait_max_s = max(self.wait_max_s, self.site.timing.boot_timeout_s)
-        self._is_own_host = self.site.cloud.provider is Provider.STATIC
+        self._is_own_host = self.site.rules.own_hosts
         self.made_nodes = MadeNodes(self.site.timing.create_grace_s)
         self.node_type: NodeType = min(self.site.node_types, key=lambda it: (it.price_per_hour, it.name))
         name = uuid.uuid4().hex[:12]

@@ -13,7 +13,6 @@ from enum import StrEnum
 
 from nodemanager.config.price_list import PriceTable, read_bundled_table
 from nodemanager.config.site import Site
-from nodemanager.config.sizes import regions_of
 from nodemanager.core.slots import Market, NodeType, TypeName
 
 TOLERANCE = Decimal("0.01")  # of the listed price: smaller differences are rounding
@@ -50,12 +49,12 @@ class PriceComparison:
 def bundled_prices(site: Site) -> PriceTable:
     """Read the price list that comes with this program, for the site's provider."""
     sizes = {size.size: size.memory_bytes for it in site.node_types for size in it.by_size()}
-    return read_bundled_table(str(site.cloud.provider), sizes)
+    return read_bundled_table(site.cloud.provider, sizes)
 
 
 def compare_site_prices(site: Site, table: PriceTable, named: Sequence[str] = ()) -> Sequence[PriceComparison]:
     """``named``: the regions to look in; if there are none, those of each node type."""
-    return compare_prices(site.node_types, table, lambda it: named or regions_of(site.cloud, it.zones))
+    return compare_prices(site.node_types, table, lambda it: named or site.rules.regions(site.cloud, it.zones))
 
 
 def compare_prices(

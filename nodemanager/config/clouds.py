@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from nodemanager.config.provider import rules_of
 from nodemanager.config.text import credentials
 from nodemanager.config.text.ini import Document, Fault, IniSection, nearest_name
-from nodemanager.config.text.settings import CloudSettings, NodeSettings, Provider
+from nodemanager.config.text.settings import CloudSettings, NodeSettings
 from nodemanager.core.slots import DEFAULT_CLOUD, CloudName, TypeName
 
 SECTION = "Cloud"
@@ -15,11 +16,8 @@ NAMED = "Cloud "  # followed by the name
 _NODE = "Node "
 _CREDENTIALS = credentials.SECTION.removeprefix(SECTION)
 
-# Of two clouds of one of these providers, what tells their accounts apart, besides the credentials.
+# Of two clouds of one provider, what tells their accounts apart, besides the credentials.
 _ACCOUNT_KEYS = ("region", "endpoint", "auth_url", "project", "resource_group")
-_WITH_ACCOUNT = (Provider.EC2, Provider.OPENSTACK, Provider.GCE, Provider.AZURE)
-# Their nodes are parts of another instance, which is the only place that a site can have.
-_ALONE = (Provider.MINICLUSTER, Provider.FLUX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +127,10 @@ def faults_of_several(
     """Find the faults of a site with several clouds."""
     accounts: dict[object, CloudSection] = {}
     for cloud, settings in clouds.items():
-        if settings.provider in _ALONE:
+        if rules_of(settings).is_alone:
             problem = "nodes of this provider cannot be mixed with those of another cloud: give a site of its own"
             yield document.fault(cloud.section, "provider", problem)
-        if settings.provider not in _WITH_ACCOUNT:
+        if not rules_of(settings).has_account:
             continue
         where = [settings.provider, *(getattr(settings, key) for key in _ACCOUNT_KEYS)]
         account = (*where, *sorted((key, str(hash(value))) for key, value in secrets.get(cloud.name, {}).items()))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 
+from nodemanager.config.provider import rules_of
 from nodemanager.config.text.settings import (
     CloudSettings,
     FluxSettings,
@@ -14,7 +13,6 @@ from nodemanager.config.text.settings import (
     JoinSettings,
     PeerSettings,
     PolicySettings,
-    Provider,
     WebSettings,
     bracketed,
     is_ipv6_address,
@@ -24,22 +22,6 @@ from nodemanager.core.slots import Misfit
 
 _LOCAL = "local://"  # followed by a socket's path, which may be relative to the site's folder
 
-# A local node shares this machine with others and with the manager: it may touch no files or processes of theirs.
-_LOCAL_NODE: Mapping[str, object] = MappingProxyType(
-    {
-        "node_dir": Path("flux-node-join"),
-        "hosts_file": Path("hosts"),
-        "poweroff": 'kill -KILL "$FLUX_NODE_JOIN_PARENT"',
-        "systemd": False,
-    }
-)
-
-# A host of the site's own may be up for other reasons: it leaves the instance, and stays up.
-_LEAVE_HOST_UP = "systemctl disable --now flux-node-join.service"
-
-# A node has a part of a machine, whose size says nothing about that part.
-_SHARES_MACHINES = (Provider.LOCAL, Provider.MINICLUSTER)
-
 
 def complete_flux(flux: FluxSettings, cloud: CloudSettings | None, site_dir: Path, state_dir: Path) -> FluxSettings:
     """Complete ``[Flux]``. ``site_dir``: the folder of the site's file."""
@@ -48,8 +30,8 @@ def complete_flux(flux: FluxSettings, cloud: CloudSettings | None, site_dir: Pat
     if uri.startswith(_LOCAL):
         uri = _LOCAL + str(absolute(site_dir / uri.removeprefix(_LOCAL)))
     completed: dict[str, object] = {"uri": uri, "bootstrap_dir": absolute(folder / flux.bootstrap_dir)}
-    if cloud and cloud.provider is Provider.MINICLUSTER and not flux.simulated:
-        completed["join"] = JoinMethod.IMAGE  # the operator gives each pod its configuration
+    if cloud and rules_of(cloud).configures_nodes and not flux.simulated:
+        completed["join"] = JoinMethod.IMAGE
     return flux.model_copy(update=completed)
 
 
@@ -97,16 +79,13 @@ def complete_join(
         completed["listen"] = f"127.0.0.1:{port}"
     if not join.addresses and flux.head_address:
         completed["addresses"] = (f"{rank_0}:{port}",)
-    if cloud.provider is Provider.LOCAL:
-        completed |= {key: value for key, value in _LOCAL_NODE.items() if key not in given}
-    elif cloud.provider is Provider.STATIC and "poweroff" not in given:
-        completed["poweroff"] = _LEAVE_HOST_UP
+    completed |= {key: value for key, value in rules_of(cloud).join_defaults.items() if key not in given}
     return join.model_copy(update=completed)
 
 
 def with_default_misfit(policy: PolicySettings, *clouds: CloudSettings) -> PolicySettings:
     """Accept misfits if all nodes are parts of machines, unless the site says otherwise."""
-    shares = all(cloud.provider in _SHARES_MACHINES for cloud in clouds)
+    shares = all(rules_of(cloud).shares_machines for cloud in clouds)
     if shares and "misfit" not in policy.model_fields_set:
         return policy.model_copy(update={"misfit": Misfit.ACCEPT})
     return policy

@@ -23,11 +23,12 @@ from nodemanager.config.defaults import (
     with_absolute_uri,
     with_default_misfit,
 )
+from nodemanager.config.key_faults import unsupported_keys, unsupported_placement
 from nodemanager.config.price_list import PriceTable
-from nodemanager.config.providers import azure, common, ec2, gce, minicluster, openstack, static
+from nodemanager.config.provider import provider_named, rules_of, zones_of
 from nodemanager.config.sections import ENSEMBLE, NODE, PEER, SCHEDULE, Sections, without_credentials
 from nodemanager.config.site import ConfigError, Site, name_file, uuid_file
-from nodemanager.config.sizes import SizeExpander, read_price_list, regions_of, sizes_on_both_markets
+from nodemanager.config.sizes import SizeExpander, read_price_list, sizes_on_both_markets
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
     ConfigFile,
@@ -37,6 +38,7 @@ from nodemanager.config.text.flux_toml import (
     with_promises,
 )
 from nodemanager.config.text.ini import Document, Fault, nearest_name, read_ini
+from nodemanager.config.text.providers import PROVIDERS
 from nodemanager.config.text.settings import (
     NEVER,
     BudgetSettings,
@@ -52,7 +54,6 @@ from nodemanager.config.text.settings import (
     NotifySettings,
     PeerSettings,
     PolicySettings,
-    Provider,
     ScheduleSettings,
     SimulationSettings,
     SiteSettings,
@@ -229,8 +230,13 @@ class _SiteLoader:
         self._faults += several.name_faults(self._document, sections)
         homes, faults = several.find_homes(self._document, nodes, sections)
         self._faults += faults
-        read = {it: self._sections.read(it.section, CloudSettings) for it in sections}
+        read = {it: self._read_cloud(it.section) for it in sections}
         return [self._cloud_part(it, cloud, nodes, homes) for it, cloud in read.items() if cloud]
+
+    def _read_cloud(self, section: str) -> CloudSettings | None:
+        provider = self._document.section(section).entries.get("provider")
+        name = provider.text if provider and provider.text else ""
+        return self._sections.read(section, provider_named(name).settings if name in PROVIDERS else CloudSettings)
 
     def _cloud_part(
         self,
@@ -311,16 +317,7 @@ class _SiteLoader:
 # --- find keys of a site that contradict each other, or that a provider needs or does not know ------------
 
 
-_NAMES_ONLY = (Provider.FLUX, Provider.STATIC)  # of nodes, and no addresses
-_HAS_GROUPS = (Provider.EC2, Provider.OPENSTACK, Provider.GCE, Provider.AZURE, Provider.SIMULATED)  # of nodes
-_FAULTS = {
-    Provider.EC2: ec2.faults,
-    Provider.OPENSTACK: openstack.faults,
-    Provider.GCE: gce.faults,
-    Provider.AZURE: azure.faults,
-    Provider.MINICLUSTER: minicluster.faults,
-    Provider.STATIC: static.faults,
-}
+OWN_HOST_KEYS = ("wake", "sleep", "probe", "hosts")
 
 
 def contradictions(
@@ -344,7 +341,7 @@ def contradictions(
     for name, node in nodes.items():
         if node.only_for is OnlyFor.GPU and not node.gpus:
             yield document.fault(NODE + name, "only_for", "the type has no GPUs: give gpus, or remove the key")
-    yield from static.hosts_named_twice(document, flux.head_host if flux else "", nodes)
+    yield from _hosts_named_twice(document, flux.head_host if flux else "", nodes)
 
 
 def _join_contradictions(
@@ -360,7 +357,7 @@ def _join_contradictions(
 def unknown_sources(document: Document, clouds: Sequence[CloudSettings]) -> Iterator[Fault]:
     """Find a check of addresses that the provider does not tell."""
     for cloud in clouds:
-        if cloud.provider in _NAMES_ONLY:
+        if rules_of(cloud).gives_names_only:
             problem = f"provider = {cloud.provider} gives only the names of its nodes: write no"
             yield document.fault("Join", "check_source", problem)
 
@@ -385,12 +382,26 @@ def _slots_named_twice(
             taken.setdefault(slot, f"a slot of [Node {name}]")
 
 
+def _hosts_named_twice(
+    document: Document, head_host: str, nodes: Mapping[TypeName, NodeSettings]
+) -> Iterator[Fault]:
+    """Find hosts of two node types, each of which would wake the other's, and rank 0's, which must stay on."""
+    taken = {head_host: "the host of rank 0 (head_host)"}
+    for name, node in nodes.items():
+        for host in node.hosts:
+            if host in taken:
+                problem = f'host "{host}" is already {taken[host]}: a host has one type'
+                yield document.fault(NODE + name, "hosts", problem)
+            taken.setdefault(host, f"one of [Node {name}]")
+
+
 def _outside_contradictions(document: Document, flux: FluxSettings, cloud: CloudSettings | None) -> Iterator[Fault]:
     if flux.simulated and flux.join is not JoinMethod.DIRECTORY:
         yield document.fault("Flux", "join", "no node joins a simulated Flux: write join = directory")
-    if cloud and cloud.provider is Provider.MINICLUSTER and "join" in flux.model_fields_set:
-        yield document.fault("Flux", "join", "the operator configures the pods of a MiniCluster: remove the key")
-    if not flux.simulated and not flux.head_address and not (cloud and cloud.provider is Provider.MINICLUSTER):
+    configured_by = rules_of(cloud).configures_nodes if cloud else ""
+    if configured_by and "join" in flux.model_fields_set:
+        yield document.fault("Flux", "join", f"{configured_by}: remove the key")
+    if not flux.simulated and not flux.head_address and not configured_by:
         yield document.fault("Flux", "head_address", "must be given: the address at which nodes reach rank 0")
 
 
@@ -399,7 +410,7 @@ def simulated_clouds(
 ) -> Iterator[Fault]:
     """Find simulated clouds for a real Flux."""
     for section, cloud in clouds.items():
-        if cloud.provider is Provider.SIMULATED and not flux.simulated:
+        if rules_of(cloud).is_simulated and not flux.simulated:
             problem = "a simulated cloud has no nodes for a real Flux: choose another provider"
             yield document.fault(section.section, "provider", problem)
 
@@ -408,12 +419,12 @@ def provider_faults(
     document: Document, cloud: CloudSettings, nodes: Mapping[TypeName, NodeSettings]
 ) -> Iterator[Fault]:
     """Check what only this provider needs."""
-    if cloud.provider is not Provider.STATIC:
-        yield from common.unsupported_keys(document, cloud, nodes, static.KEYS, f"provider = {cloud.provider}")
-    if cloud.provider not in _HAS_GROUPS:
-        yield from common.unsupported_placement(document, nodes, f"provider = {cloud.provider}")
-    if (faults_of := _FAULTS.get(cloud.provider)) is not None:
-        yield from faults_of(document, cloud, nodes)
+    rules = rules_of(cloud)
+    if not rules.own_hosts:
+        yield from unsupported_keys(document, cloud, nodes, OWN_HOST_KEYS, f"provider = {cloud.provider}")
+    if not rules.has_groups:
+        yield from unsupported_placement(document, nodes, f"provider = {cloud.provider}")
+    yield from rules.faults(document, cloud, nodes)
 
 
 # --- fingerprints -----------------------------------------------------------------------------------------
@@ -560,7 +571,7 @@ def _sizes(
     sections: Sections, name: TypeName, node: NodeSettings, cloud: CloudSettings, table: PriceTable
 ) -> tuple[Size, ...]:
     """Return the sizes of a node type, or none and add a fault."""
-    regions = regions_of(cloud, node.zones or cloud.zones)
+    regions = rules_of(cloud).regions(cloud, node.zones or cloud.zones)
     if len(regions) > 1:
         where = ", ".join(regions)
         sections.fault(
@@ -589,7 +600,7 @@ def _node_type(name: TypeName, node: NodeSettings, cloud: CloudSettings, sizes: 
         properties=node.properties,
         market=sizes[0].market if sizes else node.market or Market.ON_DEMAND,
         image=node.image or cloud.image,
-        zones=ec2.zones_of(node) or ec2.zones_of(cloud),
+        zones=zones_of(node) or zones_of(cloud),
         placement=node.placement,
         spares=node.spares,
         sizes=sizes,

@@ -6,35 +6,22 @@ A size that a list lacks, or has at 0, has no price there: libcloud's own list h
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
-from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
+from nodemanager.config.provider import SizeHardware, provider_named
 from nodemanager.core.notation import NotationError, parse_bytes
 from nodemanager.core.slots import Market
-
-_CUSTOM = re.compile(r"((?P<family>[a-z0-9]+)-)?custom-(?P<cpus>[0-9]+)-(?P<mib>[0-9]+)", re.ASCII)
-_READY_MADE = re.compile(r"(?P<family>[a-z0-9]+)-[a-z]+-(?P<cpus>[0-9]+)", re.ASCII)
-_MIB = 2**20
 
 
 class PriceTableError(Exception):
     """A price list cannot be read. The message says why."""
-
-
-class SizeHardware(NamedTuple):
-    """What a size has. ``cores``: as the provider counts them, which may be hardware threads."""
-
-    cores: int
-    gpus: int
-    memory_bytes: int
 
 
 Prices = Mapping[str, Mapping[str, Decimal]]  # per hour, by region and size
@@ -65,66 +52,19 @@ def read_bundled_table(provider: str, sizes: Mapping[str, int] | None = None) ->
     """Read libcloud's price list, which is as old as its release. It has no prices for some providers.
 
     ``sizes``: those to read, with their memory in bytes, which a size of Google's cloud is priced by. None: all
-    that the list itself names and describes, which are EC2's.
+    that the provider knows.
     """
     bundled = json.loads(files("libcloud").joinpath("data/pricing.json").read_text(encoding="utf-8"))
     compute = bundled["compute"]
     by_region: dict[str, dict[str, Decimal]] = {}
-    hardware = ec2_hardware() if provider == "ec2" and sizes is None else {}
-    for size in hardware if sizes is None else sizes:
-        match provider:
-            case "ec2":
-                listed = compute["ec2_linux"].get(size, {})
-            case "azure":  # listed as standardd4sv3 for Standard_D4s_v3
-                listed = compute["azure_linux"].get(size.lower().replace("_", ""), {})
-            case "gce":
-                listed = _gce_prices(size, (sizes or {})[size], compute["gce_instances"])
-            case _:
-                listed = {}
-        for region, price in listed.items():
+    rules = provider_named(provider)
+    hardware = rules.known_sizes() if sizes is None else {}
+    memory_bytes = {size: it.memory_bytes for size, it in hardware.items()} if sizes is None else sizes
+    for size in memory_bytes:
+        for region, price in rules.listed_prices(size, memory_bytes[size], compute).items():
             by_region.setdefault(region, {})[size] = Decimal(str(price))
     updated = datetime.fromtimestamp(bundled["updated"], UTC).date()
     return PriceTable("apache-libcloud's pricing.json", updated, by_region, "USD", hardware=hardware)
-
-
-def ec2_hardware() -> Mapping[str, SizeHardware]:
-    """What EC2's instance types have, by libcloud's table. ``cores`` are virtual CPUs."""
-    # Only its table is used, as with ``pricing.json``. Loading it takes 0.1 s, and few sites need it.
-    module = import_module("libcloud.compute.constants.ec2_instance_types")
-    types = cast("Mapping[str, Mapping[str, Any]]", module.INSTANCE_TYPES)
-    return {
-        name: SizeHardware(int(it["extra"]["vcpu"]), int(it["extra"].get("gpu", 0)), int(it["ram"]) * _MIB)
-        for name, it in types.items()
-        if it["extra"].get("vcpu", "").isdecimal() and it["extra"].get("gpu", "0").isdecimal()
-    }
-
-
-def _gce_prices(size: str, memory_bytes: int, families: Mapping[str, Any]) -> Mapping[str, Decimal]:
-    """Add up the price of a GCE machine type such as n2-standard-4 by region, from its virtual CPUs and memory."""
-    parts = _gce_parts(size, memory_bytes)
-    if parts is None:
-        return {}
-    family, cpus, gib = parts
-    if not {"cpu", "ram"} <= families.get(family, {}).keys():
-        return {}
-    cpu, ram = (families[family][part]["on_demand"] for part in ("cpu", "ram"))
-    return {
-        region: cpus * Decimal(str(cpu[region]["price"])) + gib * Decimal(str(ram[region]["price"]))
-        for region in cpu.keys() & ram.keys()
-    }
-
-
-def _gce_parts(size: str, memory_bytes: int) -> tuple[str, int, Decimal] | None:
-    """Parse a GCE machine type into its family, virtual CPUs and memory in GiB. None for other names.
-
-    Custom types have prices of their own and contain their memory in MiB: n2-custom-4-8192, and for N1
-    custom-4-4096.
-    """
-    if custom := _CUSTOM.fullmatch(size):
-        return f"{custom['family'] or 'n1'}_custom", int(custom["cpus"]), Decimal(custom["mib"]) / 1024
-    if ready := _READY_MADE.fullmatch(size):
-        return ready["family"], int(ready["cpus"]), Decimal(memory_bytes) / 2**30
-    return None
 
 
 def read_table(path: Path) -> PriceTable:

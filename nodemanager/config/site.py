@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from nodemanager.config import clouds as several
 from nodemanager.config.clouds import CloudSection
-from nodemanager.config.providers import ec2
+from nodemanager.config.provider import ProviderRules, rules_of
 from nodemanager.config.text.ini import Fault
 from nodemanager.config.text.settings import (
     BudgetSettings,
@@ -29,7 +29,6 @@ from nodemanager.config.text.settings import (
     NotifySettings,
     PeerSettings,
     PolicySettings,
-    Provider,
     ScheduleSettings,
     SimulationSettings,
     TimingSettings,
@@ -52,7 +51,6 @@ __all__ = [
     "Fault",
     "JoinMethod",
     "Mode",
-    "Provider",
     "Site",
     "name_file",
     "site_warnings",
@@ -60,13 +58,9 @@ __all__ = [
 ]
 
 
-# What EC2 lets an account create in a region by default. Source: "Request throttling for the Amazon EC2 API".
-EC2_INSTANCES_PER_S = 2.0
-EC2_INSTANCES_AT_ONCE = 1000
+INSTANCES_AT_ONCE = 1000  # by batches, as EC2 allows by default
 BATCHES_PER_S = 2.0  # requests for instances. Google allows more, but 10 bulk inserts at a time
 BATCHES_AT_ONCE = 5.0
-# Requests that create. Source: Google's "Troubleshooting bulk VM creation".
-GCE_INSTANCES_PER_S = 20.0
 
 
 class ConfigError(Exception):
@@ -115,6 +109,11 @@ class Site:
         if not self.parts:
             return {self.cloud_name: self}
         return {name: replace(part, cluster_uuid=self.cluster_uuid) for name, part in self.parts.items()}
+
+    @property
+    def rules(self) -> ProviderRules:
+        """What the cloud's provider declares."""
+        return rules_of(self.cloud)
 
     @property
     def cloud_section(self) -> CloudSection:
@@ -168,15 +167,15 @@ class Site:
             self.flux.join is JoinMethod.SERVICE
             and cloud.nodes_per_call > 1
             and (not self.join.client or "nodes_per_call" in cloud.model_fields_set)
-            and _nodes_prove_identity(cloud)
+            and self.rules.node_proof(cloud) is not None
         )
 
     @property
-    def lacks_node_account(self) -> bool:
-        """Whether nodes are created one by one only because they have no service account."""
-        cloud = self.cloud
-        wants_batches = self.flux.join is JoinMethod.SERVICE and cloud.nodes_per_call > 1
-        return cloud.provider is Provider.GCE and wants_batches and not cloud.node_service_account
+    def missing_for_batches(self) -> str:
+        """The key of ``[Cloud]`` without which nodes are created one by one; "" if no such key is missing."""
+        wants_batches = self.flux.join is JoinMethod.SERVICE and self.cloud.nodes_per_call > 1
+        key = self.rules.proof_key
+        return key if key and wants_batches and not getattr(self.cloud, key) else ""
 
     @property
     def create_rate(self) -> tuple[float, int]:
@@ -188,9 +187,9 @@ class Site:
         cloud = self.cloud
         per_s, burst = cloud.creates_per_s, cloud.creates_burst
         if self.batches and "creates_per_s" not in cloud.model_fields_set:
-            per_s = GCE_INSTANCES_PER_S if cloud.provider is Provider.GCE else EC2_INSTANCES_PER_S
+            per_s = self.rules.batch_creates_per_s
         if self.batches and "creates_burst" not in cloud.model_fields_set:
-            burst = EC2_INSTANCES_AT_ONCE
+            burst = INSTANCES_AT_ONCE
         return per_s, burst
 
     @property
@@ -198,17 +197,6 @@ class Site:
         """``act``, ``observe``, or ``act (gpu only observed)``."""
         only = ", ".join(sorted(self.observed_types)) if self.acts else ""
         return f"act ({only} only observed)" if only else str(Mode.ACT if self.acts else Mode.OBSERVE)
-
-
-def _nodes_prove_identity(cloud: CloudSettings) -> bool:
-    """Return whether a node can prove to the join service which instance it is."""
-    match cloud.provider:
-        case Provider.EC2:
-            return bool(ec2.identity_certificate(cloud))
-        case Provider.GCE:
-            return bool(cloud.node_service_account)
-        case _:
-            return False
 
 
 def uuid_file(state_dir: Path) -> Path:

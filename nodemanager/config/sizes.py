@@ -13,13 +13,12 @@ from fnmatch import fnmatchcase
 from nodemanager.config.price_list import (
     PriceTable,
     PriceTableError,
-    SizeHardware,
-    ec2_hardware,
     read_bundled_table,
     read_table,
 )
+from nodemanager.config.provider import SizeHardware, rules_of
 from nodemanager.config.text.ini import Document, Fault, nearest_name
-from nodemanager.config.text.settings import CloudSettings, NodeSettings, Provider
+from nodemanager.config.text.settings import CloudSettings, NodeSettings
 from nodemanager.core.notation import format_bytes
 from nodemanager.core.slots import Market, Size, TypeName
 
@@ -27,22 +26,15 @@ NAMED_MAX = 5  # how many sizes a message names
 _WILDCARDS = frozenset("*?[")
 
 
-def regions_of(cloud: CloudSettings, zones: Sequence[str]) -> tuple[str, ...]:
-    """The regions of a node type. On Google's cloud they follow from its zones, such as us-central1-a."""
-    if cloud.provider is not Provider.GCE:
-        return (cloud.region,)
-    return tuple(dict.fromkeys(zone.rpartition("-")[0] for zone in zones))
-
-
 def read_price_list(document: Document, cloud: CloudSettings) -> PriceTable | Fault:
-    """Read the price list that sizes are bought by: the site's own, or libcloud's for EC2."""
+    """Read the price list that sizes are bought by: the site's own, or libcloud's if its sizes are known."""
+    known = rules_of(cloud).known_sizes()
     if cloud.price_list is None:
-        return read_bundled_table(str(cloud.provider)) if cloud.provider is Provider.EC2 else _NO_LIST
+        return read_bundled_table(cloud.provider) if known else _NO_LIST
     try:
         table = read_table(document.file.parent / cloud.price_list)
     except PriceTableError as error:
         return document.fault("Cloud", "price_list", str(error))
-    known = ec2_hardware() if cloud.provider is Provider.EC2 else {}
     return replace(table, hardware={**known, **table.hardware})
 
 

@@ -35,9 +35,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nodemanager.config.providers.ec2 import identity_certificate
-from nodemanager.config.site import Provider, Site
+from nodemanager.config.provider import GoogleToken, SignedDocument
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import JoinPhase, LaunchId
+from nodemanager.core.slots import CloudName
 from nodemanager.join import flux_node_join
 from nodemanager.join.admission import AdmissionRules, Answer, Granted, JoinAdmission, Refusal, RefusalCode
 from nodemanager.join.connection_limits import (
@@ -532,26 +533,21 @@ def _identities(site: Site) -> InstanceReader | None:
 
     Raises :class:`ServiceNotReady`, ``MaterialError``.
     """
-    certificates = {
-        name: certificate
-        for name, part in site.by_cloud.items()
-        if part.cloud.provider is Provider.EC2 and (certificate := identity_certificate(part.cloud))
-    }
+    proofs = {name: part.rules.node_proof(part.cloud) for name, part in site.by_cloud.items()}
+    certificates = {name: it.certificate for name, it in proofs.items() if isinstance(it, SignedDocument)}
     try:
         documents = InstanceIdentities(certificates).instance_in if certificates else None
     except ValueError as error:
         raise ServiceNotReady(f"identity_certificate of a cloud: {error}") from error
-    return by_form(documents, _google_identities(site))
-
-
-def _google_identities(site: Site) -> InstanceReader | None:
     nodes = {
-        name: GoogleNodes(part.cloud.project, part.cloud.node_service_account)
-        for name, part in site.by_cloud.items()
-        if part.cloud.provider is Provider.GCE and part.cloud.node_service_account
+        name: GoogleNodes(it.project, it.service_account)
+        for name, it in proofs.items()
+        if isinstance(it, GoogleToken)
     }
-    if not nodes:
-        return None
+    return by_form(documents, _google_identities(site, nodes) if nodes else None)
+
+
+def _google_identities(site: Site, nodes: Mapping[CloudName, GoogleNodes]) -> InstanceReader:
     pin = fingerprint(MaterialPaths(site.join.material_dir).tls_certificate)
     return GoogleIdentities(nodes, GoogleKeys(site.join.material_dir, time.time), pin, time.time).instance_in
 

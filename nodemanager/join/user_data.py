@@ -8,9 +8,8 @@ fingerprint.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
-from nodemanager.config.site import Provider, Site
+from nodemanager.config.site import Site
 from nodemanager.config.text.flux_toml import FluxConfigError, admits_guests, imp_path, read_conf_d
 from nodemanager.core.nodes import LaunchId
 from nodemanager.flux.setup.bootstrap import BootstrapError, find_flux
@@ -18,25 +17,6 @@ from nodemanager.join.key_material import MaterialError, MaterialPaths, fingerpr
 from nodemanager.join.tickets import KeyUnusableError, SiteKey, read_site_key
 
 SIZE_MAX_BYTES = 4096
-
-# Providers whose metadata service announces that a spot node will be reclaimed.
-NOTICE_SERVICES = {Provider.EC2: "ec2", Provider.GCE: "gce", Provider.AZURE: "azure"}
-
-
-# By the provider's name. At some providers a node that powers itself off still costs money.
-POWEROFF_EFFECTS: Mapping[str, str] = MappingProxyType(
-    {
-        "local": "a node that powers itself off is gone: it consists only of processes",
-        "flux": "a node that powers itself off is gone: its job ends with its broker",
-        "minicluster": "a pod that ends is started again: only a smaller size removes it",
-        "simulated": "nodes are simulated and cost nothing",
-        "ec2": "a node that powers itself off costs no more: it is created to terminate on shutdown",
-        "openstack": "a node that powers itself off (SHUTOFF) may still cost money until a manager destroys it",
-        "gce": "a node that powers itself off still costs money for its disk until a manager destroys it",
-        "static": "a host that hears no manager leaves the instance; it stays on unless [Join] poweroff ends it",
-        "azure": "a node that powers itself off still costs money until a manager destroys it",
-    }
-)
 
 
 class UserDataError(Exception):
@@ -89,7 +69,7 @@ def shell_quote(value: str) -> str:
 
 def _script_values(site: Site, pin: str) -> dict[str, str]:
     # A local node runs this machine's flux. Every other node runs its image's flux.
-    flux = find_flux(site.join.flux) if site.cloud.provider is Provider.LOCAL else site.join.flux
+    flux = find_flux(site.join.flux) if site.rules.is_this_machine else site.join.flux
     return {
         "ADDRESSES": " ".join(site.join.addresses),
         "FINGERPRINT": pin,
@@ -101,7 +81,7 @@ def _script_values(site: Site, pin: str) -> dict[str, str]:
         "USER": site.join.node_user,
         "SYSTEMD": "yes" if site.join.systemd else "no",
         "IMP": _imp_of_guests(site),
-        "NOTICE": NOTICE_SERVICES.get(site.cloud.provider, ""),
+        "NOTICE": site.rules.notice,
     }
 
 

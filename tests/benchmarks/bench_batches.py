@@ -20,12 +20,11 @@ from dataclasses import replace
 
 import structlog
 
+from nodemanager.config.provider import EC2_INSTANCES_PER_S, provider_named
 from nodemanager.config.site import (
     BATCHES_AT_ONCE,
     BATCHES_PER_S,
-    EC2_INSTANCES_AT_ONCE,
-    EC2_INSTANCES_PER_S,
-    GCE_INSTANCES_PER_S,
+    INSTANCES_AT_ONCE,
 )
 from nodemanager.planner.policy import Calls
 from nodemanager.simulation.time.world import World
@@ -44,24 +43,24 @@ def main(counts: list[int]) -> None:
     for nodes in counts:
         ours = Calls(
             creates_per_s=EC2_INSTANCES_PER_S,
-            creates_burst=EC2_INSTANCES_AT_ONCE,
+            creates_burst=INSTANCES_AT_ONCE,
             nodes_per_create=AT_ONCE,
             nodes_per_destroy=AT_ONCE,
             create_calls_per_s=BATCHES_PER_S,
             create_calls_burst=BATCHES_AT_ONCE,
         )
         raised = replace(ours, creates_per_s=20.0, creates_burst=10_000)
-        if nodes <= EC2_INSTANCES_AT_ONCE:
-            _measure("EC2's default buckets", nodes, ours, EC2_INSTANCES_AT_ONCE)
-            _measure("the same, a call for each node", nodes, Calls(), EC2_INSTANCES_AT_ONCE)
+        if nodes <= INSTANCES_AT_ONCE:
+            _measure("EC2's default buckets", nodes, ours, INSTANCES_AT_ONCE)
+            _measure("the same, a call for each node", nodes, Calls(), INSTANCES_AT_ONCE)
         _measure("buckets of 10,000", nodes, raised, 10_000)
-        google = replace(ours, creates_per_s=GCE_INSTANCES_PER_S, nodes_per_destroy=1)
+        google = replace(ours, creates_per_s=provider_named("gce").batch_creates_per_s, nodes_per_destroy=1)
         _measure_with("Google's 20 requests a second", nodes, google, _google_bucket)
 
 
 def _google_bucket(world: World) -> InstanceBucket:
     """Google counts requests that create, and not their instances."""
-    most = GCE_INSTANCES_PER_S
+    most = provider_named("gce").batch_creates_per_s
     return InstanceBucket(lambda: world.now_s, float("inf"), requests_size=most, requests_refill_per_s=most)
 
 

@@ -29,6 +29,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
@@ -167,7 +168,7 @@ def serving(replies: Sequence[bytes]) -> Iterator[Ec2Cloud]:
     thread.start()
     endpoint = endpoint_of("us-east-1", f"http://127.0.0.1:{server.server_port}")
     driver = Ec2Driver(endpoint, lambda: Keys("key", "secret"))
-    yield Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, lambda *_: "", SystemClock(), {})
+    yield Ec2Cloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, lambda *_: "", SystemClock()))
     server.shutdown()
     thread.join()
     server.server_close()

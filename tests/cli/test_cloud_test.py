@@ -13,7 +13,8 @@ import pytest
 
 from nodemanager.cli.cloud_test import CloudTest, CloudTestFailed, make_test_site, user_data
 from nodemanager.config.load import load_site
-from nodemanager.config.site import Provider, Site
+from nodemanager.config.site import Site
+from nodemanager.config.text.providers import PROVIDERS
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import CloudError, CloudPort
 from nodemanager.core.slots import NodeType
@@ -308,15 +309,15 @@ def test_what_an_earlier_test_left_is_named_and_not_touched(account: Account) ->
     assert [node.provider_id for node in account.standing()] == [left.provider_id]
 
 
-KEEP_RUNNING = (Provider.LOCAL, Provider.STATIC)  # this machine, and a host of the site's own
+KEEP_RUNNING = ("local", "static")  # this machine, and a host of the site's own
 
 
 def _any_type(account: Account) -> NodeType:
     return account.site.node_types[0]
 
 
-@pytest.mark.parametrize("provider", [it for it in Provider if it not in KEEP_RUNNING])
-def test_the_script_is_good_shell_and_turns_the_node_off(account: Account, provider: Provider) -> None:
+@pytest.mark.parametrize("provider", [it for it in PROVIDERS if it not in KEEP_RUNNING])
+def test_the_script_is_good_shell_and_turns_the_node_off(account: Account, provider: str) -> None:
     site = replace(account.site, cloud=account.site.cloud.model_copy(update={"provider": provider}))
     subprocess.run(["sh", "-n"], input=user_data(site), text=True, check=True)
     assert "shutdown -h +30" in user_data(site)
@@ -324,7 +325,7 @@ def test_the_script_is_good_shell_and_turns_the_node_off(account: Account, provi
 
 @pytest.mark.parametrize("provider", KEEP_RUNNING)
 def test_a_node_on_a_machine_of_the_sites_own_does_not_turn_the_machine_off(
-    account: Account, provider: Provider
+    account: Account, provider: str
 ) -> None:
     site = replace(account.site, cloud=account.site.cloud.model_copy(update={"provider": provider}))
     subprocess.run(["sh", "-n"], input=user_data(site), text=True, check=True)

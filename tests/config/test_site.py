@@ -19,12 +19,12 @@ from nodemanager.config.site import (
     ConfigError,
     Fault,
     Mode,
-    Provider,
     Site,
     name_file,
     site_warnings,
     uuid_file,
 )
+from nodemanager.config.text.providers import PROVIDERS
 from nodemanager.config.text.settings import (
     BudgetSettings,
     CloudSettings,
@@ -134,7 +134,7 @@ def test_the_least_site_has_every_default(tmp_path: Path) -> None:
         state_dir=tmp_path / "state",
         mode=Mode.OBSERVE,
         flux=FluxSettings(head_address="10.0.0.1", bootstrap_dir=tmp_path / "state" / "flux"),
-        cloud=CloudSettings(provider=Provider.LOCAL, service_material=tmp_path / "service"),
+        cloud=CloudSettings(provider="local", service_material=tmp_path / "service"),
         credentials={},
         limits=LimitsSettings(nodes_max=4, price_per_hour_max=Decimal(10)),
         timing=TimingSettings(),
@@ -540,7 +540,7 @@ def test_two_keys_that_contradict_each_other_are_refused(
 @pytest.mark.parametrize("provider", ["local", "ec2"])
 def test_a_local_cloud_accepts_misfits(provider: str) -> None:
     site = PolicySettings()
-    judged = with_default_misfit(site, CloudSettings(provider=Provider(provider)))
+    judged = with_default_misfit(site, CloudSettings(provider=provider))
     assert judged.misfit is (Misfit.ACCEPT if provider == "local" else Misfit.DRAIN)
 
 
@@ -559,7 +559,7 @@ def test_by_flub_all_slots_are_of_one_type(tmp_path: Path) -> None:
 def test_a_simulated_flux_needs_no_address_and_goes_with_any_cloud(tmp_path: Path) -> None:
     simulated = ("Flux", "uri", "simulated"), ("Flux", "head_address", None)
     assert site_of(tmp_path, *simulated).flux.simulated
-    assert site_of(tmp_path, *simulated, ("Cloud", "provider", "simulated")).cloud.provider is Provider.SIMULATED
+    assert site_of(tmp_path, *simulated, ("Cloud", "provider", "simulated")).cloud.provider == "simulated"
 
 
 @pytest.mark.parametrize(
@@ -623,7 +623,7 @@ slots = head
     faults = faults_of(tmp_path, text)
     file = tmp_path / "site.ini"
     assert [str(fault).removeprefix(str(file)) for fault in faults] == [
-        f": [Cloud] provider: must be given: {' or '.join(Provider)}",
+        f": [Cloud] provider: must be given: {' or '.join(PROVIDERS)}",
         ":1: stray: this key must be in a [Section]",
         ":4: [Site] state_dir: the environment variable NOWHERE is not set: set it, or correct its name",
         ":7: [Limits] nodes_max: this key is already given at line 6: remove one",

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.cloud.ec2.provider import ec2_hardware
 from nodemanager.config.load import load_site
-from nodemanager.config.price_list import PriceTableError, ec2_hardware, read_bundled_table, read_table
+from nodemanager.config.price_list import PriceTableError, read_bundled_table, read_table
 from nodemanager.config.site import ConfigError
 from nodemanager.core.slots import Market, NodeType
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from nodemanager.cloud.azure.driver import AzureDriver
 from nodemanager.cloud.azure.port import AzureCloud, AzurePlacement
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.core.nodes import CloudNode, Launch, ProviderId
 from nodemanager.core.slots import NodeType
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
@@ -146,14 +147,10 @@ class AzureSubject(RecordedSubject[AzureService]):
         driver = AzureDriver("tenant", "sub", "client", "not-a-secret", "nodes", endpoint=self.service.url)
         return _OfAnyImage(
             driver,
-            "westeurope",
-            "ssh-ed25519 AAAA",
+            PortSettings(cluster, cluster_uuid, a_script, SystemClock(), sleep=lambda _: None),
             defaultdict(lambda: AzurePlacement("net/subnet")),
-            cluster,
-            cluster_uuid,
-            a_script,
-            SystemClock(),
-            sleep=lambda _: None,
+            location="westeurope",
+            ssh_public_key="ssh-ed25519 AAAA",
         )
 
     def groups(self) -> Collection[str]:

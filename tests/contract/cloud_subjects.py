@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 from libcloud.compute.base import NodeImage, NodeSize
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.local.port import LocalCloud, Store
 from nodemanager.cloud.local.process import end_nodes, marked_pids
 from nodemanager.core.nodes import CloudNode, CloudState, Identity, Launch, LaunchId, ProviderId
@@ -207,7 +208,7 @@ class LocalSubject(CloudSubject):
         self.port = self.another_port()
 
     def another_port(self) -> LocalCloud:
-        return LocalCloud(self.directory, CLUSTER, CLUSTER_UUID, a_script, SystemClock())
+        return LocalCloud(self.directory, PortSettings(CLUSTER, CLUSTER_UUID, a_script, SystemClock()))
 
     def wait(self, reached: Callable[[], bool], what: str) -> None:
         until(reached, what)
@@ -222,7 +223,8 @@ class LocalSubject(CloudSubject):
         if identity is None:
             node = self.port.driver.create_node("stranger", *size_and_image(self.port), ex_userdata="#!/bin/sh\n")
             return ProviderId(str(node.id))
-        theirs = LocalCloud(self.directory, identity.cluster, identity.cluster_uuid, a_script, SystemClock())
+        settings = PortSettings(identity.cluster, identity.cluster_uuid, a_script, SystemClock())
+        theirs = LocalCloud(self.directory, settings)
         return a_node_of(theirs, identity)
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import Action, Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
@@ -30,7 +31,7 @@ def a_driver(front: MotoFront) -> Ec2Driver:
 
 def a_cloud(front: MotoFront, cluster: str = CLUSTER, cluster_uuid: str = CLUSTER_UUID) -> Ec2Cloud:
     driver, clock = a_driver(front), SystemClock()
-    return Ec2Cloud(driver, cluster, cluster_uuid, a_script, clock, {}, batch_script=a_batch_script)
+    return Ec2Cloud(driver, PortSettings(cluster, cluster_uuid, a_script, clock, batch_script=a_batch_script))
 
 
 def a_batch_script(stamp: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.instances import LABEL_CLUSTER, GcePlacement
 from nodemanager.cloud.gce.port import GceBatchCloud
@@ -197,9 +198,7 @@ class GceSubject(RecordedSubject[GceService]):
         placements: Mapping[TypeName, GcePlacement] = defaultdict(
             lambda: GcePlacement("global/networks/default", (_ZONE,))
         )
-        return GceBatchCloud(
-            driver,
-            placements,
+        settings = PortSettings(
             cluster,
             cluster_uuid,
             a_script,
@@ -207,6 +206,7 @@ class GceSubject(RecordedSubject[GceService]):
             sleep=lambda _: None,
             batch_script=lambda batch: f"#!/bin/sh\n# {batch}\n",
         )
+        return GceBatchCloud(driver, settings, placements)
 
     def groups(self) -> Collection[str]:
         return self.service.policies

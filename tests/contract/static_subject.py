@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.static.commands import HostCommands
 from nodemanager.cloud.static.port import StaticHosts
 from nodemanager.core.nodes import Identity, ProviderId
@@ -47,11 +48,7 @@ class StaticSubject(CloudSubject):
             self.directory / "cloud",
             lambda _: self.hosts,
             host_commands(self.directory / "awake"),
-            cluster,
-            cluster_uuid,
-            a_script,
-            SystemClock(),
-            call_timeout_s=2 * COMMAND_TIMEOUT_S,
+            PortSettings(cluster, cluster_uuid, a_script, SystemClock(), call_timeout_s=2 * COMMAND_TIMEOUT_S),
             asleep_over_s=0.0,
         )
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import pkcs7
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.config.providers.ec2_identity import certificates
+from nodemanager.cloud.ec2.provider import certificates
 from nodemanager.core.slots import CloudName
 from nodemanager.join.identity.ec2 import InstanceIdentities
 from nodemanager.join.identity.proof import IdentityUnproven

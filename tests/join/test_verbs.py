@@ -15,10 +15,10 @@ import structlog
 
 from nodemanager.cli import main
 from nodemanager.config.load import load_site
-from nodemanager.config.site import Provider
+from nodemanager.config.provider import provider_named
+from nodemanager.config.text.providers import PROVIDERS
 from nodemanager.join.flux_node_join import post_json
 from nodemanager.join.key_material import MaterialPaths, MaterialSource, fingerprint, tls_context
-from nodemanager.join.user_data import POWEROFF_EFFECTS
 from tests.join.test_user_data import a_site
 
 FLUX = '#!/bin/sh\nif [ "$1" = keygen ]; then date +%N > "$3"; else echo "commands: 0.88.0"; fi\n'
@@ -122,11 +122,11 @@ def test_an_instance_for_several_users_is_served(tmp_path: Path) -> None:
 def test_check_says_whether_a_node_can_end_its_own_cost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a_site(tmp_path)
     assert run("check", tmp_path) == 0
-    assert POWEROFF_EFFECTS["local"] in capsys.readouterr().out
+    assert provider_named("local").poweroff_effect in capsys.readouterr().out
 
 
 def test_the_effect_of_powering_off_is_known_for_every_provider() -> None:
-    assert set(Provider) <= set(POWEROFF_EFFECTS)
+    assert all(provider_named(name).poweroff_effect for name in PROVIDERS)
 
 
 @pytest.mark.parametrize("file", ["site_key", "tls_key", "tls_certificate", "bootstrap", "curve_certificate"])

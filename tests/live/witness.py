@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 
-from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, TAG_SLOT, TAG_TYPE
+from nodemanager.cloud.common.request import TAG_LAUNCH, TAG_SLOT, TAG_TYPE
 from nodemanager.cloud.local.port import NodeRecord, Store
 
 PERIOD_S = 0.2  # a record is kept for a minute after the node's end, so that none is missed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.config.text.providers import PROVIDERS
 from tests.paths import ROOT
 
 PACKAGE = "nodemanager"
@@ -28,7 +29,7 @@ LAYERS = (
 )
 # The same within those packages whose folders have an order. "" is the package's own folder.
 ORDERED: Mapping[str, Sequence[str]] = {
-    "config": ("text", "providers", ""),
+    "config": ("text", ""),
     "ensemble": ("file", ""),
     "flux": ("parse", "handles", "records", "", "in_job", "delegate", "ensembles", "setup"),
     "cloud": ("common", "ec2", "openstack", "gce", "azure", "local", "minicluster", "static", ""),
@@ -115,6 +116,20 @@ def test_no_import_leads_back_to_its_module() -> None:
 
 def test_the_top_holds_no_module_but_the_entry() -> None:
     assert {path.stem for path in (ROOT / PACKAGE).glob("*.py")} == LOOSE
+
+
+DECLARATIONS = list(PROVIDERS.values())
+
+
+@pytest.mark.parametrize("name", DECLARATIONS)
+def test_reading_a_site_loads_no_providers_library(name: str) -> None:
+    """Every process that reads a site imports its providers' modules, so those import their adapters when used."""
+    top = [it for it in ast.parse(MODULES[name].read_text(encoding="utf-8")).body if isinstance(it, ast.ImportFrom)]
+    roots = {str(it.module) for it in top}
+    ours = {it for it in roots if it.startswith(f"{PACKAGE}.")}
+    assert {it.split(".")[0] for it in roots - ours} <= sys.stdlib_module_names
+    allowed = (f"{PACKAGE}.core.", f"{PACKAGE}.config.", f"{PACKAGE}.cloud.common.")
+    assert all(it.startswith(allowed) or it == f"{PACKAGE}.config" for it in ours)
 
 
 PURE = [name for name in IN_PACKAGES if _package(name) in {"planner", "delegation", "ensemble"}]

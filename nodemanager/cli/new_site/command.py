@@ -9,32 +9,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from nodemanager.cli.new_site.account import DEFAULT_CLUSTER, Account
-from nodemanager.cli.new_site.azure import AzureAccount
-from nodemanager.cli.new_site.ec2 import Ec2Account
-from nodemanager.cli.new_site.gce import GceAccount
-from nodemanager.cli.new_site.openstack import OpenStackAccount
-from nodemanager.cli.new_site.questions import Questions
 from nodemanager.cli.new_site.site_text import STATE_DIR, SiteChoices, site_text
 from nodemanager.cli.new_site.static import choose_hosts, host_site_text, script_of
 from nodemanager.cloud.common.survey import (
+    DEFAULT_CLUSTER,
+    Account,
     OfferedImage,
     OfferedNetwork,
     OfferedSize,
+    Questions,
     Survey,
     cost_per_core,
     typical_sizes,
 )
+from nodemanager.cloud.providers import cloud_provider
 from nodemanager.cloud.static.survey import survey_hosts
 from nodemanager.config.load import load_site
 from nodemanager.config.site import ConfigError
 from nodemanager.config.text.ini import nearest_name
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.notation import format_bytes
-from nodemanager.core.ports import CloudError, unforeseen_as_cloud_error
+from nodemanager.core.ports import Clock, CloudError, unforeseen_as_cloud_error
+from nodemanager.service.assembly.ports import SystemClock
 
 DEFAULT_FILE = "site.ini"
-OWN_HOSTS = "static"
 _SITE_MODE = 0o600
 _SCRIPT_MODE = 0o755
 
@@ -52,17 +50,19 @@ def write_new_site(
     """Write the site file and what belongs to it. Raises ``Unanswered`` and ``NewSiteError``."""
     file = Path(chosen.output or DEFAULT_FILE).absolute()
     _check_absent(file, file.with_suffix(".policy.json"))
-    if chosen.provider == OWN_HOSTS:
+    provider = cloud_provider(chosen.provider)
+    if provider.own_hosts:
         _write_site_of_hosts(file, chosen, questions, say)
         return
-    account = ACCOUNTS[chosen.provider](chosen, questions, environment)
+    account = provider.account(chosen, questions, environment)
+    clock = SystemClock()
     try:
         with unforeseen_as_cloud_error():
-            survey = account.survey()
+            survey = account.survey(clock)
     except CloudError as error:
         remedy = f". {account.keys_remedy}" if error.kind is FailureKind.CREDENTIALS else ""
         raise NewSiteError(f"{error.detail}{remedy}") from error
-    image = _choose_image(survey, chosen.image, account, questions)
+    image = _choose_image(survey, chosen.image, account, questions, clock)
     network = _choose_network(survey, chosen.network, questions)
     sizes = _choose_sizes(survey, image, chosen.size, questions)
     address = questions.choose("address of rank 0", "--head-address", chosen.head_address, [(own_address(), "")])
@@ -114,7 +114,9 @@ def _check_absent(*paths: Path) -> None:
             raise NewSiteError(f"{path.parent} is no folder: create it, or name another file with --output")
 
 
-def _choose_image(survey: Survey, given: str | None, account: Account, questions: Questions) -> OfferedImage:
+def _choose_image(
+    survey: Survey, given: str | None, account: Account, questions: Questions, clock: Clock
+) -> OfferedImage:
     by_name = {**{image.name: image for image in survey.images}, **{image.id: image for image in survey.images}}
     if given is None and not survey.images and not questions.can_ask:
         return account.missing_image
@@ -124,7 +126,7 @@ def _choose_image(survey: Survey, given: str | None, account: Account, questions
         return by_name[answer]
     try:
         with unforeseen_as_cloud_error():
-            found = account.find_image(answer)
+            found = account.find_image(answer, clock)
     except CloudError as error:
         raise NewSiteError(f"--image {answer}: {error.detail}") from error
     if found is None:
@@ -216,14 +218,3 @@ def _next_steps(file: Path, effect_of_test: str, missing_image: str = "") -> Ite
     bootstrap = f"{STATE_DIR}/flux"
     yield f"  flux-node-manager init --config {site} --output {bootstrap}    # prints how to start rank 0"
     yield f"  flux-node-manager --config {site}    # runs the manager, which observes"
-
-
-# --- the accounts that ``init --provider`` can survey, by the provider's name -----------------------------
-
-
-ACCOUNTS: Mapping[str, type[Ec2Account | OpenStackAccount | GceAccount | AzureAccount]] = {
-    "ec2": Ec2Account,
-    "openstack": OpenStackAccount,
-    "gce": GceAccount,
-    "azure": AzureAccount,
-}

@@ -7,29 +7,12 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 
 from nodemanager.cloud.common.survey import OfferedImage, OfferedSize, Survey, cost_per_core
+from nodemanager.cloud.providers import cloud_provider
 from nodemanager.core.notation import format_bytes
 
 SLOTS_PER_TYPE = 4
 LISTED_MAX = 20
 STATE_DIR = "/var/lib/flux-node-manager"
-# OpenStack bills nobody by itself. Prices in proportion to cores let the manager prefer small nodes.
-WORTH_PER_CORE = Decimal("0.05")
-
-_EC2_BILLING = (
-    "# EC2 bills Linux by the second, with a minimum of one minute.",
-    "billing = per-second",
-    "billing_minimum = 1m",
-)
-_BILLING: Mapping[str, Sequence[str]] = {
-    "ec2": _EC2_BILLING,
-    "openstack": ("billing = per-minute",),
-    "gce": (
-        "# Google bills by the second, with a minimum of one minute.",
-        "billing = per-second",
-        "billing_minimum = 1m",
-    ),
-    "azure": ("# Azure bills by the second.", "billing = per-second"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +93,15 @@ def _limits(chosen: SiteChoices) -> Iterator[str]:
 
 def price_of(size: OfferedSize, chosen: SiteChoices) -> Decimal | None:
     """The price that the site gives a size; None if a person must look it up."""
-    if size.price_per_hour is None and chosen.provider == "openstack" and not size.gpus and not size.note:
-        return WORTH_PER_CORE * size.cores
+    worth_per_core = cloud_provider(chosen.provider).worth_per_core
+    if size.price_per_hour is None and worth_per_core is not None and not size.gpus and not size.note:
+        return worth_per_core * size.cores
     return size.price_per_hour
 
 
 def _nodes(chosen: SiteChoices) -> Iterator[str]:
+    provider = cloud_provider(chosen.provider)
+    worth_per_core = provider.worth_per_core
     for number, (name, size) in enumerate(zip(type_names(chosen.sizes), chosen.sizes, strict=True)):
         price = price_of(size, chosen)
         yield f"[Node {name}]"
@@ -125,19 +111,21 @@ def _nodes(chosen: SiteChoices) -> Iterator[str]:
         if size.gpus:
             yield f"gpus = {size.gpus}"
         if size.note:
-            devices = " If these are GPUs, write gpus = and their number." if chosen.provider == "openstack" else ""
+            devices = " If these are GPUs, write gpus = and their number." if worth_per_core is not None else ""
             yield f"# {size.note}.{devices}"
         yield f"memory = {format_bytes(size.memory_bytes)}"
-        if chosen.provider == "openstack" and price is not None:
-            yield f"# OpenStack has no prices. Set what a node is worth to you; this is {WORTH_PER_CORE} a core."
-        elif chosen.provider == "openstack":
-            yield "# OpenStack has no prices. Write what a node is worth to you, and remove the # of the next line."
+        if worth_per_core is not None and price is not None:
+            what = f"Set what a node is worth to you; this is {worth_per_core} a core."
+            yield f"# {provider.title} has no prices. {what}"
+        elif worth_per_core is not None:
+            what = "Write what a node is worth to you, and remove the # of the next line."
+            yield f"# {provider.title} has no prices. {what}"
         elif price is None:
             yield "# No price list has this size. Look it up, write it here, and remove the # of the next line."
         else:
             yield f"# From {chosen.price_source}. Compare it with your bill."
         yield f"price_per_hour = {price}" if price is not None else "#price_per_hour ="
-        yield from _BILLING[chosen.provider]
+        yield from provider.billing
         if size.gpus or number:
             yield "# Jobs can require this property, so that small jobs do not start on this type."
             yield f"properties = {name}"

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from importlib import resources
 
-from nodemanager.cli.new_site.account import DEFAULT_CLUSTER
-from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cli.new_site.site_text import STATE_DIR, site_section, type_names
-from nodemanager.cloud.common.survey import OfferedSize
+from nodemanager.cloud.common.survey import DEFAULT_CLUSTER, OfferedSize, Questions, Unanswered
 from nodemanager.cloud.static.survey import HostHardware
 from nodemanager.config.text.settings import NAME, NAME_ALLOWED
 from nodemanager.core.notation import compress_hostlist, expand_hostlist, format_bytes, parse_bytes

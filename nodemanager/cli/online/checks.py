@@ -16,7 +16,8 @@ import requests
 
 from nodemanager.cli.prices import PriceComparison, PriceMatch
 from nodemanager.cloud.common.findings import Finding, Verdict
-from nodemanager.config.site import JoinMethod, Provider, Site
+from nodemanager.cloud.providers import provider_of
+from nodemanager.config.site import JoinMethod, Site
 from nodemanager.config.state_folder import STATE_DIR_EFFECT, why_not_writable
 from nodemanager.config.text.settings import bracketed
 from nodemanager.core.nodes import FailureKind
@@ -61,16 +62,17 @@ def check_cloud(
     compared_prices: Sequence[PriceComparison],
 ) -> Iterator[Finding]:
     """Check the clock, the account, its nodes and the prices of a site's only cloud."""
-    if site.cloud.provider is Provider.SIMULATED:
+    provider = provider_of(site)
+    if provider.is_simulated:
         yield Finding("account", Verdict.OK, "simulated, so there is none to ask")
-    elif site.cloud.provider is Provider.STATIC:
+    elif provider.own_hosts:
         yield from check_creates()  # there is no account
     else:
         yield from check_clock(site)
         yield (account := check_account(make_port))
         if account.verdict is Verdict.OK:
             yield from check_creates()
-        if site.cloud.provider is not Provider.LOCAL:
+        if provider.has_prices:
             yield from check_prices(compared_prices)
 
 
@@ -221,7 +223,7 @@ REMEDY = "Let an NTP client set this machine's clock (timedatectl set-ntp true)"
 
 def check_clock(site: Site) -> Iterator[Finding]:
     """Ask the provider for its time, without keys. Nothing is yielded for a provider that is this machine."""
-    url = _url_of(site)
+    url = provider_of(site).clock_url(site)
     if not url:
         return
     try:
@@ -245,21 +247,3 @@ def compare_clocks(before_at: float, their_at: float, after_at: float) -> Findin
     verdict = Verdict.FAULT if off_s >= FAULT_FROM_S else Verdict.WARNING
     direction = "behind" if their_at > after_at else "ahead of"
     return Finding("clock", verdict, f"it is {off_s:.0f} s {direction} the provider's", REMEDY)
-
-
-def _url_of(site: Site) -> str:
-    match site.cloud.provider:
-        case Provider.EC2:
-            from nodemanager.cloud.ec2.driver import endpoint_of  # noqa: PLC0415
-
-            endpoint = endpoint_of(site.cloud.region, site.cloud.endpoint)
-            scheme = "https" if endpoint.secure else "http"
-            return f"{scheme}://{endpoint.host}:{endpoint.port}/"
-        case Provider.OPENSTACK:
-            return site.cloud.auth_url
-        case Provider.GCE:
-            return "https://compute.googleapis.com/"
-        case Provider.AZURE:
-            return "https://management.azure.com/"
-        case _:
-            return ""

@@ -40,7 +40,6 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
     from nodemanager.flux.setup.bootstrap import FluxTooOld, gpu_warning
     from nodemanager.flux.setup.existing import delegation_faults
-    from nodemanager.join.user_data import POWEROFF_EFFECTS
 
     print_warnings(site)
     try:
@@ -51,13 +50,13 @@ def check(site: Site, chosen: argparse.Namespace) -> int:
     if warning:
         print(f"{site.path}: warning: {warning}", file=sys.stderr)
     if not site.flux.simulated:
-        providers = dict.fromkeys(part.cloud.provider for part in site.by_cloud.values())
-        print(*(f"{site.path}: note: {POWEROFF_EFFECTS[it]}" for it in providers), sep="\n")
+        effects = dict.fromkeys(part.rules.poweroff_effect for part in site.by_cloud.values())
+        print(*(f"{site.path}: note: {it}" for it in effects), sep="\n")
     for part in site.by_cloud.values():
-        if part.lacks_node_account:
+        if key := part.missing_for_batches:
             print(
                 f"{site.path}: note: each node is created by a call of its own; one call creates several if"
-                f" [{part.cloud_section.section}] node_service_account is set"
+                f" [{part.cloud_section.section}] {key} is set"
             )
     slots = sum(len(node_type.slots) for node_type in site.node_types)
     if slots > site.limits.nodes_max:
@@ -80,8 +79,7 @@ def _check_online(site: Site) -> int:
     from nodemanager.cli.online.checks import check_cloud, check_flux, check_state_dir
     from nodemanager.cli.prices import bundled_prices, compare_site_prices
     from nodemanager.cloud.common.findings import Verdict
-    from nodemanager.cloud.preflight import check_creates
-    from nodemanager.cloud.providers import cloud_factory
+    from nodemanager.cloud.providers import check_creates, cloud_factory
     from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
     from nodemanager.service.assembly.ports import SystemClock, size_service
 

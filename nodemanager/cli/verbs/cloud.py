@@ -15,7 +15,7 @@ from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_I
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.site_warnings import print_warnings
-from nodemanager.config.site import Provider, Site
+from nodemanager.config.site import Site
 
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison
@@ -37,7 +37,7 @@ def cloud_test(site: Site, chosen: argparse.Namespace) -> int:
     if (chosen_site := _site_of_cloud(site, chosen.cloud)) is None:
         return EXIT_CONFIG
     site = chosen_site
-    if site.cloud.provider is Provider.SIMULATED:
+    if site.rules.is_simulated:
         section = site.cloud_section.section
         print(f"{site.path}: [{section}] provider = simulated: there is no account to test", file=sys.stderr)
         return EXIT_FAILED

@@ -13,10 +13,9 @@ from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNAVA
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.site_warnings import print_warnings
+from nodemanager.cloud.providers import cloud_provider
 from nodemanager.config.site import JoinMethod, Site
-
-PROVIDERS_SURVEYED = ("ec2", "openstack", "gce", "azure", "static")
-WAYS_TO_WAKE = ("ssh", "ipmi", "lan")
+from nodemanager.config.text.providers import PROVIDERS
 
 
 def _init(parser: Parser) -> None:
@@ -36,22 +35,18 @@ def _init(parser: Parser) -> None:
         "With --provider, ask the account what it offers, or own hosts by ssh, and write a site file. Give no "
         "--config. The keys come from the environment. On a terminal, init asks for the options that are left out.",
     )
-    site.add_argument("--provider", choices=PROVIDERS_SURVEYED, help="the account to ask, or static for own hosts")
+    known = map(cloud_provider, PROVIDERS)
+    providers = {it.name: it.init_options for it in known if it.init_options is not None}
+    site.add_argument("--provider", choices=tuple(providers), help="the account to ask, or static for own hosts")
     site.add_argument("--cluster", metavar="NAME", help="the cluster's name (default: lab)")
     site.add_argument("--region", metavar="NAME", help="the region that the nodes run in")
     site.add_argument("--image", metavar="ID", help="the nodes' image (default: the newest of the account)")
     site.add_argument("--network", metavar="ID", help="the nodes' VPC, network or subnet")
     site.add_argument("--size", nargs="+", metavar="NAME", help="a node type for each of these sizes")
     site.add_argument("--head-address", metavar="ADDRESS", help="rank 0's address (default: this machine's)")
-    site.add_argument("--project", metavar="ID", help="gce: the project")
-    site.add_argument("--resource-group", metavar="NAME", help="azure: a group that holds only nodes")
-    site.add_argument("--ssh-key", metavar="FILE", help="azure: a public key (default: yours in ~/.ssh)")
-    site.add_argument("--hosts", metavar="HOSTS", help="static: the hosts, such as node[01-16]")
-    site.add_argument("--wake-by", choices=WAYS_TO_WAKE, help="static: how a host is woken (default: ssh)")
-    site.add_argument("--cores", metavar="N", help="static: each host's cores (default: ask the hosts)")
-    site.add_argument("--memory", metavar="SIZE", help="static: each host's memory, such as 64GiB")
-    site.add_argument("--gpus", metavar="N", help="static: each host's GPUs (default: 0)")
-    site.add_argument("--price", metavar="PRICE", help="static: the power of a host for an hour (default: 0)")
+    for options in providers.values():
+        for option, described in options:
+            site.add_argument(option, **described)
     site.add_argument("--endpoint", metavar="URL", help="another server with the provider's API, for tests")
 
 
@@ -110,7 +105,7 @@ def _init_existing(site: Site, folder: Path) -> int:
 def new_site(chosen: argparse.Namespace) -> int:
     """Write a first site file from what an account offers."""
     from nodemanager.cli.new_site.command import NewSiteError, write_new_site
-    from nodemanager.cli.new_site.questions import Questions, Unanswered
+    from nodemanager.cloud.common.survey import Questions, Unanswered
 
     if chosen.config is not None or chosen.existing is not None:
         chosen.usage_error("--provider writes a new site file, so --config and --existing do not go with it")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import base64
 import re
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -23,21 +22,13 @@ from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.azure.driver import AzureDriver
-from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
-from nodemanager.cloud.common.leftovers import LeftoverSweeper
-from nodemanager.cloud.common.libcloud_port import (
-    TAG_CLUSTER,
-    TAG_CLUSTER_UUID,
-    TAG_LAUNCH,
-    NodeRequest,
-    UserDataSource,
-    cloud_error,
-)
-from nodemanager.cloud.common.names import unique_name
-from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
+from nodemanager.cloud.common.leftovers import KnownGroups, LeftoverSweeper, groups_if_allowed, unused_groups
+from nodemanager.cloud.common.libcloud_port import ErrorCodes, LibcloudPort, cloud_error
+from nodemanager.cloud.common.request import TAG_CLUSTER_UUID, TAG_LAUNCH, NodeRequest, PortSettings, unique_name
 from nodemanager.cloud.common.transport import malformed_reply
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, LaunchId, Leftover, LeftoverKind, ProviderId
-from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import TypeName
 
 ADMIN_USER = "azureuser"
@@ -75,34 +66,26 @@ class AzurePlacement:
     zone: str = ""
 
 
-class AzureCloud(RetryingPort):
+class AzureCloud(LibcloudPort):
     """The cloud port of one resource group, which should contain only this manager's nodes."""
+
+    codes = ErrorCodes(_KIND_BY_CODE)
 
     def __init__(
         self,
         driver: AzureDriver,
+        settings: PortSettings,
+        placements: Mapping[TypeName, AzurePlacement],
+        *,
         location: str,
         ssh_public_key: str,
-        placements: Mapping[TypeName, AzurePlacement],
-        cluster: str,
-        cluster_uuid: str,
-        user_data: UserDataSource,
-        clock: Clock,
-        *,
-        call_timeout_s: float = 60.0,
-        sleep: Sleep = time.sleep,
-        needs_groups: bool = False,
     ) -> None:
-        """``needs_groups``: whether machines of any type are created in proximity placement groups."""
-        super().__init__(
-            driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
-        )
+        super().__init__(driver, settings)
         self.driver = driver
         self._location = location
         self._ssh_public_key = ssh_public_key
         self._placements = placements
         self._sweeper = LeftoverSweeper()
-        self._needs_groups = needs_groups
         self._groups = KnownGroups(self._make_group, _names_missing_group)
 
     def destroy(self, provider_id: ProviderId) -> None:
@@ -114,7 +97,9 @@ class AzureCloud(RetryingPort):
 
     def sweep(self) -> tuple[Leftover, ...]:
         """Delete the interfaces and groups that two sweeps in a row found unused, and return them."""
-        groups = groups_if_allowed(lambda: self._read_with_retries(self._list_groups), needed=self._needs_groups)
+        groups = groups_if_allowed(
+            lambda: self._read_with_retries(self._list_groups), needed=self._settings.needs_groups
+        )
         unused = unused_groups(groups, self.list_nodes()) if groups else frozenset()
         return self._sweeper.sweep(self._read_with_retries(self._leftovers) | unused, self._remove)
 
@@ -127,7 +112,7 @@ class AzureCloud(RetryingPort):
         """Make a proximity placement group, unless it exists, and return its id."""
         body = {
             "location": self._location,
-            "tags": {TAG_CLUSTER: self._cluster, TAG_CLUSTER_UUID: self._cluster_uuid},
+            "tags": self._settings.cluster_tags,
             "properties": {"proximityPlacementGroupType": "Standard"},
         }
         with self._as_cloud_errors():
@@ -179,12 +164,12 @@ class AzureCloud(RetryingPort):
         existing = self._find_existing(name, launch)
         if existing is not None:
             return existing
-        self._refuse_late_create(started_s)
+        self._settings.refuse_late_create(started_s)
         interface = name + _INTERFACE_SUFFIX
         self._put_interface(interface, request)
 
         def put(group_id: str) -> Node:
-            self._refuse_late_create(started_s)
+            self._settings.refuse_late_create(started_s)
             with self._as_cloud_errors(creating=True):
                 body = self._machine_body(name, interface, request, group_id)
                 return self._libcloud_node(self.driver.put_machine(name, body))
@@ -296,13 +281,8 @@ class AzureCloud(RetryingPort):
 
     def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
         failed = super()._to_cloud_error(error, creating=creating)
-        code = failed.detail.partition(":")[0]
-        kind = _KIND_BY_CODE.get(code)
-        if code == "OperationNotAllowed" and "quota" in failed.detail.lower():
-            kind = FailureKind.QUOTA
-        if kind is FailureKind.GONE and creating:
-            kind = FailureKind.CONFIG
-        return cloud_error(kind, failed.detail, failed.retry_after_s) if kind else failed
+        is_quota = failed.detail.partition(":")[0] == "OperationNotAllowed" and "quota" in failed.detail.lower()
+        return cloud_error(FailureKind.QUOTA, failed.detail, failed.retry_after_s) if is_quota else failed
 
 
 def _addresses_by_interface(interfaces: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
@@ -351,3 +331,36 @@ def _image_reference(image: str) -> dict[str, str]:
         return {"id": image}
     publisher, offer, sku, version = image.split(":")
     return {"publisher": publisher, "offer": offer, "sku": sku, "version": version}
+
+
+# --- the ports of a site -------------------------------------------------------------------------------------
+
+
+def ports_of(site: Site, settings: PortSettings) -> Callable[[], AzureCloud]:
+    """Return a factory of ports. Each port logs in on its own."""
+    placements, cloud = placements_of(site), site.cloud
+    return lambda: AzureCloud(
+        azure_driver(site), settings, placements, location=cloud.region, ssh_public_key=cloud.ssh_public_key
+    )
+
+
+def azure_driver(site: Site) -> AzureDriver:
+    """Return a connection to the site's resource group."""
+    secrets = site.secrets
+    return AzureDriver(
+        secrets["tenant_id"],
+        secrets["subscription_id"],
+        secrets["client_id"],
+        secrets["client_secret"],
+        site.cloud.resource_group,
+        timeout_s=site.cloud.call_timeout_s,
+    )
+
+
+def placements_of(site: Site) -> dict[TypeName, AzurePlacement]:
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
+    cloud = site.cloud
+    return {
+        name: AzurePlacement(node.network or cloud.network, next(iter(node.zones or cloud.zones), ""))
+        for name, node in site.nodes.items()
+    }

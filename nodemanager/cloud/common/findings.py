@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from nodemanager.config.site import Site
-from nodemanager.core.nodes import FailureKind
-from nodemanager.core.ports import CloudError
-from nodemanager.core.slots import TypeName
+from nodemanager.core.nodes import FailureKind, Launch, LaunchId
+from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.slots import NodeType, Rank, SlotName, TypeName
 
 REMEDY_OF_QUOTA = "Ask the provider for more, or lower nodes_max"
 REMEDY_OF_SITE = "Correct it in [Cloud] or in the [Node NAME]"
@@ -95,3 +96,27 @@ def compare_quotas(
     if not short:
         compared = f"there is room for {site.limits.nodes_max} nodes: {', '.join(cpus)}"
         yield Finding("quotas", Verdict.OK, compared if cpus else "the provider lists none that counts these sizes")
+
+
+def try_sizes(node_type: NodeType, ask: Callable[[Launch, NodeType], None], found: str, clock: Clock) -> Finding:
+    """Report what ``ask`` raises for a launch of one of the type's sizes, or ``found``."""
+    subject = f"nodes of {node_type.name}"
+    try:
+        for size in node_type.by_size():
+            ask(_launch_of(size, clock), size)
+    except CloudError as error:
+        return refused(subject, error)
+    return Finding(subject, Verdict.OK, found)
+
+
+def most_cores(site: Site) -> int:
+    """The cores of the ``nodes_max`` slots that have most of them."""
+    cores = sorted((node_type.cores for node_type in site.node_types for _ in node_type.slots), reverse=True)
+    return sum(cores[: site.limits.nodes_max])
+
+
+def _launch_of(node_type: NodeType, clock: Clock) -> Launch:
+    """A launch that is never created, in the first zone of the type."""
+    name = f"check-{uuid.uuid4().hex[:12]}"
+    zone = node_type.zones[0] if node_type.zones else ""
+    return Launch(LaunchId(name), SlotName(name), Rank(0), node_type.name, name, clock.wall_at(), zone)

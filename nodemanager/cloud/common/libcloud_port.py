@@ -1,30 +1,35 @@
 """The cloud port over a libcloud driver.
 
 It stores a node's identity in tags, converts libcloud's nodes to ``CloudNode``, and classifies errors by what to do
-about them. A provider's port overrides three methods: how to create a node, where its tags are, why it ended.
+about them. A provider's port overrides how to create a node, where its tags are, why it ended, and its error codes.
+
+It retries reads. It never retries a create or a destroy: the planner decides about those.
 """
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TypeVar
 
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError, ProviderError
 from libcloud.compute.base import Node, NodeDriver
 from libcloud.compute.types import NodeState
 from requests.exceptions import InvalidHeader
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
+from nodemanager.cloud.common.request import NodeRequest, PortSettings, identity_from_tags
 from nodemanager.cloud.common.retry_after import parse_retry_after
+from nodemanager.cloud.common.transport import MisconfiguredError
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
     FailureKind,
-    Identity,
     Launch,
     LaunchId,
     Leftover,
@@ -32,72 +37,37 @@ from nodemanager.core.nodes import (
     QuotaScope,
 )
 from nodemanager.core.ports import Clock, CloudError
-from nodemanager.core.slots import NodeType, SlotName, TypeName
+from nodemanager.core.slots import NodeType
 
-TAG_CLUSTER = "fnm:cluster"
-TAG_CLUSTER_UUID = "fnm:cluster-uuid"
-TAG_LAUNCH = "fnm:launch"
-TAG_SLOT = "fnm:slot"
-TAG_TYPE = "fnm:type"
-TAG_MADE_FROM = "fnm:made-from"  # nodes of earlier versions have none
-# Instead of launch and slot, for nodes created by one call, which carry the same tags.
-TAG_BATCH = "fnm:batch"
-TAG_SLOTS = "fnm:slots"
+READ_TRIES = 3
+READ_TRIES_S = 30.0  # no new try after this time
+READ_PAUSE_MAX_S = 4.0
 
-USER_DATA_MAX_BYTES = 16_384  # EC2's limit, the lowest of all providers
 _DETAIL_MAX_CHARS = 500
 
-UserDataSource = Callable[[Launch, NodeType], str]
-BatchScript = Callable[[str], str]  # the user-data of the nodes of one plan, by its stamp
+T = TypeVar("T")
 
-# EC2's error codes; the message reads "Code: text". The code is more specific than the HTTP status.
-_KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
-    {
-        "InsufficientInstanceCapacity": FailureKind.CAPACITY,
-        "InsufficientCapacity": FailureKind.CAPACITY,
-        "UnfulfillableCapacity": FailureKind.CAPACITY,
-        "InsufficientHostCapacity": FailureKind.CAPACITY,
-        "InsufficientReservedInstanceCapacity": FailureKind.CAPACITY,
-        "InsufficientFreeAddressesInSubnet": FailureKind.CAPACITY,
-        "InvalidPlacementGroup.InUse": FailureKind.TRANSIENT,
-        "InvalidPlacementGroup.Unknown": FailureKind.TRANSIENT,  # deleted by a sweep, or just made
-        "PlacementGroupLimitExceeded": FailureKind.QUOTA,
-        "SpotMaxPriceTooLow": FailureKind.CAPACITY,
-        "Unsupported": FailureKind.CAPACITY,  # this zone does not offer the type
-        "InstanceLimitExceeded": FailureKind.QUOTA,
-        "VcpuLimitExceeded": FailureKind.QUOTA,
-        "MaxSpotInstanceCountExceeded": FailureKind.QUOTA,
-        "VolumeLimitExceeded": FailureKind.QUOTA,
-        "RequestLimitExceeded": FailureKind.THROTTLED,
-        "Throttling": FailureKind.THROTTLED,
-        "ThrottlingException": FailureKind.THROTTLED,
-        "RequestThrottled": FailureKind.THROTTLED,
-        "EC2ThrottledException": FailureKind.THROTTLED,
-        "AuthFailure": FailureKind.CREDENTIALS,
-        "UnauthorizedOperation": FailureKind.CREDENTIALS,
-        "RequestExpired": FailureKind.CREDENTIALS,  # or this machine's clock is wrong
-        "ExpiredToken": FailureKind.CREDENTIALS,
-        "MissingAuthenticationToken": FailureKind.CREDENTIALS,
-        "IncompleteSignature": FailureKind.CREDENTIALS,
-        "InvalidClientTokenId": FailureKind.CREDENTIALS,
-        "SignatureDoesNotMatch": FailureKind.CREDENTIALS,
-        "OptInRequired": FailureKind.CREDENTIALS,
-        "PendingVerification": FailureKind.CREDENTIALS,
-        "Blocked": FailureKind.CREDENTIALS,
-        "InvalidInstanceID.Malformed": FailureKind.GONE,
-        "IdempotentParameterMismatch": FailureKind.AMBIGUOUS,  # the token made a node with other parameters
-    }
-)
 
-# How far a quota reaches, by error code. EC2 counts vCPUs by family of types. If a quota is counted in cores, a
-# smaller type may still fit. A quota that is not listed applies to the whole account.
-_QUOTA_SCOPE_BY_CODE: Mapping[str, QuotaScope] = MappingProxyType(
-    {
-        "InstanceLimitExceeded": QuotaScope.TYPE,
-        "VcpuLimitExceeded": QuotaScope.TYPE,
-        "MaxSpotInstanceCountExceeded": QuotaScope.MARKET,
-    }
-)
+@dataclass(frozen=True, slots=True)
+class ErrorCodes:
+    """What a provider's error codes mean. A message reads "Code: text". A code is more specific than a HTTP status.
+
+    ``scopes``: how far a quota reaches. If counted in cores, a smaller type may still fit. A quota that is not
+    listed applies to the whole account. ``gone_suffix``: of every code for something that does not exist.
+    """
+
+    kinds: Mapping[str, FailureKind] = field(default_factory=dict)
+    scopes: Mapping[str, QuotaScope] = field(default_factory=dict)
+    gone_suffix: str = ""
+
+    def kind_of(self, code: str, *, creating: bool) -> FailureKind | None:
+        """Return the kind of an error; None for a code that is not listed."""
+        kind = FailureKind.GONE if self.gone_suffix and code.endswith(self.gone_suffix) else self.kinds.get(code)
+        # For a create, the missing thing is its image, network or key.
+        return FailureKind.CONFIG if kind is FailureKind.GONE and creating else kind
+
+
+NO_CODES = ErrorCodes()
 _QUOTA_BY_SIZE = re.compile(r"cores?\b|v?cpus?\b|\bram\b|memory|\bgpus?\b", re.IGNORECASE)
 
 # A node in any other state counts as running, because it exists and costs money.
@@ -112,45 +82,28 @@ _STATES: Mapping[str, CloudState] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRequest:
-    """Everything a provider needs to create the node of a launch. An empty ``zone`` lets the provider choose."""
-
-    name: str
-    node_type: NodeType
-    client_token: str
-    tags: Mapping[str, str]
-    user_data: str
-    zone: str = ""
-    group: str = ""  # the placement group to create the node in; "": none
-
-
 class LibcloudPort(ABC):
-    """The cloud port of one account, region and cluster. The port and its driver serve one thread.
+    """The cloud port of one account, region and cluster. The port and its driver serve one thread."""
 
-    ``user_data`` returns the script that a node runs at boot. It must return the same script for the same launch:
-    providers compare the scripts when a create is repeated with the same token.
-    """
+    codes = NO_CODES
+    read_tries = READ_TRIES
 
-    def __init__(
-        self, driver: NodeDriver, cluster: str, cluster_uuid: str, user_data: UserDataSource, clock: Clock
-    ) -> None:
+    def __init__(self, driver: NodeDriver, settings: PortSettings) -> None:
         self._driver = driver
-        self._cluster = cluster
-        self._cluster_uuid = cluster_uuid
-        self._user_data = user_data
-        self._clock = clock
+        self._settings = settings
+        self._cluster = settings.cluster
+        self._cluster_uuid = settings.cluster_uuid
+        self._clock = settings.clock
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         """Create the node of a launch. Raises :class:`CloudError`."""
-        request = self._request(launch, node_type)
+        request = self._settings.request(launch, node_type)
         with self._as_cloud_errors(creating=True):
             return self._cloud_node(self._create_node(request))
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
-        """Return every node that the driver lists. Raises :class:`CloudError`."""
-        with self._as_cloud_errors():
-            return tuple(self._cloud_node(node) for node in self._driver.list_nodes())
+        """Return every node in the port's scope. Raises :class:`CloudError`."""
+        return self._read_with_retries(lambda: tuple(self._cloud_node(node) for node in self._fetch_nodes()))
 
     def destroy(self, provider_id: ProviderId) -> None:
         """Destroy a node. A node that no longer exists is no error. Raises :class:`CloudError`."""
@@ -164,6 +117,10 @@ class LibcloudPort(ABC):
         """Delete nothing, and return nothing."""
         return ()  # for providers whose nodes leave nothing behind; the others override this
 
+    def _fetch_nodes(self) -> Sequence[Node]:
+        """Return every node in the port's scope. Raises on an incomplete list."""
+        return self._driver.list_nodes()
+
     @abstractmethod
     def _create_node(self, request: NodeRequest) -> Node:
         """Create the node by one call of the driver, which must set the tags in the same call."""
@@ -176,9 +133,6 @@ class LibcloudPort(ABC):
         """Return the provider's reason for a node's end, "" while the node runs."""
         reason = node.extra.get("state_reason")
         return str(reason["message"]) if reason else ""
-
-    def _request(self, launch: Launch, node_type: NodeType) -> NodeRequest:
-        return node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
 
     def _cloud_node(self, node: Node) -> CloudNode:
         return CloudNode(
@@ -196,13 +150,40 @@ class LibcloudPort(ABC):
         """Return a libcloud node that holds only an id, for driver calls that need no more."""
         return Node(provider_id, "", NodeState.UNKNOWN, [], [], self._driver)
 
+    def _was_made_for(self, node: Node, launch: LaunchId) -> bool:
+        """Return whether the node's tags name this cluster and this launch."""
+        identity = self._cloud_node(node).identity
+        return identity is not None and (identity.cluster_uuid, identity.launch) == (self._cluster_uuid, launch)
+
+    def _to_cloud_error(self, error: BaseHTTPError | LibcloudError | OSError, *, creating: bool) -> CloudError:
+        """Classify a failure. A provider whose error codes are not all that tells overrides this."""
+        return classify(error, creating=creating, now_at=self._clock.wall_at(), codes=self.codes)
+
+    def _read_with_retries(self, call: Callable[[], T]) -> T:
+        """Make a call that changes nothing. Retry transient failures, then raise the error of the last try."""
+
+        def read_once() -> T:
+            with self._as_cloud_errors():
+                return call()
+
+        retrying = Retrying(
+            stop=stop_after_attempt(self.read_tries) | stop_after_delay(READ_TRIES_S),
+            wait=wait_random_exponential(multiplier=0.5, max=READ_PAUSE_MAX_S),
+            retry=retry_if_exception(_may_retry),
+            sleep=self._settings.sleep,
+            reraise=True,
+        )
+        return retrying(read_once)
+
     @contextmanager
     def _as_cloud_errors(self, *, creating: bool = False) -> Iterator[None]:
         """Convert foreseen errors to :class:`CloudError`. Any other exception is a bug and passes through."""
         try:
             yield
+        except MisconfiguredError as error:
+            raise CloudError(FailureKind.CONFIG, str(error.value)) from error
         except (BaseHTTPError, LibcloudError, OSError) as error:
-            raise classify(error, creating=creating, now_at=self._clock.wall_at()) from error
+            raise self._to_cloud_error(error, creating=creating) from error
 
     @contextmanager
     def _ignoring_gone(self) -> Iterator[None]:
@@ -215,50 +196,13 @@ class LibcloudPort(ABC):
                 raise
 
 
-def node_request(
-    launch: Launch, node_type: NodeType, cluster: str, cluster_uuid: str, user_data_of: UserDataSource
-) -> NodeRequest:
-    """Build the request for a launch's node. Raises :class:`CloudError` if the user-data is too large."""
-    user_data = checked_user_data(user_data_of(launch, node_type), launch.slot)
-    tags = {
-        TAG_CLUSTER: cluster,
-        TAG_CLUSTER_UUID: cluster_uuid,
-        TAG_LAUNCH: launch.id,
-        TAG_SLOT: launch.slot,
-        TAG_TYPE: node_type.name,
-    }
-    if launch.made_from:
-        tags[TAG_MADE_FROM] = launch.made_from
-    name = f"{cluster}-{launch.slot}"
-    return NodeRequest(name, node_type, launch.client_token, tags, user_data, launch.zone, launch.group)
+def _may_retry(error: BaseException) -> bool:
+    return isinstance(error, CloudError) and error.kind is FailureKind.TRANSIENT
 
 
-def checked_user_data(user_data: str, whose: str) -> str:
-    """Return the user-data. Raises :class:`CloudError` if it is too large."""
-    size_bytes = len(user_data.encode())
-    if size_bytes > USER_DATA_MAX_BYTES:
-        raise CloudError(
-            FailureKind.CONFIG,
-            f"the user-data of {whose} has {size_bytes} bytes; providers accept {USER_DATA_MAX_BYTES}",
-        )
-    return user_data
-
-
-def identity_from_tags(tags: Mapping[str, str]) -> Identity | None:
-    """Return a node's identity from its tags, or None unless it carries all five that every node has."""
-    if not {TAG_CLUSTER, TAG_CLUSTER_UUID, TAG_LAUNCH, TAG_SLOT, TAG_TYPE} <= tags.keys():
-        return None
-    return Identity(
-        cluster=tags[TAG_CLUSTER],
-        cluster_uuid=tags[TAG_CLUSTER_UUID],
-        launch=LaunchId(tags[TAG_LAUNCH]),
-        slot=SlotName(tags[TAG_SLOT]),
-        type_name=TypeName(tags[TAG_TYPE]),
-        made_from=tags.get(TAG_MADE_FROM, ""),
-    )
-
-
-def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, now_at: float) -> CloudError:
+def classify(
+    error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, now_at: float, codes: ErrorCodes = NO_CODES
+) -> CloudError:
     """Convert a driver's exception to a :class:`CloudError`, whose kind says what to do about it.
 
     ``creating`` says whether the call was to create a node. An unclear failure of such a call is ``AMBIGUOUS``,
@@ -273,45 +217,31 @@ def classify(error: BaseHTTPError | LibcloudError | OSError, *, creating: bool, 
         )
     detail = _error_text(error)
     unsure = FailureKind.AMBIGUOUS if creating else FailureKind.TRANSIENT
-    kind = _kind_of_code(detail.partition(":")[0], creating=creating) or _kind_of_status(
+    kind = codes.kind_of(detail.partition(":")[0], creating=creating) or _kind_of_status(
         _status_of(error), unsure, creating=creating
     )
     headers: Mapping[str, str] = getattr(error, "headers", None) or {}
     retry_after = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
-    return cloud_error(kind, detail, parse_retry_after(retry_after, now_at))
-
-
-def refuse_late_create(clock: Clock, started_s: float, call_timeout_s: float) -> None:
-    """Raise ``CloudError`` if the create has timed out before it was sent.
-
-    The caller no longer waits for it, and may already have recorded the node as absent.
-    """
-    if clock.monotonic_s() - started_s >= call_timeout_s:
-        raise CloudError(FailureKind.TRANSIENT, "the calls before the create took too long: no node was created")
+    return cloud_error(kind, detail, parse_retry_after(retry_after, now_at), codes.scopes)
 
 
 @contextmanager
-def reading(clock: Clock) -> Iterator[None]:
+def reading(clock: Clock, codes: ErrorCodes = NO_CODES) -> Iterator[None]:
     """Raise the foreseen errors of calls that only read as :class:`CloudError`."""
     try:
         yield
     except (BaseHTTPError, LibcloudError, OSError) as error:
-        raise classify(error, creating=False, now_at=clock.wall_at()) from error
+        raise classify(error, creating=False, now_at=clock.wall_at(), codes=codes) from error
 
 
-def cloud_error(kind: FailureKind, detail: str, retry_after_s: float = 0.0) -> CloudError:
+def cloud_error(
+    kind: FailureKind, detail: str, retry_after_s: float = 0.0, scopes: Mapping[str, QuotaScope] = NO_CODES.scopes
+) -> CloudError:
     """Build a :class:`CloudError`. For a quota error, derive the quota's scope from the provider's text."""
     if kind is not FailureKind.QUOTA:
         return CloudError(kind, detail, retry_after_s)
     by_size = QuotaScope.TYPE if _QUOTA_BY_SIZE.search(detail.replace("_", " ")) else None
-    return CloudError(kind, detail, retry_after_s, _QUOTA_SCOPE_BY_CODE.get(detail.partition(":")[0], by_size))
-
-
-def _kind_of_code(code: str, *, creating: bool) -> FailureKind | None:
-    if code.endswith(".NotFound"):
-        # For a create, the missing thing is its image, network or key.
-        return FailureKind.CONFIG if creating else FailureKind.GONE
-    return _KIND_BY_CODE.get(code)
+    return CloudError(kind, detail, retry_after_s, scopes.get(detail.partition(":")[0], by_size))
 
 
 def _kind_of_status(status: int | None, unsure: FailureKind, *, creating: bool) -> FailureKind:

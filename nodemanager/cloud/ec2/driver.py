@@ -24,8 +24,8 @@ from libcloud.compute.drivers.ec2 import API_VERSION, EC2Connection, EC2NodeDriv
 from libcloud.http import LibcloudConnection
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from nodemanager.cloud.common.libcloud_port import classify
 from nodemanager.cloud.ec2.credentials import KeySource, why_unusable
+from nodemanager.cloud.ec2.errors import classify_ec2
 from nodemanager.cloud.ec2.replies import error_text_in, malformed_reply, parse_xml, require_reply, text_in
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
@@ -154,7 +154,7 @@ class Ec2Driver(EC2NodeDriver):
     def call(self, action: StrEnum, parameters: Mapping[str, str]) -> Element:
         """Make one call without retries, and return the root element of the reply.
 
-        Raises the exceptions that ``libcloud_port.classify`` accepts, or ``CloudError`` if there are no keys.
+        Raises the exceptions that ``classify_ec2`` accepts, or ``CloudError`` if there are no keys.
         """
         self._sign_with_current_keys()
         form = {"Action": str(action), "Version": API_VERSION, **parameters}
@@ -194,5 +194,5 @@ def _may_retry(error: BaseException) -> bool:
     """Return whether a read may be retried at once. If the provider asks for a pause, the caller must keep it."""
     if not isinstance(error, BaseHTTPError | LibcloudError | OSError):
         return False
-    failure = classify(error, creating=False, now_at=0.0)
+    failure = classify_ec2(error, creating=False, now_at=0.0)
     return failure.kind in (FailureKind.TRANSIENT, FailureKind.THROTTLED) and not failure.retry_after_s

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,21 +16,11 @@ import structlog
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.types import LibcloudError
 
-from nodemanager.cloud.common.batch_tags import create_in_parts, tags_of_batch
-from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
-from nodemanager.cloud.common.leftovers import LeftoverSweeper
-from nodemanager.cloud.common.libcloud_port import (
-    TAG_CLUSTER,
-    TAG_CLUSTER_UUID,
-    BatchScript,
-    NodeRequest,
-    UserDataSource,
-    checked_user_data,
-    classify,
-    node_request,
-    refuse_late_create,
-)
-from nodemanager.cloud.ec2.driver import Action, Ec2Driver
+from nodemanager.cloud.common.leftovers import KnownGroups, LeftoverSweeper, groups_if_allowed, unused_groups
+from nodemanager.cloud.common.request import TAG_CLUSTER, TAG_CLUSTER_UUID, PortSettings, create_in_parts
+from nodemanager.cloud.ec2.credentials import key_source
+from nodemanager.cloud.ec2.driver import Action, Ec2Driver, endpoint_of
+from nodemanager.cloud.ec2.errors import classify_ec2
 from nodemanager.cloud.ec2.replies import (
     Disk,
     disks_of_image,
@@ -44,15 +35,16 @@ from nodemanager.cloud.ec2.replies import (
     text_in,
 )
 from nodemanager.cloud.ec2.run_instances import Ec2Placement, create_placement_group, run_instances
+from nodemanager.config.provider import zones_of
+from nodemanager.config.site import Site
+from nodemanager.config.text.settings import CloudSettings, NodeSettings
 from nodemanager.core.nodes import (
-    Batch,
     CloudNode,
     FailureKind,
     Launch,
     Leftover,
     LeftoverKind,
     ProviderId,
-    batch_of,
 )
 from nodemanager.core.ports import Clock, CloudError
 from nodemanager.core.slots import NodeType, TypeName
@@ -87,33 +79,17 @@ class Ec2Cloud:
     """
 
     def __init__(
-        self,
-        driver: Ec2Driver,
-        cluster: str,
-        cluster_uuid: str,
-        user_data: UserDataSource,
-        clock: Clock,
-        placements: Mapping[TypeName, Ec2Placement],
-        *,
-        call_timeout_s: float = 60.0,
-        needs_groups: bool = False,
-        batch_script: BatchScript | None = None,
+        self, driver: Ec2Driver, settings: PortSettings, placements: Mapping[TypeName, Ec2Placement] | None = None
     ) -> None:
-        """``needs_groups``: whether nodes of any type are created in placement groups."""
         self._driver = driver
-        self._cluster = cluster
-        self._cluster_uuid = cluster_uuid
-        self._user_data = user_data
-        self._clock = clock
-        self._placements = placements
-        self._call_timeout_s = call_timeout_s
-        self._batch_script = batch_script
+        self._settings = settings
+        self._clock = settings.clock
+        self._placements = placements or {}
         self._disks: dict[str, tuple[Disk, ...]] = {}
         self._sweeper = LeftoverSweeper()
-        self._needs_groups = needs_groups
         self._groups = KnownGroups(self._make_group, lambda error: error.detail.startswith(_GROUP_UNKNOWN))
         self._throttled_in_a_row = 0
-        self._health = Ec2Health(driver, clock)
+        self._health = Ec2Health(driver, settings.clock)
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         """Create the node of a launch. Raises :class:`CloudError`."""
@@ -121,7 +97,7 @@ class Ec2Cloud:
         parameters = self._parameters(launch, node_type)
 
         def run(_: str) -> CloudNode:
-            refuse_late_create(self._clock, started_s, self._call_timeout_s)
+            self._settings.refuse_late_create(started_s)
             with self._as_cloud_errors(creating=True):
                 made = list(nodes_in(self._driver.call(Action.RUN_INSTANCES, parameters)))
                 if len(made) != 1:
@@ -132,10 +108,10 @@ class Ec2Cloud:
 
     def _make_group(self, group: str) -> str:
         """Make a placement group, unless it exists. Raises :class:`CloudError`."""
-        tags = {TAG_CLUSTER: self._cluster, TAG_CLUSTER_UUID: self._cluster_uuid}
+        wanted = create_placement_group(group, self._settings.cluster_tags)
         try:
             with self._as_cloud_errors():
-                self._driver.call(Action.CREATE_PLACEMENT_GROUP, create_placement_group(group, tags))
+                self._driver.call(Action.CREATE_PLACEMENT_GROUP, wanted)
         except CloudError as error:
             if not error.detail.startswith(_GROUP_EXISTS):
                 raise
@@ -149,10 +125,10 @@ class Ec2Cloud:
     def _create_batch(
         self, launches: Sequence[Launch], node_type: NodeType, started_s: float
     ) -> Sequence[CloudNode | CloudError]:
-        parameters = self._batch_parameters(batch_of(launches), launches, node_type)
+        parameters = self._batch_parameters(launches, node_type)
 
         def run(_: str) -> list[CloudNode]:
-            refuse_late_create(self._clock, started_s, self._call_timeout_s)
+            self._settings.refuse_late_create(started_s)
             return self._run_batch(parameters, launches)
 
         created = {
@@ -205,24 +181,13 @@ class Ec2Cloud:
         self._leftovers()
 
     def _parameters(self, launch: Launch, node_type: NodeType) -> dict[str, str]:
-        request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
+        request = self._settings.request(launch, node_type)
         placement = self._placements.get(node_type.name, Ec2Placement())
         return run_instances(request, placement, self._disks_of(node_type.image))
 
-    def _batch_parameters(self, batch: Batch, launches: Sequence[Launch], node_type: NodeType) -> dict[str, str]:
-        if self._batch_script is None:
-            raise ValueError("this site's nodes cannot be told apart, so each is created by itself")
-        first = launches[0]
+    def _batch_parameters(self, launches: Sequence[Launch], node_type: NodeType) -> dict[str, str]:
         tokens = "\n".join(launch.client_token for launch in launches)
-        request = NodeRequest(
-            name=f"{self._cluster}-{node_type.name}",
-            node_type=node_type,
-            client_token=hashlib.sha256(tokens.encode()).hexdigest(),
-            tags=tags_of_batch(batch, self._cluster, self._cluster_uuid, node_type.name, first.made_from),
-            user_data=checked_user_data(self._batch_script(batch.stamp), f"batch {batch.stamp}"),
-            zone=first.zone,
-            group=first.group,
-        )
+        request = self._settings.batch_request(launches, node_type, hashlib.sha256(tokens.encode()).hexdigest())
         placement = self._placements.get(node_type.name, Ec2Placement())
         return run_instances(request, placement, self._disks_of(node_type.image), len(launches))
 
@@ -233,7 +198,7 @@ class Ec2Cloud:
         return tuple(self._with_health(listed))
 
     def _reservations(self) -> Iterator[Element]:
-        for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tag_filter(TAG_CLUSTER, self._cluster)):
+        for page in self._driver.pages(Action.DESCRIBE_INSTANCES, _tag_filter(TAG_CLUSTER, self._settings.cluster)):
             yield from set_in(page, "reservationSet")
 
     def _with_health(self, nodes: Iterable[CloudNode]) -> Iterator[CloudNode]:
@@ -297,7 +262,7 @@ class Ec2Cloud:
 
         They are listed before the nodes. So if a node is created in between, its resources are not leftovers.
         """
-        ours = _tag_filter(TAG_CLUSTER_UUID, self._cluster_uuid)
+        ours = _tag_filter(TAG_CLUSTER_UUID, self._settings.cluster_uuid)
         free = {**ours, "Filter.2.Name": "status", "Filter.2.Value.1": "available", "MaxResults": "500"}
         with self._as_cloud_errors():
             volumes = self._driver.pages(Action.DESCRIBE_VOLUMES, free)
@@ -305,7 +270,7 @@ class Ec2Cloud:
             left = {leftover for page in volumes for leftover in leftover_volumes(page)}
             left |= {leftover for page in interfaces for leftover in leftover_interfaces(page)}
             left |= set(leftover_addresses(self._driver.read(Action.DESCRIBE_ADDRESSES, ours)))
-        groups = groups_if_allowed(lambda: self._list_groups(ours), needed=self._needs_groups)
+        groups = groups_if_allowed(lambda: self._list_groups(ours), needed=self._settings.needs_groups)
         if not left and not groups:
             return frozenset()
         with self._as_cloud_errors():
@@ -342,7 +307,7 @@ class Ec2Cloud:
         try:
             yield
         except (BaseHTTPError, LibcloudError, OSError) as error:
-            failure = classify(error, creating=creating, now_at=self._clock.wall_at())
+            failure = classify_ec2(error, creating=creating, now_at=self._clock.wall_at())
             if gone_is_fine and failure.kind is FailureKind.GONE:
                 return
             raise self._with_throttle_wait(failure) from error
@@ -402,7 +367,7 @@ class Ec2Health:
                 self._every_s = HEALTH_EVERY_S
             except (BaseHTTPError, LibcloudError, OSError) as error:
                 self._every_s = min(HEALTH_EVERY_MAX_S, 2 * self._every_s)
-                self._log_new_failure(classify(error, creating=False, now_at=0.0).detail)
+                self._log_new_failure(classify_ec2(error, creating=False, now_at=0.0).detail)
         return self._known
 
     def _fetch_impaired(self) -> Mapping[ProviderId, str]:
@@ -432,3 +397,35 @@ def _complaints(item: Element) -> Iterator[str]:
         code, description = text_in(event, "code"), text_in(event, "description")
         if code in _EVENTS and not description.startswith(_EVENT_OVER):
             yield f"{code} from {text_in(event, 'notBefore')}: {description}"
+
+
+# --- the ports of a site -------------------------------------------------------------------------------------
+
+
+def ports_of(site: Site, settings: PortSettings) -> Callable[[], Ec2Cloud]:
+    """Return a factory of ports. All ports share one source of keys, so a role's keys are fetched once."""
+    keys = key_source(site.credentials, os.environ, settings.clock)
+    endpoint, timeout_s = endpoint_of(site.cloud.region, site.cloud.endpoint), settings.call_timeout_s
+    placements = placements_of(site)
+    return lambda: Ec2Cloud(Ec2Driver(endpoint, keys, timeout_s=timeout_s), settings, placements)
+
+
+def placements_of(site: Site) -> Mapping[TypeName, Ec2Placement]:
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
+    cloud = site.cloud
+    return {
+        name: Ec2Placement(
+            subnets=_subnets_of(node, cloud),
+            security_groups=node.security_groups or cloud.security_groups,
+            key_name=node.key_name or cloud.key_name,
+            instance_profile=node.instance_profile or cloud.instance_profile,
+        )
+        for name, node in site.nodes.items()
+    }
+
+
+def _subnets_of(node: NodeSettings, cloud: CloudSettings) -> dict[str, str]:
+    """Map each zone of a node type to its subnet; empty if the site gives no subnets."""
+    subnets = dict(node.subnets or cloud.subnets)
+    zones = zones_of(node) or zones_of(cloud)
+    return {zone: subnets[zone] for zone in zones if zone in subnets}

@@ -16,8 +16,7 @@ from xml.etree.ElementTree import Element
 from libcloud.common.types import MalformedResponseError
 from libcloud.compute.drivers.ec2 import NAMESPACE
 
-from nodemanager.cloud.common.batch_tags import batch_from_tags, identity_in_batch
-from nodemanager.cloud.common.libcloud_port import TAG_LAUNCH, identity_from_tags
+from nodemanager.cloud.common.request import TAG_LAUNCH, batch_from_tags, identity_from_tags, identity_in_batch
 from nodemanager.core.nodes import CloudNode, CloudState, LaunchId, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.slots import Market
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from nodemanager.cloud.common.libcloud_port import NodeRequest
+from nodemanager.cloud.common.request import NodeRequest
 from nodemanager.cloud.ec2.replies import Disk
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError

@@ -34,7 +34,7 @@ TokenGrant = tuple[str, float]  # a token, and its lifetime in seconds
 
 
 class TokenSource(Protocol):
-    """Supplies tokens to a driver. ``access_token`` raises only exceptions that ``RetryingPort`` converts."""
+    """Supplies tokens to a driver. ``access_token`` raises only exceptions that ``LibcloudPort`` converts."""
 
     @property
     def access_token(self) -> str:

@@ -18,9 +18,16 @@ from typing import Any
 from libcloud.compute.base import Node, NodeDriver
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.batch_tags import batch_from_tags, identity_in_batch
-from nodemanager.cloud.common.libcloud_port import TAG_BATCH, TAG_CLUSTER, TAG_LAUNCH, NodeRequest
-from nodemanager.cloud.common.names import launch_digest, unique_name
+from nodemanager.cloud.common.request import (
+    TAG_BATCH,
+    TAG_CLUSTER,
+    TAG_LAUNCH,
+    NodeRequest,
+    batch_from_tags,
+    identity_in_batch,
+    launch_digest,
+    unique_name,
+)
 from nodemanager.cloud.common.transport import malformed_reply
 from nodemanager.core.nodes import Batch, Identity, LaunchId
 from nodemanager.core.slots import Market, SlotName

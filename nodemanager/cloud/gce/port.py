@@ -6,35 +6,39 @@ derived from the launch, so a repeated create makes no second node.
 
 from __future__ import annotations
 
+import os
 import re
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
+import structlog
 from libcloud.common.exceptions import BaseHTTPError
 from libcloud.common.google import GoogleAuthError
 from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.batch_tags import create_in_parts, tags_of_batch
-from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed, unused_groups
-from nodemanager.cloud.common.leftovers import LeftoverSweeper
-from nodemanager.cloud.common.libcloud_port import (
+from nodemanager.cloud.common.leftovers import KnownGroups, LeftoverSweeper, groups_if_allowed, unused_groups
+from nodemanager.cloud.common.libcloud_port import LibcloudPort, cloud_error
+from nodemanager.cloud.common.request import (
     TAG_LAUNCH,
     TAG_SLOT,
-    BatchScript,
+    KeyFile,
     NodeRequest,
-    UserDataSource,
-    checked_user_data,
-    cloud_error,
+    PortSettings,
+    create_in_parts,
 )
-from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
 from nodemanager.cloud.common.transport import malformed_reply
+from nodemanager.cloud.gce.credentials import (
+    METADATA_SERVICE,
+    CachedTokens,
+    TokenGrant,
+    instance_token_fetcher,
+    key_token_fetcher,
+)
 from nodemanager.cloud.gce.driver import ApiError, GceDriver
-from nodemanager.cloud.gce.identity_keys import KeyCourier
 from nodemanager.cloud.gce.instances import (
     LABEL_CLUSTER,
     GcePlacement,
@@ -47,6 +51,7 @@ from nodemanager.cloud.gce.instances import (
     read_instance,
     request_id,
 )
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
@@ -96,33 +101,21 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
 )
 
 
-class GceCloud(RetryingPort):
+class GceCloud(LibcloudPort):
     """The cloud port of one project. It sees only instances with the cluster's label."""
 
     def __init__(
         self,
         driver: GceDriver,
+        settings: PortSettings,
         placements: Mapping[TypeName, GcePlacement],
-        cluster: str,
-        cluster_uuid: str,
-        user_data: UserDataSource,
-        clock: Clock,
-        *,
-        call_timeout_s: float = 60.0,
-        sleep: Sleep = time.sleep,
-        needs_groups: bool = False,
-        batch_script: BatchScript | None = None,
-        keys: KeyCourier | None = None,
     ) -> None:
-        """``needs_groups``: whether instances of any type are created in placement groups."""
-        super().__init__(
-            driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
-        )
+        super().__init__(driver, settings)
         self.driver = driver
         self._placements = placements
-        self._needs_groups = needs_groups
-        self._batch_script = batch_script
-        self._keys = keys
+        self._keys = (
+            KeyCourier(driver, settings.key_file, settings.clock) if settings.key_file is not None else None
+        )
         self._groups = KnownGroups(self._make_group, _names_missing_group)
         self._sweeper = LeftoverSweeper()
 
@@ -146,7 +139,9 @@ class GceCloud(RetryingPort):
         return self._sweeper.sweep(self._leftovers(), self._remove)
 
     def _leftovers(self) -> frozenset[Leftover]:
-        groups = groups_if_allowed(lambda: self._read_with_retries(self._list_groups), needed=self._needs_groups)
+        groups = groups_if_allowed(
+            lambda: self._read_with_retries(self._list_groups), needed=self._settings.needs_groups
+        )
         return unused_groups(groups, self.list_nodes()) if groups else frozenset()
 
     def _list_groups(self) -> Mapping[str, str]:
@@ -179,7 +174,7 @@ class GceCloud(RetryingPort):
                 )
             if not status:
                 self._insert_group(region, policy)
-            self._sleep(POLL_S)
+            self._settings.sleep(POLL_S)
             waited_s += POLL_S
         return f"projects/{self.driver.project}/regions/{region}/resourcePolicies/{name}"
 
@@ -217,7 +212,7 @@ class GceCloud(RetryingPort):
             if self._was_made_for(node, launch):
                 return node
         zones = (request.zone,) if request.zone else self._placements[request.node_type.name].zones
-        self._refuse_late_create(started_s)
+        self._settings.refuse_late_create(started_s)
         if request.group:
             return self._create_in_group(zones[0], request, launch, started_s)
         for zone in zones[:-1]:
@@ -226,12 +221,12 @@ class GceCloud(RetryingPort):
             except CloudError as error:
                 if error.kind is not FailureKind.CAPACITY:
                     raise  # try the next zone only after an error that proves nothing was created
-                self._refuse_late_create(started_s)
+                self._settings.refuse_late_create(started_s)
         return self._create_in_zone(zones[-1], request, launch)
 
     def _create_in_group(self, zone: str, request: NodeRequest, launch: LaunchId, started_s: float) -> Node:
         def create(policy: str) -> Node:
-            self._refuse_late_create(started_s)
+            self._settings.refuse_late_create(started_s)
             return self._create_in_zone(zone, request, launch, policy)
 
         return self._groups.create_in(f"{zone.rpartition('-')[0]}/{request.group}", create)
@@ -277,7 +272,7 @@ class GceCloud(RetryingPort):
         """
         polled_s, pause_s = 0.0, POLL_S
         while operation["status"] != "DONE" and polled_s < POLL_MAX_S:
-            self._sleep(pause_s)
+            self._settings.sleep(pause_s)
             polled_s += pause_s
             try:
                 with self._as_cloud_errors(creating=True):
@@ -403,21 +398,10 @@ class GceBatchCloud(GceCloud):
         return answers
 
     def _batch(self, launches: Sequence[Launch], node_type: NodeType, started_s: float) -> _Batch:
-        batch = batch_of(launches)
-        if self._batch_script is None:
-            raise ValueError("this site's nodes cannot be told apart, so each is created by itself")
-        first = launches[0]
-        request = NodeRequest(
-            name=f"{self._cluster}-{node_type.name}",
-            node_type=node_type,
-            client_token="\n".join(sorted(launch.client_token for launch in launches)),
-            tags=tags_of_batch(batch, self._cluster, self._cluster_uuid, node_type.name, first.made_from),
-            user_data=checked_user_data(self._batch_script(batch.stamp), f"batch {batch.stamp}"),
-            zone=first.zone,
-            group=first.group,
-        )
+        tokens = "\n".join(sorted(launch.client_token for launch in launches))
+        request = self._settings.batch_request(launches, node_type, tokens)
         names = {instance_name(self._cluster, launch.slot, launch.id): launch.id for launch in launches}
-        return _Batch(request, batch_label(batch.stamp), names, started_s)
+        return _Batch(request, batch_label(batch_of(launches).stamp), names, started_s)
 
     def _existing(self, batch: _Batch) -> dict[LaunchId, CloudNode]:
         """Return the nodes of the batch that exist, in any zone."""
@@ -460,7 +444,7 @@ class GceBatchCloud(GceCloud):
         labels = {LABEL_CLUSTER: self._cluster, **batch.label}
 
         def insert(policy: str) -> tuple[bool, CloudError | None]:
-            self._refuse_late_create(batch.started_s)
+            self._settings.refuse_late_create(batch.started_s)
             body = bulk_body(names, batch.request, placement, labels, policy)
             token = request_id(batch.request.client_token, zone, str(number))
             try:
@@ -493,3 +477,76 @@ class GceBatchCloud(GceCloud):
     def _coming(self, zone: str, name: str, batch: _Batch) -> CloudNode:
         extra = {"metadata": dict(batch.request.tags), "status": "PROVISIONING"}
         return self._cloud_node(Node(f"{zone}/{name}", name, NodeState.PENDING, [], [], self.driver, extra=extra))
+
+
+# --- fetches the keys with which Google signs identity tokens ------------------------------------------------
+#
+# The join service needs them, and talks to nobody.
+
+
+FETCH_EVERY_S = 60.0  # at most, also if the join service asks more often
+
+
+class KeyCourier:
+    """Brings the keys whenever they are due. Serves one thread. A failure is logged and tried again later."""
+
+    def __init__(self, driver: GceDriver, file: KeyFile, clock: Clock) -> None:
+        self._driver = driver
+        self._file = file
+        self._clock = clock
+        self._next_s = clock.monotonic_s()
+        self._log: Any = structlog.get_logger()
+
+    def bring_if_due(self) -> None:
+        """Fetch the keys if they are due and were not fetched within the last minute."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._next_s:
+            return
+        try:
+            if not self._file.is_due():
+                return
+            self._file.post(*self._driver.identity_keys())
+        except (BaseHTTPError, LibcloudError, OSError, ValueError) as error:
+            self._log.error("identity_keys_missing", why=str(error))
+        self._next_s = now_s + FETCH_EVERY_S
+
+
+# --- the ports of a site -------------------------------------------------------------------------------------
+
+
+def ports_of(site: Site, settings: PortSettings) -> Callable[[], GceBatchCloud]:
+    """Return a factory of ports. Each port keeps a token of its own."""
+    placements = placements_of(site)
+    fetch_token = token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s)
+    return lambda: GceBatchCloud(_driver(site, fetch_token, settings.clock), settings, placements)
+
+
+def gce_driver(site: Site, clock: Clock) -> GceDriver:
+    """Return a connection to the site's project."""
+    return _driver(site, token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s), clock)
+
+
+def _driver(site: Site, fetch_token: Callable[[], TokenGrant], clock: Clock) -> GceDriver:
+    return GceDriver(site.cloud.project, CachedTokens(fetch_token, clock), timeout_s=site.cloud.call_timeout_s)
+
+
+def token_fetcher(
+    secrets: Mapping[str, str], environment: Mapping[str, str], timeout_s: float
+) -> Callable[[], TokenGrant]:
+    """Return a function that fetches tokens with the site's key, or else from the instance's metadata service.
+
+    Like Google's tools, it finds that service at ``GCE_METADATA_HOST`` if the variable is set.
+    """
+    if "service_account" in secrets:
+        return key_token_fetcher(secrets["service_account"], secrets["key"], timeout=timeout_s)
+    host = environment.get("GCE_METADATA_HOST")
+    return instance_token_fetcher(f"http://{host}" if host else METADATA_SERVICE)
+
+
+def placements_of(site: Site) -> dict[TypeName, GcePlacement]:
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
+    cloud = site.cloud
+    return {
+        name: GcePlacement(node.network or cloud.network, node.zones or cloud.zones, cloud.node_service_account)
+        for name, node in site.nodes.items()
+    }

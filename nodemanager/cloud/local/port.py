@@ -28,7 +28,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from nodemanager.actors.user_names import user_name
 from nodemanager.cloud.common.files import held_lock, replace_file
-from nodemanager.cloud.common.libcloud_port import LibcloudPort, NodeRequest, UserDataSource
+from nodemanager.cloud.common.libcloud_port import LibcloudPort
+from nodemanager.cloud.common.request import NodeRequest, PortSettings
+from nodemanager.cloud.ec2.errors import EC2_CODES
 from nodemanager.cloud.local.faults import FaultBoard, Faults, FaultsUnreadableError
 from nodemanager.cloud.local.process import (
     INIT_SCRIPT,
@@ -40,7 +42,6 @@ from nodemanager.cloud.local.process import (
     is_alive,
     start,
 )
-from nodemanager.core.ports import Clock
 
 _MIB = 2**20
 
@@ -51,24 +52,24 @@ class LocalCloud(LibcloudPort):
     To inject faults, set ``driver.faults`` or write ``directory/faults.json``.
     """
 
+    codes = EC2_CODES
+    read_tries = 1  # there is no network between
+
     def __init__(
         self,
         directory: Path,
-        cluster: str,
-        cluster_uuid: str,
-        user_data: UserDataSource,
-        clock: Clock,
+        settings: PortSettings,
         *,
         boot_delay_s: float = 0.0,
         terminated_ttl_s: float = 60.0,
     ) -> None:
         self.driver = LocalNodeDriver(
             directory,
-            wall_at=clock.wall_at,
+            wall_at=settings.clock.wall_at,
             faults=Faults(boot_delay_s=boot_delay_s),
             terminated_ttl_s=terminated_ttl_s,
         )
-        super().__init__(self.driver, cluster, cluster_uuid, user_data, clock)
+        super().__init__(self.driver, settings)
 
     def _create_node(self, request: NodeRequest) -> Node:
         node_type = request.node_type

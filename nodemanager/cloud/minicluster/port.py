@@ -8,11 +8,13 @@ pods, which ``list_nodes`` reads, show what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from typing import Protocol
 from urllib.parse import quote
 
+from nodemanager.cloud.common.request import PortSettings
+from nodemanager.cloud.minicluster.access import Access, AccessError, from_kubeconfig, in_cluster
 from nodemanager.cloud.minicluster.client import Client, Conflict
 from nodemanager.cloud.minicluster.objects import (
     GROUP,
@@ -20,6 +22,7 @@ from nodemanager.cloud.minicluster.objects import (
     VERSION,
     Launched,
     MiniCluster,
+    Owner,
     Scope,
     UnreadableObject,
     cloud_nodes,
@@ -27,6 +30,7 @@ from nodemanager.cloud.minicluster.objects import (
     read_pods,
 )
 from nodemanager.cloud.minicluster.resize import Allowance, Answer, Resize, resize
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudNode, FailureKind, Launch, Leftover, ProviderId
 from nodemanager.core.orders import CloudEffect, CreateNode, DestroyNode
 from nodemanager.core.ports import Clock, CloudError
@@ -196,3 +200,32 @@ class MiniClusterCloud:
                     f"HorizontalPodAutoscaler {name} in namespace {self._namespace} scales MiniCluster "
                     f"{self._name} too: delete it, or write mode = observe",
                 )
+
+
+# --- the ports of a site ----------------------------------------------------------------------------------
+
+
+def ports_of(site: Site, settings: PortSettings) -> Callable[[], MiniClusterCloud]:
+    """Return a factory of ports. Raises :class:`CloudError` if there is no access to an API server."""
+    access, namespace = access_of(site, settings.clock)
+    scope = Scope(site.cluster, site.cluster_uuid, site.node_types[0].name, Owner(site.cloud.owner))
+    timeout_s, service = settings.call_timeout_s, settings.size_service
+    return lambda: MiniClusterCloud(
+        Client(access, settings.clock, timeout_s=timeout_s),
+        namespace,
+        site.cloud.name,
+        scope,
+        settings.clock,
+        call_timeout_s=timeout_s,
+        service=service,
+    )
+
+
+def access_of(site: Site, clock: Clock) -> tuple[Access, str]:
+    """Return the access to the API server, and the namespace. Raises :class:`CloudError`."""
+    kubeconfig = site.cloud.kubeconfig
+    try:
+        access = from_kubeconfig(kubeconfig, clock.wall_at) if kubeconfig is not None else in_cluster()
+    except AccessError as error:
+        raise CloudError(FailureKind.CREDENTIALS, str(error)) from error
+    return access, site.cloud.namespace or access.namespace or "default"

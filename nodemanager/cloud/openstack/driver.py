@@ -44,7 +44,7 @@ _PARSE_ERRORS = (KeyError, TypeError, ValueError, AttributeError, IndexError, Pa
 
 
 @dataclass(frozen=True, slots=True)
-class OpenStackAccount:
+class Login:
     """A login to one cloud. An application credential implies its project and domain."""
 
     auth_url: str
@@ -58,7 +58,7 @@ class OpenStackAccount:
     microversion: str = "2.52"
 
     @classmethod
-    def from_credentials(cls, auth_url: str, region: str, credentials: Mapping[str, str]) -> OpenStackAccount:
+    def from_credentials(cls, auth_url: str, region: str, credentials: Mapping[str, str]) -> Login:
         """Return the login of ``[Cloud Credentials]``: an application credential if it has one, or else a user."""
         application_credential = "application_credential_id" in credentials
         return cls(
@@ -161,20 +161,20 @@ class NovaDriver(OpenStack_2_NodeDriver):
     image_connectionCls = _Glance
     network_connectionCls = _Neutron
 
-    def __init__(self, account: OpenStackAccount, timeout_s: float) -> None:
-        version = tuple(int(part) for part in account.microversion.split("."))
+    def __init__(self, login: Login, timeout_s: float) -> None:
+        version = tuple(int(part) for part in login.microversion.split("."))
         self._has_one_policy = version >= _ONE_POLICY_SINCE
-        scoped = {} if account.application_credential else {"ex_tenant_name": account.project}
+        scoped = {} if login.application_credential else {"ex_tenant_name": login.project}
         super().__init__(  # type: ignore[no-untyped-call]
-            account.user,
-            account.secret,
+            login.user,
+            login.secret,
             api_version="2.2",
-            ex_force_auth_url=account.auth_url.removesuffix("/").removesuffix("/v3"),
-            ex_force_auth_version="3.x_appcred" if account.application_credential else "3.x_password",
-            ex_domain_name=account.user_domain,
-            ex_tenant_domain_id=account.project_domain_id,
-            ex_force_service_region=account.region,
-            ex_force_microversion=account.microversion,
+            ex_force_auth_url=login.auth_url.removesuffix("/").removesuffix("/v3"),
+            ex_force_auth_version="3.x_appcred" if login.application_credential else "3.x_password",
+            ex_domain_name=login.user_domain,
+            ex_tenant_domain_id=login.project_domain_id,
+            ex_force_service_region=login.region,
+            ex_force_microversion=login.microversion,
             timeout=timeout_s,
             **scoped,
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import re
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +21,11 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.groups import KnownGroups, groups_if_allowed
-from nodemanager.cloud.common.leftovers import LeftoverSweeper
-from nodemanager.cloud.common.libcloud_port import (
-    TAG_LAUNCH,
-    NodeRequest,
-    UserDataSource,
-    cloud_error,
-    node_request,
-)
-from nodemanager.cloud.common.names import launch_digest, unique_name
-from nodemanager.cloud.common.retrying_port import RetryingPort, Sleep
-from nodemanager.cloud.openstack.driver import NovaDriver, OpenStackAccount
+from nodemanager.cloud.common.leftovers import KnownGroups, LeftoverSweeper, groups_if_allowed
+from nodemanager.cloud.common.libcloud_port import LibcloudPort, cloud_error
+from nodemanager.cloud.common.request import TAG_LAUNCH, NodeRequest, PortSettings, launch_digest, unique_name
+from nodemanager.cloud.openstack.driver import Login, NovaDriver
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import (
     CloudNode,
     CloudState,
@@ -45,7 +37,7 @@ from nodemanager.core.nodes import (
     ProviderId,
     group_prefix,
 )
-from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType, TypeName
 
 _QUOTA_WORDS = re.compile(r"quota|maximum number of (?!retries)|limit exceeded", re.IGNORECASE)
@@ -62,33 +54,20 @@ class OpenStackPlacement:
     config_drive: bool = False
 
 
-class OpenStackCloud(RetryingPort):
+class OpenStackCloud(LibcloudPort):
     """The cloud port of one project in one region. It sees only servers with the cluster's tag."""
 
     def __init__(
         self,
-        account: OpenStackAccount,
+        login: Login,
+        settings: PortSettings,
         placements: Mapping[TypeName, OpenStackPlacement],
-        cluster: str,
-        cluster_uuid: str,
-        user_data: UserDataSource,
-        clock: Clock,
-        *,
-        call_timeout_s: float = 60.0,
-        sleep: Sleep = time.sleep,
-        needs_groups: bool = False,
         making_group: threading.Lock | None = None,
     ) -> None:
-        """``needs_groups``: whether servers of any type are created in server groups.
-
-        ``making_group``: shared by the ports of a process. Nova makes two groups of one name if it is asked twice.
-        """
-        self.driver = NovaDriver(account, call_timeout_s)
-        super().__init__(
-            self.driver, cluster, cluster_uuid, user_data, clock, call_timeout_s=call_timeout_s, sleep=sleep
-        )
+        """``making_group``: shared by a process's ports. Nova makes two groups of one name if it is asked twice."""
+        self.driver = NovaDriver(login, settings.call_timeout_s)
+        super().__init__(self.driver, settings)
         self._placements = placements
-        self._needs_groups = needs_groups
         self._making_group = making_group or threading.Lock()
         self._groups = KnownGroups(self._make_group, _names_missing_group)
         self._sweeper = LeftoverSweeper()
@@ -101,7 +80,9 @@ class OpenStackCloud(RetryingPort):
 
     def sweep(self) -> tuple[Leftover, ...]:
         """Delete the server groups that two sweeps in a row found without servers, and return them."""
-        groups = groups_if_allowed(lambda: self._read_with_retries(self._empty_groups), needed=self._needs_groups)
+        groups = groups_if_allowed(
+            lambda: self._read_with_retries(self._empty_groups), needed=self._settings.needs_groups
+        )
         left = frozenset(Leftover(LeftoverKind.GROUP, ProviderId(id_)) for id_ in groups)
         return self._sweeper.sweep(left, self._remove)
 
@@ -138,7 +119,7 @@ class OpenStackCloud(RetryingPort):
         server = self._server_body(request)
 
         def post(group_id: str) -> str:
-            self._refuse_late_create(started_s)
+            self._settings.refuse_late_create(started_s)
             return self._post_server(server, group_id)
 
         server_id = self._groups.create_in(request.group, post)
@@ -150,8 +131,7 @@ class OpenStackCloud(RetryingPort):
 
     def look_up(self, launch: Launch, node_type: NodeType) -> None:
         """Look up everything that a create would name. Raises :class:`CloudError` if something does not exist."""
-        request = node_request(launch, node_type, self._cluster, self._cluster_uuid, self._user_data)
-        self._server_body(request)
+        self._server_body(self._settings.request(launch, node_type))
 
     def limits(self) -> Mapping[str, Any]:
         """Return Nova's absolute limits of the project. Raises :class:`CloudError`."""
@@ -256,3 +236,33 @@ def _is_uuid(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# --- the ports of a site -------------------------------------------------------------------------------------
+
+
+def ports_of(site: Site, settings: PortSettings) -> Callable[[], OpenStackCloud]:
+    """Return a factory of ports. Each port logs in on its own."""
+    login, placements = login_of(site), placements_of(site)
+    making_group = threading.Lock()
+    return lambda: OpenStackCloud(login, settings, placements, making_group)
+
+
+def login_of(site: Site) -> Login:
+    """Return the login in the site's credentials."""
+    login = Login.from_credentials(site.cloud.auth_url, site.cloud.region, site.secrets)
+    return replace(login, microversion=site.cloud.microversion)
+
+
+def placements_of(site: Site) -> dict[TypeName, OpenStackPlacement]:
+    """Return each node type's placement: the keys in its own section, or else those in ``[Cloud]``."""
+    cloud = site.cloud
+    return {
+        name: OpenStackPlacement(
+            networks=tuple((node.network or cloud.network).split(",")),
+            security_groups=node.security_groups or cloud.security_groups,
+            key_name=node.key_name or cloud.key_name,
+            config_drive=cloud.config_drive,
+        )
+        for name, node in site.nodes.items()
+    }

@@ -18,10 +18,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nodemanager.config.providers.static import NODE
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 
+NODE = "{node}"  # in a command: the name of the host
 PROBES_AT_ONCE = 32
 PROBE_TIMEOUT_LEAST_S = 1.0
 _AWAKE, _ASLEEP = 0, 1  # exit statuses of a probe; after any other it is not known
@@ -145,3 +146,14 @@ def _wait_or_kill(running: subprocess.Popen[bytes], said: int, timeout_s: float)
 def _end_of(file: int) -> str:
     size = os.fstat(file).st_size
     return os.pread(file, _SHOWN, max(0, size - _SHOWN)).decode(errors="replace").strip()
+
+
+# Of ``call_timeout``: one call probes a host, wakes it and, if that fails, puts it to sleep.
+_COMMAND_SHARE = 1 / 3
+
+
+def commands_of(site: Site) -> HostCommands:
+    """The commands of the site's own hosts."""
+    cloud = site.cloud
+    timeout_s = cloud.call_timeout_s * _COMMAND_SHARE
+    return HostCommands(cloud.wake, cloud.sleep, cloud.probe, site.path.parent, timeout_s)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nodemanager.cloud.common.libcloud_port import UserDataSource, checked_user_data, refuse_late_create
-from nodemanager.cloud.static.commands import HostCommands, Ran
+from nodemanager.cloud.common.request import PortSettings
+from nodemanager.cloud.static.commands import HostCommands, Ran, commands_of
 from nodemanager.cloud.static.store import HostStore, HostUse, Phase, Uses
+from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Identity, Launch, Leftover, ProviderId
 from nodemanager.core.notation import compress_hostlist
-from nodemanager.core.ports import Clock, CloudError
+from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType, TypeName
 
 # A host is asleep once so many probes in a row say so, over at least this time: pings may be lost for a while.
@@ -43,26 +44,19 @@ class StaticHosts:
         directory: Path,
         hosts_of: Callable[[TypeName], Sequence[str]],
         commands: HostCommands,
-        cluster: str,
-        cluster_uuid: str,
-        user_data: UserDataSource,
-        clock: Clock,
+        settings: PortSettings,
         *,
-        call_timeout_s: float,
         asleep_over_s: float | None = None,
     ) -> None:
         self.hosts_of = hosts_of
         self.commands = commands
         self._store = HostStore(directory)
-        self._cluster = cluster
-        self._cluster_uuid = cluster_uuid
-        self._user_data = user_data
-        self._clock = clock
-        self._call_timeout_s = call_timeout_s
+        self._settings = settings
+        self._clock = settings.clock
         self._asleep_over_s = ASLEEP_OVER_S if asleep_over_s is None else asleep_over_s
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
-        script = checked_user_data(self._user_data(launch, node_type), launch.slot)
+        script = self._settings.script(launch, node_type)
         use = self._take_host(launch, node_type)
         return _cloud_node(self._wake(use, script) if use.phase is Phase.WAKING else use)
 
@@ -110,13 +104,14 @@ class StaticHosts:
     def _take_host(self, launch: Launch, node_type: NodeType) -> HostUse:
         """Return the use of the launch. If it has none, write one for a free host that is not awake."""
         started_s = self._clock.monotonic_s()
+        settings = self._settings
         identity = Identity(
-            self._cluster, self._cluster_uuid, launch.id, launch.slot, launch.type_name, launch.made_from
+            settings.cluster, settings.cluster_uuid, launch.id, launch.slot, launch.type_name, launch.made_from
         )
         told: dict[str, bool | None] = {}  # what the probe said of a host: awake, asleep, or nothing
         while True:
             with self._store.locked():
-                refuse_late_create(self._clock, started_s, self._call_timeout_s)
+                settings.refuse_late_create(started_s)
                 uses = self._store.read()
                 known = uses.find(lambda it: it.serves(identity))
                 free = [host for host in self._free_hosts(node_type.name, uses) if not told.get(host)]
@@ -139,7 +134,7 @@ class StaticHosts:
             known = HostUse(f"{host}.{number}", host, identity, size, now_at)
             uses = replace(uses, count=number, uses=(*uses.uses, known))
         if known.phase is Phase.WAKING:
-            use = replace(known, waking_until_at=now_at + self._call_timeout_s)
+            use = replace(known, waking_until_at=now_at + self._settings.call_timeout_s)
             self._store.write(uses.with_use(use))
             return use
         return known
@@ -291,3 +286,9 @@ def _cloud_node(use: HostUse) -> CloudNode:
         died_because=use.why_ended,
         size=use.size,
     )
+
+
+def ports_of(site: Site, settings: PortSettings) -> Callable[[], StaticHosts]:
+    """Return a factory of ports. All of them share the file in the cloud's folder."""
+    hosts = {name: node.hosts for name, node in site.nodes.items()}
+    return lambda: StaticHosts(site.cloud_dir, lambda name: hosts.get(name, ()), commands_of(site), settings)

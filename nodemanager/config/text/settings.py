@@ -22,6 +22,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from nodemanager.config.text.providers import PROVIDERS
 from nodemanager.core.jobs import PackingPolicy, QueuePolicy, Unserved
 from nodemanager.core.notation import NotationError, expand_hostlist, parse_bytes, parse_fsd
 from nodemanager.core.slots import Billing, ForeignDrain, Market, Misfit, NodePlacement, OnlyFor, SlotName
@@ -61,20 +62,6 @@ class Mode(StrEnum):
 
     OBSERVE = "observe"  # show the decisions, change nothing
     ACT = "act"
-
-
-class Provider(StrEnum):
-    """The source of nodes."""
-
-    LOCAL = "local"
-    SIMULATED = "simulated"
-    EC2 = "ec2"
-    OPENSTACK = "openstack"
-    GCE = "gce"
-    AZURE = "azure"
-    FLUX = "flux"  # nodes are jobs of an outer instance
-    MINICLUSTER = "minicluster"  # nodes are pods of a Flux Operator MiniCluster
-    STATIC = "static"  # nodes are own hosts, woken and put to sleep by commands
 
 
 class SizeOwner(StrEnum):
@@ -232,6 +219,11 @@ def _one_of(choices: type[StrEnum]) -> ValueFormat:
         return choices(text)
 
     return ValueFormat(" or ".join(choices), read)
+
+
+def _provider(text: str) -> str:
+    _require(text in PROVIDERS)
+    return text
 
 
 def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
@@ -578,7 +570,7 @@ class FluxSettings(SectionSettings):
 class CloudSettings(SectionSettings):
     """The provider, and the defaults of its nodes."""
 
-    provider: Annotated[Provider, _one_of(Provider)]
+    provider: Annotated[str, ValueFormat(" or ".join(PROVIDERS), _provider)]
     outer_uri: _OptionalWord = ""  # for ``flux``: "" means the instance that encloses the manager
     image: _OptionalWord = ""
     network: _JoinedWords = ""  # several are joined by ","

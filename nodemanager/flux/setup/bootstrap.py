@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from nodemanager.config.site import JoinMethod, Provider, Site, uuid_file
+from nodemanager.config.site import JoinMethod, Site, uuid_file
 from nodemanager.config.text.flux_toml import (
     FluxConfigError,
     admits_guests,
@@ -424,11 +424,7 @@ def _mismatches(site: Site, output: Path, uri: str) -> tuple[str, ...]:
 def bootstrap_warnings(site: Site) -> tuple[str, ...]:
     """Warn if nodes read a bootstrap folder that has none, although the cluster has its UUID from ``init``."""
     folder = site.flux.bootstrap_dir
-    if (
-        site.flux.simulated
-        or site.flux.join is not JoinMethod.DIRECTORY
-        or site.cloud.provider is Provider.MINICLUSTER
-    ):
+    if site.flux.simulated or site.flux.join is not JoinMethod.DIRECTORY:
         return ()
     if not site.cluster_uuid or (folder / "conf.d").is_dir():
         return ()

@@ -9,7 +9,7 @@ import math
 import shlex
 from pathlib import Path
 
-from nodemanager.config.site import JoinMethod, Provider, Site
+from nodemanager.config.site import JoinMethod, Site
 from nodemanager.config.text.flux_toml import ConfigFile, FluxConfigError, bootstrap_hosts
 from nodemanager.core.slots import SlotName
 from nodemanager.flux.setup.bootstrap import broker_command, find_flux, site_admits_guests
@@ -56,17 +56,17 @@ def user_data(site: Site, slot: SlotName, flux_command: str = "flux") -> str:
 
 def _shares_its_session(site: Site) -> bool:
     """Whether other jobs' processes are in the script's session: those of an outer instance's jobs are."""
-    return site.cloud.provider is Provider.FLUX
+    return site.rules.shares_session
 
 
 def _ends_itself(site: Site) -> bool:
     """Whether the end of the script ends the node. Another provider's machine would cost as much without it."""
-    return site.cloud.provider in (Provider.LOCAL, Provider.FLUX)
+    return site.rules.ends_with_script
 
 
 def _rank_0_away_max_s(site: Site) -> float:
     timing = site.timing
-    return timing.boot_timeout_s if site.cloud.provider is Provider.LOCAL else timing.manager_silence_max_s
+    return timing.boot_timeout_s if site.rules.is_this_machine else timing.manager_silence_max_s
 
 
 def _flub_follower_command(site: Site, slot: SlotName, flux: str) -> list[str]:

@@ -10,7 +10,6 @@ from nodemanager.config.site import (
     BATCHES_AT_ONCE,
     BATCHES_PER_S,
     Burst,
-    Provider,
     Site,
 )
 from nodemanager.config.text.settings import SectionSettings
@@ -40,7 +39,7 @@ def policy_of(site: Site) -> Policy:
         observed=site.observed_types if site.acts else frozenset(),
         bursts=site.policy.burst is Burst.PEERS and bool(site.peers),
         destroy_on_replay=site.join.destroy_on_replay,
-        stacked=site.cloud.provider is Provider.MINICLUSTER,
+        stacked=site.rules.is_stack,
         fixed=_fixed(site),
         clouds={
             name: CloudRules(
@@ -79,7 +78,7 @@ def _calls(site: Site) -> Calls:
         nodes_per_create=cloud.nodes_per_call if site.batches else 1,
         create_calls_per_s=BATCHES_PER_S,
         create_calls_burst=BATCHES_AT_ONCE if site.batches else None,
-        nodes_per_destroy=cloud.nodes_per_call if cloud.provider is Provider.EC2 else 1,
+        nodes_per_destroy=cloud.nodes_per_call if site.rules.destroys_many else 1,
     )
 
 

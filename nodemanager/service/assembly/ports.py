@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nodemanager.cloud.providers import cloud_factory, cloud_watch
-from nodemanager.config.site import DelegateTo, JoinMethod, Provider, Site
+from nodemanager.config.provider import GoogleToken
+from nodemanager.config.site import DelegateTo, JoinMethod, Site
 from nodemanager.config.text.settings import NEVER
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
@@ -22,7 +23,7 @@ from nodemanager.delegation.ports import (
 )
 
 if TYPE_CHECKING:
-    from nodemanager.cloud.common.libcloud_port import BatchScript, UserDataSource
+    from nodemanager.cloud.common.request import BatchScript, UserDataSource
     from nodemanager.cloud.minicluster.port import SizeService
     from nodemanager.flux.instance import RealFlux
     from nodemanager.join.identity.google_keys import GoogleKeys
@@ -168,7 +169,7 @@ def _cloud_factory(site: Site, clock: Clock) -> Callable[[], CloudPort]:
 
 def _key_file(site: Site, clock: Clock) -> GoogleKeys | None:
     """Return where Google's keys belong; None if the join service needs none."""
-    if site.cloud.provider is not Provider.GCE or not site.batches:
+    if not site.batches or not isinstance(site.rules.node_proof(site.cloud), GoogleToken):
         return None
     from nodemanager.join.identity.google_keys import GoogleKeys  # noqa: PLC0415
 

@@ -13,7 +13,6 @@ import pytest
 from nodemanager.cli import main
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
 from nodemanager.config.load import load_site
-from nodemanager.config.site import Provider
 from tests.cloud.azure.test_port import LOGIN, a_token
 from tests.cloud.recorded import Service, a_service, of_libcloud, said
 
@@ -84,7 +83,7 @@ def test_a_project_on_google_gets_a_site_that_passes_check(
     assert "gcloud compute firewall-rules create flux-lab --project lab --network cf" in told
     assert "--allow tcp:8050,tcp:8443 --source-ranges 10.128.0.0/20" in told
     site = load_site(file)
-    assert (site.cloud.provider, site.cloud.project) == (Provider.GCE, "lab")
+    assert (site.cloud.provider, site.cloud.project) == ("gce", "lab")
     assert site.cloud.image == "projects/lab/global/images/custom-image"
     assert site.cloud.network == f"regions/{REGION}/subnetworks/cf-972cf02e6ad49112"
     assert set(site.cloud.zones) >= {f"{REGION}-a", f"{REGION}-b"}
@@ -118,7 +117,7 @@ def test_a_key_of_google_is_named_in_the_site_and_not_copied(
     assert "is not the JSON key of a service account" in capsys.readouterr().err
     told = {"client_email": "robot@lab.example", "private_key": "SECRET", "project_id": "lab"}
     key.write_text(json.dumps(told), encoding="utf-8")
-    monkeypatch.setattr("nodemanager.cloud.gce.from_site.key_token_fetcher", lambda *_, **__: lambda: ("t", 3600.0))
+    monkeypatch.setattr("nodemanager.cloud.gce.port.key_token_fetcher", lambda *_, **__: lambda: ("t", 3600.0))
     assert init(tmp_path / "site.ini", google, *options) == 0
     text = (tmp_path / "site.ini").read_text(encoding="utf-8")
     assert f"key_file = {key}" in text
@@ -212,7 +211,7 @@ def test_a_subscription_on_azure_gets_a_site_that_passes_check(
     assert init(file, azure, *options) == 0, capsys.readouterr().err
     assert "az network nsg rule create --resource-group nodes --nsg-name flux-lab" in capsys.readouterr().out
     site = load_site(file)
-    assert (site.cloud.provider, site.cloud.region) == (Provider.AZURE, "westeurope")
+    assert (site.cloud.provider, site.cloud.region) == ("azure", "westeurope")
     assert (site.cloud.resource_group, site.cloud.network) == ("nodes", SUBNET)
     assert site.cloud.image.endswith("/images/flux-088")
     assert site.secrets["client_secret"] == "SECRET"

@@ -14,14 +14,21 @@ import pytest
 from nodemanager.cli import main
 from nodemanager.cli.new_site import command
 from nodemanager.cli.new_site.command import NewSiteError, write_new_site
-from nodemanager.cli.new_site.ec2 import Ec2Account
-from nodemanager.cli.new_site.openstack import OpenStackAccount
-from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cli.new_site.site_text import SiteChoices, site_text, type_names
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
-from nodemanager.cloud.common.survey import OfferedImage, OfferedNetwork, OfferedSize, Survey, typical_sizes
+from nodemanager.cloud.common.survey import (
+    OfferedImage,
+    OfferedNetwork,
+    OfferedSize,
+    Questions,
+    Survey,
+    Unanswered,
+    typical_sizes,
+)
+from nodemanager.cloud.ec2.account import Ec2Account
+from nodemanager.cloud.openstack.account import OpenStackAccount
 from nodemanager.config.load import load_site
-from nodemanager.config.site import ConfigError, Provider, Site
+from nodemanager.config.site import ConfigError, Site
 from nodemanager.service.assembly.ports import SystemClock
 from tests.paths import DOC
 
@@ -52,8 +59,8 @@ SURVEY = Survey(
 @pytest.fixture
 def surveyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both accounts offer the survey above, and no call is made."""
-    monkeypatch.setattr(Ec2Account, "survey", lambda _: SURVEY)
-    monkeypatch.setattr(OpenStackAccount, "survey", lambda _: SURVEY)
+    monkeypatch.setattr(Ec2Account, "survey", lambda *_: SURVEY)
+    monkeypatch.setattr(OpenStackAccount, "survey", lambda *_: SURVEY)
 
 
 def options(file: Path, **given: object) -> argparse.Namespace:
@@ -78,7 +85,7 @@ def write(file: Path, *typed: str, **given: object) -> tuple[Site, list[str]]:
 @pytest.mark.usefixtures("surveyed")
 def test_without_a_terminal_the_first_choices_are_taken(tmp_path: Path) -> None:
     site, said = write(tmp_path / "site.ini", head_address="10.0.0.10")
-    assert (site.cluster, site.mode_text, site.cloud.provider) == ("lab", "observe", Provider.EC2)
+    assert (site.cluster, site.mode_text, site.cloud.provider) == ("lab", "observe", "ec2")
     assert (site.cloud.region, site.cloud.image, site.cloud.security_groups) == ("r-1", INTEL.id, ("sg-1",))
     assert dict(site.cloud.subnets) == {"r-1a": "subnet-1a", "r-1b": "subnet-1b"}
     assert [(it.name, it.size, it.price_per_hour) for it in site.node_types] == [
@@ -142,7 +149,7 @@ def test_nothing_is_overwritten(tmp_path: Path, name: str) -> None:
 def test_a_price_that_no_list_has_is_left_to_a_person_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ec2Account, "survey", lambda _: SURVEY)
+    monkeypatch.setattr(Ec2Account, "survey", lambda *_: SURVEY)
     said: list[str] = []
     chosen = options(tmp_path / "site.ini", size=["new.large"])
     write_new_site(chosen, Questions(None), {"AWS_REGION": "r-1"}, said.append)
@@ -319,9 +326,9 @@ def test_a_project_on_openstack_gets_a_site_that_passes_check(
 
 
 def test_the_gpus_of_a_flavor_are_counted_or_left_to_a_person(tmp_path: Path) -> None:
+    from nodemanager.cloud.openstack.account import survey_project  # noqa: PLC0415
+    from nodemanager.cloud.openstack.driver import Login as NovaLogin  # noqa: PLC0415
     from nodemanager.cloud.openstack.driver import NovaDriver  # noqa: PLC0415
-    from nodemanager.cloud.openstack.driver import OpenStackAccount as NovaLogin  # noqa: PLC0415
-    from nodemanager.cloud.openstack.survey import survey_project  # noqa: PLC0415
     from tests.cloud.openstack.nova.process import PASSWORD, shared_nova  # noqa: PLC0415
 
     nova = shared_nova()

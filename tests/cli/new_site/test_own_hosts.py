@@ -9,13 +9,13 @@ import pytest
 
 from nodemanager.cli import main
 from nodemanager.cli.new_site.command import NewSiteError, write_new_site
-from nodemanager.cli.new_site.questions import Questions, Unanswered
 from nodemanager.cli.new_site.static import WAYS
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_USAGE
-from nodemanager.cli.verbs.init import WAYS_TO_WAKE
-from nodemanager.cloud.static.from_site import commands_of
+from nodemanager.cloud.common.survey import Questions, Unanswered
+from nodemanager.cloud.static.commands import commands_of
+from nodemanager.cloud.static.provider import WAYS_TO_WAKE
 from nodemanager.config.load import load_site
-from nodemanager.config.site import Provider, Site
+from nodemanager.config.site import Site
 from tests.cli.new_site.test_new_site import options
 from tests.paths import ROOT
 
@@ -59,7 +59,7 @@ def write(file: Path, *typed: str, **given: object) -> tuple[Site, list[str]]:
 
 def test_hosts_that_stay_on_are_asked_what_they_have(tmp_path: Path) -> None:
     site, said = write(tmp_path / "site.ini", hosts="node[01-03],gpu[1-2]", head_address="10.0.0.10")
-    assert (site.cluster, site.mode_text, site.cloud.provider) == ("lab", "observe", Provider.STATIC)
+    assert (site.cluster, site.mode_text, site.cloud.provider) == ("lab", "observe", "static")
     assert [(it.cores, it.gpus, it.memory_bytes, it.slots) for it in site.node_types] == [
         (32, 0, 125 * GIB, ("cpu1", "cpu2", "cpu3")),
         (16, 4, 251 * GIB, ("gpu-slot1", "gpu-slot2")),

@@ -12,8 +12,8 @@ from nodemanager.cli import main
 from nodemanager.cli.online import checks
 from nodemanager.cli.online.checks import compare_clocks
 from nodemanager.cli.prices import PriceComparison, PriceMatch
-from nodemanager.cloud import providers
 from nodemanager.cloud.common.findings import Verdict
+from nodemanager.cloud.local.provider import Local
 from nodemanager.config.load import load_site
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
@@ -47,7 +47,7 @@ def test_the_remedy_names_the_section_of_its_cloud(
     site = tmp_path / "site.ini"
     text = LOCAL.read_text(encoding="utf-8").replace("../state", str(tmp_path)).replace("[Cloud]", "[Cloud near]")
     site.write_text(text, encoding="utf-8")
-    monkeypatch.setattr(providers, "_local_factory", lambda *_: lambda: Failing(FailureKind.CREDENTIALS))
+    monkeypatch.setattr(Local, "ports", lambda *_: lambda: Failing(FailureKind.CREDENTIALS))
     assert main.main(["check", "--online", "--config", str(site)]) == 1
     assert "Correct [Cloud near Credentials], the permissions" in capsys.readouterr().out
 

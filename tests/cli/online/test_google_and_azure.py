@@ -20,7 +20,8 @@ from tests.join.google_tokens import jwks
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     with a_service(Service) as running:
-        monkeypatch.setattr("nodemanager.cli.online.checks._url_of", lambda _: running.url)
+        for provider in ("gce.provider.Gce", "azure.provider.Azure"):
+            monkeypatch.setattr(f"nodemanager.cloud.{provider}.clock_url", lambda *_: running.url)
         yield running
 
 
@@ -47,7 +48,7 @@ MACHINE = f"{GCE}/zones/us-central1-{{}}/machineTypes/{{}}"
 @pytest.fixture
 def google(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
     monkeypatch.setenv("GCE_METADATA_HOST", service.url.removeprefix("http://"))
-    monkeypatch.setattr("nodemanager.cloud.gce.from_site.GceDriver", partial(GceDriver, endpoint=service.url))
+    monkeypatch.setattr("nodemanager.cloud.gce.port.GceDriver", partial(GceDriver, endpoint=service.url))
     token = "/computeMetadata/v1/instance/service-accounts/default/token"
     service.says("GET", token, said({"access_token": "t", "expires_in": 3600, "token_type": "Bearer"}))
     service.says("GET", f"{GCE}/aggregated/instances", said({"id": "list", "items": {}}))
@@ -262,7 +263,7 @@ NOT_IN_2 = {"type": "Zone", "restrictionInfo": {"zones": ["2"]}, "reasonCode": "
 
 @pytest.fixture
 def azure(service: Service, monkeypatch: pytest.MonkeyPatch) -> Service:
-    monkeypatch.setattr("nodemanager.cloud.azure.from_site.AzureDriver", partial(AzureDriver, endpoint=service.url))
+    monkeypatch.setattr("nodemanager.cloud.azure.port.AzureDriver", partial(AzureDriver, endpoint=service.url))
     service.says(*LOGIN, a_token())
     for kind in ("Microsoft.Compute/virtualMachines", "Microsoft.Network/networkInterfaces"):
         service.says("GET", f"{GROUP}/{kind}", said({"value": []}))

@@ -11,7 +11,7 @@ from nodemanager.cli import cloud_test, main
 from nodemanager.cli.online.checks import check_own_hosts
 from nodemanager.cloud.common.findings import Finding, Verdict
 from nodemanager.cloud.static import port as static_port
-from nodemanager.cloud.static.preflight import STRANGER_REMEDY, check_hosts
+from nodemanager.cloud.static.survey import STRANGER_REMEDY, check_hosts
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Site
 

@@ -13,8 +13,8 @@ import pytest
 
 from nodemanager.cloud.azure.driver import AzureDriver
 from nodemanager.cloud.azure.port import AzureCloud, AzurePlacement
-from nodemanager.cloud.common.names import unique_name
-from nodemanager.cloud.common.retrying_port import READ_TRIES
+from nodemanager.cloud.common.libcloud_port import READ_TRIES
+from nodemanager.cloud.common.request import PortSettings, unique_name
 from nodemanager.core.nodes import CloudState, FailureKind, Identity, LaunchId, Leftover, LeftoverKind, ProviderId
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import NodeType, SlotName, TypeName
@@ -93,14 +93,10 @@ def cloud_at(service: Service) -> AzureCloud:
     driver = AzureDriver("tenant", "99999999", "client", "not-a-secret", "nodes", endpoint=service.url)
     return AzureCloud(
         driver,
-        "westeurope",
-        "ssh-ed25519 AAAA",
+        PortSettings(CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=lambda _: None),
         {TypeName("small"): AzurePlacement("net/subnet", "1")},
-        CLUSTER,
-        CLUSTER_UUID,
-        a_script,
-        SystemClock(),
-        sleep=lambda _: None,
+        location="westeurope",
+        ssh_public_key="ssh-ed25519 AAAA",
     )
 
 

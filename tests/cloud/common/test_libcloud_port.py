@@ -16,12 +16,12 @@ from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.common.libcloud_port import (
     LibcloudPort,
-    NodeRequest,
     classify,
     cloud_error,
-    identity_from_tags,
 )
+from nodemanager.cloud.common.request import NodeRequest, PortSettings, identity_from_tags
 from nodemanager.cloud.common.retry_after import parse_retry_after
+from nodemanager.cloud.ec2.errors import EC2_CODES, classify_ec2
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, ProviderId, QuotaScope
 from nodemanager.core.ports import CloudError
 from tests.contract.cloud_subjects import CLUSTER, CLUSTER_UUID, SystemClock, a_launch, a_script, a_type
@@ -58,8 +58,8 @@ class TestClassify:
         ],
     )
     def test_a_quota_reaches_as_far_as_the_provider_says(self, detail: str, reach: QuotaScope | None) -> None:
-        assert cloud_error(FailureKind.QUOTA, detail).quota_scope is reach
-        assert cloud_error(FailureKind.CAPACITY, detail).quota_scope is None
+        assert cloud_error(FailureKind.QUOTA, detail, scopes=EC2_CODES.scopes).quota_scope is reach
+        assert cloud_error(FailureKind.CAPACITY, detail, scopes=EC2_CODES.scopes).quota_scope is None
 
     @pytest.mark.parametrize(
         ("error", "creating", "otherwise"),
@@ -93,8 +93,13 @@ class TestClassify:
         ids=str,
     )
     def test_by_what_there_is_to_do(self, error: Refusal, creating: FailureKind, otherwise: FailureKind) -> None:
-        assert classify(error, creating=True, now_at=NOW_AT).kind is creating
-        assert classify(error, creating=False, now_at=NOW_AT).kind is otherwise
+        assert classify_ec2(error, creating=True, now_at=NOW_AT).kind is creating
+        assert classify_ec2(error, creating=False, now_at=NOW_AT).kind is otherwise
+
+    def test_a_code_means_something_at_its_own_provider_only(self) -> None:
+        refused = http(400, "VcpuLimitExceeded: 32")
+        assert classify_ec2(refused, creating=True, now_at=NOW_AT).quota_scope is QuotaScope.TYPE
+        assert classify(refused, creating=True, now_at=NOW_AT).kind is FailureKind.CONFIG
 
     @given(st.integers(300, 599) | st.text())
     def test_create_of_any_status_is_transient_never(self, status: int | str) -> None:
@@ -174,7 +179,7 @@ class ScriptedDriver(NodeDriver):
 
 class ScriptedPort(LibcloudPort):
     def __init__(self, driver: NodeDriver) -> None:
-        super().__init__(driver, CLUSTER, CLUSTER_UUID, a_script, SystemClock())
+        super().__init__(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=lambda _: None))
         self.requests: list[NodeRequest] = []
 
     def _create_node(self, request: NodeRequest) -> Node:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodemanager.cloud.common.batch_tags import (
+from nodemanager.cloud.common.request import (
     SLOTS_TAGS_MAX,
     VALUE_MAX_CHARS,
     batch_from_tags,

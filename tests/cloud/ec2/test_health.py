@@ -11,6 +11,7 @@ pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
 
 from structlog.testing import capture_logs
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import HEALTH_EVERY_MAX_S, HEALTH_EVERY_S, Ec2Cloud
@@ -58,7 +59,7 @@ class Listed:
         keys = Keys(*next(iter(SECRETS.items())))
         driver = Ec2Driver(endpoint_of(REGION, front.url), lambda: keys, sleep=lambda _: None)
         clock = self.world.clock()
-        self.cloud = Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, a_script, clock, {})
+        self.cloud = Ec2Cloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, clock))
         self.id = self.cloud.create(a_launch(), a_type()).provider_id
 
     def impaired(self) -> str:

@@ -21,7 +21,7 @@ pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
 
 from nodemanager.actors.manager import Publication
 from nodemanager.cli.cloud_test import USER_DATA, CloudTest, make_test_site
-from nodemanager.cloud.common.libcloud_port import identity_from_tags
+from nodemanager.cloud.common.request import identity_from_tags
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Site

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from nodemanager.cloud.common.libcloud_port import node_request
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.ec2.credentials import InstanceRoleKeys, Keys, configured_keys, key_source
 from nodemanager.cloud.ec2.driver import Action, Ec2Driver, Ec2Endpoint, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
@@ -143,7 +143,7 @@ def test_an_error_is_read_whatever_its_namespace(namespace: str) -> None:
 
 
 def asked(placement: Ec2Placement, zone: str = "") -> dict[str, str]:
-    request = node_request(a_launch(), a_type(), CLUSTER, CLUSTER_UUID, a_script)
+    request = PortSettings(CLUSTER, CLUSTER_UUID, a_script, FrozenClock()).request(a_launch(), a_type())
     return run_instances(replace(request, zone=zone), placement, [Disk("/dev/x", "8")])
 
 
@@ -152,7 +152,8 @@ def test_the_same_launch_asks_for_the_same() -> None:
 
 
 def test_a_launch_without_a_zone_goes_to_the_first_one_of_its_type() -> None:
-    request = node_request(a_launch(), replace(a_type(), zones=("z-2", "z-1")), CLUSTER, CLUSTER_UUID, a_script)
+    settings = PortSettings(CLUSTER, CLUSTER_UUID, a_script, FrozenClock())
+    request = settings.request(a_launch(), replace(a_type(), zones=("z-2", "z-1")))
     assert run_instances(request, Ec2Placement(), [])["Placement.AvailabilityZone"] == "z-2"
     assert run_instances(request, Ec2Placement({"z-1": "s-1", "z-2": "s-2"}), [])["SubnetId"] == "s-2"
 
@@ -227,7 +228,7 @@ def test_keys_that_cannot_be_any_are_refused_by_their_name_and_not_shown(
     # Such a character in a header ended the process, or every failed list showed the whole key.
     keys = key_source({}, {**ENVIRONMENT, variable: odd}, FrozenClock())
     driver = Ec2Driver(endpoint_of("us-east-1", "http://127.0.0.1:9"), keys, sleep=lambda _: None)
-    cloud = Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, a_script, FrozenClock(), {})
+    cloud = Ec2Cloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, FrozenClock()))
     with pytest.raises(CloudError) as failed:
         cloud.list_nodes()
     assert failed.value.kind is FailureKind.CREDENTIALS

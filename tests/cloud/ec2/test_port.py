@@ -18,6 +18,7 @@ pytest.importorskip("moto", reason="EC2 is tried on moto, of the extra `test`")
 from libcloud.compute.base import NodeSize
 from libcloud.compute.drivers.ec2 import EC2NodeDriver
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import READ_TRIES_MAX, Action, Ec2Driver, endpoint_of
 from nodemanager.cloud.ec2.port import Ec2Cloud
@@ -65,7 +66,8 @@ def a_cloud_with(front: MotoFront, **changes: Any) -> Ec2Cloud:
     keys = settings["keys"]
     driver = Ec2Driver(endpoint_of(REGION, front.url), lambda: keys, sleep=settings["sleep"])
     placements = {TypeName("small"): settings["placement"]}
-    return Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, settings["script"], SystemClock(), placements)
+    given = PortSettings(CLUSTER, CLUSTER_UUID, settings["script"], SystemClock())
+    return Ec2Cloud(driver, given, placements)
 
 
 def failure_of(call: Callable[[], object]) -> CloudError:
@@ -227,7 +229,7 @@ def test_a_create_that_nobody_waits_for_any_more_is_not_sent(front: MotoFront) -
             return next(self.readings)
 
     driver = Ec2Driver(endpoint_of(REGION, front.url), lambda: KEYS, sleep=lambda _: None)
-    cloud = Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, a_script, Late(), {}, call_timeout_s=60.0)
+    cloud = Ec2Cloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, Late(), call_timeout_s=60.0))
     assert failure_of(lambda: cloud.create(a_launch(), a_type())).kind is FailureKind.TRANSIENT
     assert front.calls["DescribeImages"] == 1
     assert front.calls["RunInstances"] == 0
@@ -516,7 +518,7 @@ def test_a_list_that_is_to_wait_is_not_asked_for_again_before(front: MotoFront, 
 def test_nobody_answers_at_all() -> None:
     keys = KEYS
     driver = Ec2Driver(endpoint_of(REGION, "http://127.0.0.1:1"), lambda: keys, sleep=lambda _: None)
-    cloud = Ec2Cloud(driver, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), {})
+    cloud = Ec2Cloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, SystemClock()))
     assert failure_of(cloud.list_nodes).kind is FailureKind.TRANSIENT
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nodemanager.cloud.ec2.account import CpuQuota, read_cpu_quotas
 from nodemanager.cloud.ec2.credentials import Keys
 from nodemanager.cloud.ec2.driver import endpoint_of
-from nodemanager.cloud.ec2.quotas import CpuQuota, read_cpu_quotas
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import Market

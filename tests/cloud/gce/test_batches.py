@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.identity_keys import FETCH_EVERY_S, KeyCourier
 from nodemanager.cloud.gce.instances import LABEL_BATCH, LABEL_CLUSTER, GcePlacement, instance_name
-from nodemanager.cloud.gce.port import INSERTS_MAX, GceBatchCloud
+from nodemanager.cloud.gce.port import FETCH_EVERY_S, INSERTS_MAX, GceBatchCloud, KeyCourier
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, ProviderId, launch_id
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import SlotName, TypeName
@@ -61,17 +61,12 @@ def a_port(service: Service, account: str = "", **settings: Any) -> GceBatchClou
     placements = {
         TypeName("small"): GcePlacement("global/networks/default", ("us-central1-a", "us-central1-b"), account)
     }
-    return GceBatchCloud(
-        driver,
-        placements,
-        CLUSTER,
-        CLUSTER_UUID,
-        a_script,
-        SystemClock(),
-        sleep=lambda _: None,
-        batch_script=lambda batch: f"# {batch}\n",
-        **settings,
-    )
+    given: dict[str, Any] = {
+        "clock": SystemClock(),
+        "sleep": lambda _: None,
+        "batch_script": lambda batch: f"# {batch}\n",
+    }
+    return GceBatchCloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, **(given | settings)), placements)
 
 
 def made_of(call: Call, zone: str, *indexes: int) -> Reply:
@@ -386,7 +381,7 @@ def _courier(service: Service, file: KeyFileOfTest, wall: Wall) -> KeyCourier:
 def test_a_list_brings_the_keys_if_they_are_due(gce: Service) -> None:
     gce.says(*KEYS, said(jwks("google"), Cache_Control="public, max-age=22000"))
     file, wall = KeyFileOfTest(), Wall()
-    cloud = a_port(gce, keys=_courier(gce, file, wall))
+    cloud = a_port(gce, key_file=file, clock=wall)
     assert cloud.list_nodes() == ()
     assert file.posted == [(jwks("google"), "public, max-age=22000")]
     assert "authorization" not in gce.asked(*KEYS)[0].headers, "the keys are public"
@@ -411,7 +406,7 @@ def test_the_keys_are_fetched_once_a_minute_at_most(gce: Service) -> None:
 def test_keys_that_cannot_be_had_fail_no_list(gce: Service, reply: Reply) -> None:
     gce.says(*KEYS, reply, said(jwks("google")))
     file, wall = KeyFileOfTest(), Wall()
-    cloud = a_port(gce, keys=_courier(gce, file, wall))
+    cloud = a_port(gce, key_file=file, clock=wall)
     assert cloud.list_nodes() == ()
     assert file.posted == []
     wall.advance(FETCH_EVERY_S)
@@ -424,12 +419,12 @@ def test_a_folder_that_cannot_be_read_fails_no_list(gce: Service) -> None:
         def is_due(self) -> bool:
             raise PermissionError("material_dir is somebody else's")
 
-    assert a_port(gce, keys=_courier(gce, Unreadable(), Wall())).list_nodes() == ()
+    assert a_port(gce, key_file=Unreadable(), clock=Wall()).list_nodes() == ()
 
 
 def test_a_list_that_fails_asks_for_no_keys(gce: Service) -> None:
     gce.says(*LIST, an_error(403, "forbidden"))
-    cloud = a_port(gce, keys=_courier(gce, KeyFileOfTest(), Wall()))
+    cloud = a_port(gce, key_file=KeyFileOfTest(), clock=Wall())
     with pytest.raises(CloudError):
         cloud.list_nodes()
     assert gce.asked(*KEYS) == []

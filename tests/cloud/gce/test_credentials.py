@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.gce.credentials import (
     SCOPE,
     CachedTokens,
@@ -20,8 +21,7 @@ from nodemanager.cloud.gce.credentials import (
     key_token_fetcher,
 )
 from nodemanager.cloud.gce.driver import GceDriver
-from nodemanager.cloud.gce.from_site import token_fetcher
-from nodemanager.cloud.gce.port import GceCloud
+from nodemanager.cloud.gce.port import GceCloud, token_fetcher
 from nodemanager.core.nodes import FailureKind
 from nodemanager.core.ports import CloudError
 from tests.cloud.gce.test_port import LIST, NOTHING, POST
@@ -79,7 +79,8 @@ class FrozenClock:
 
 def cloud_at(service: Service, ask: Callable[[], TokenGrant]) -> GceCloud:
     driver = GceDriver("project_name", CachedTokens(ask, FrozenClock()), endpoint=service.url)
-    return GceCloud(driver, {}, CLUSTER, CLUSTER_UUID, a_script, FrozenClock(), sleep=lambda _: None)
+    settings = PortSettings(CLUSTER, CLUSTER_UUID, a_script, FrozenClock(), sleep=lambda _: None)
+    return GceCloud(driver, settings, {})
 
 
 def failure_of(call: Callable[[], object]) -> CloudError:
@@ -230,6 +231,7 @@ def test_a_token_that_has_ended_serves_no_more(google: Service) -> None:
     google.says(*METADATA, Reply(503))
     clock.now_s = 3600
     driver = GceDriver("project_name", tokens, endpoint=google.url)
-    cloud = GceCloud(driver, {}, CLUSTER, CLUSTER_UUID, a_script, clock, sleep=lambda _: None)
+    settings = PortSettings(CLUSTER, CLUSTER_UUID, a_script, clock, sleep=lambda _: None)
+    cloud = GceCloud(driver, settings, {})
     assert failure_of(cloud.list_nodes).kind is FailureKind.TRANSIENT
     assert google.asked(*LIST) == []

@@ -11,8 +11,7 @@ import pytest
 import structlog
 
 from nodemanager.cli import main
-from nodemanager.cloud.gce.identity_keys import FETCH_EVERY_S, KeyCourier
-from nodemanager.cloud.gce.port import GceBatchCloud
+from nodemanager.cloud.gce.port import FETCH_EVERY_S, GceBatchCloud, KeyCourier
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudNode, JoinPhase, LaunchId

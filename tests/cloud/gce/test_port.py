@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nodemanager.cloud.common.names import launch_digest
-from nodemanager.cloud.common.retrying_port import READ_TRIES
+from nodemanager.cloud.common.libcloud_port import READ_TRIES
+from nodemanager.cloud.common.request import PortSettings, launch_digest
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.instances import LABEL_CLUSTER, LABEL_LAUNCH, GcePlacement
 from nodemanager.cloud.gce.port import POLL_MAX_S, POLL_S, GceCloud
@@ -83,7 +83,7 @@ def gce() -> Iterator[Service]:
 def cloud_at(service: Service, sleep: Callable[[float], None] = lambda _: None) -> GceCloud:
     driver = GceDriver("project_name", AToken(), endpoint=service.url)
     placements = {TypeName("small"): GcePlacement("global/networks/default", ZONES)}
-    return GceCloud(driver, placements, CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=sleep)
+    return GceCloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=sleep), placements)
 
 
 def a_gce_type(**changes: Any) -> NodeType:

@@ -21,6 +21,7 @@ from libcloud.compute.base import Node, NodeImage, NodeSize
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.common import files
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.local import port
 from nodemanager.cloud.local import port as local_driver
 from nodemanager.cloud.local.faults import Faults
@@ -126,7 +127,7 @@ class TestUserData:
         assert driver.ex_console_output(node)
 
     def test_beyond_what_providers_take_is_refused_before_the_call(self, tmp_path: Path) -> None:
-        cloud = LocalCloud(tmp_path, "ada", "uuid", lambda _, __: "#" * 16_385, SystemClock())
+        cloud = LocalCloud(tmp_path, PortSettings("ada", "uuid", lambda _, __: "#" * 16_385, SystemClock()))
         with pytest.raises(CloudError, match="16385 bytes") as failed:
             cloud.create(a_launch(), a_type())
         assert failed.value.kind is FailureKind.CONFIG
@@ -478,7 +479,7 @@ class TestDamage:
         ],
     )
     def test_node_that_cannot_be_read_fails_every_list_by_name(self, world: World, spoil: Spoil) -> None:
-        cloud = LocalCloud(world.directory, "ada", "uuid", lambda _, __: SLEEPER, SystemClock())
+        cloud = LocalCloud(world.directory, PortSettings("ada", "uuid", lambda _, __: SLEEPER, SystemClock()))
         node = cloud.create(a_launch("1"), a_type())
         cloud.create(a_launch("2"), a_type())
         folder = world.directory / "nodes" / node.provider_id

@@ -13,8 +13,8 @@ import requests
 from requests.adapters import HTTPAdapter
 from structlog.testing import capture_logs
 
-from nodemanager.cloud.minicluster.from_site import _Follower
 from nodemanager.cloud.minicluster.objects import Owner
+from nodemanager.cloud.minicluster.watch import _Follower
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, ProviderId
 from nodemanager.core.orders import CreateNode
 from nodemanager.core.ports import CloudError, SizedCloudPort

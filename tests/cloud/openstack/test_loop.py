@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from nodemanager.cloud.openstack.driver import OpenStackAccount
+from nodemanager.cloud.common.request import PortSettings
+from nodemanager.cloud.openstack.driver import Login
 from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement
 from nodemanager.core.facts import NodeCreated
 from nodemanager.core.nodes import NodeState
@@ -87,11 +88,10 @@ class Loop(FleetLoop):
         super().__init__(a_world(*types), self._port)
 
     def _port(self) -> OpenStackCloud:
-        account = OpenStackAccount(self.nova.url, "demo", "not-a-secret", project="demo", region="RegionOne")
+        login = Login(self.nova.url, "demo", "not-a-secret", project="demo", region="RegionOne")
         placements = {TypeName(name): OpenStackPlacement((NETWORK,)) for name in PRICES}
-        return OpenStackCloud(
-            account, placements, CLUSTER, CLUSTER_UUID, lambda *_: "#!/bin/sh\n", self, sleep=lambda _: None
-        )
+        settings = PortSettings(CLUSTER, CLUSTER_UUID, lambda *_: "#!/bin/sh\n", self, sleep=lambda _: None)
+        return OpenStackCloud(login, settings, placements)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from nodemanager.cloud.common.libcloud_port import USER_DATA_MAX_BYTES
+from nodemanager.cloud.common.request import USER_DATA_MAX_BYTES
 from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.core.nodes import CloudState, FailureKind, Launch
 from nodemanager.core.ports import CloudError

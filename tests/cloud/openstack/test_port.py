@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nodemanager.cloud.common.names import unique_name
-from nodemanager.cloud.common.retrying_port import READ_TRIES
-from nodemanager.cloud.openstack.driver import OpenStackAccount
+from nodemanager.cloud.common.libcloud_port import READ_TRIES
+from nodemanager.cloud.common.request import PortSettings, unique_name
+from nodemanager.cloud.openstack.driver import Login
 from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement, cluster_tag, launch_tag
 from nodemanager.core.nodes import CloudState, FailureKind, Identity, LaunchId, ProviderId
 from nodemanager.core.ports import CloudError
@@ -67,15 +67,11 @@ def nova() -> Iterator[Service]:
 
 def cloud_at(service: Service, clock: ATime | None = None, **changes: Any) -> OpenStackCloud:
     placement = changes.pop("placement", OpenStackPlacement(("private",)))
-    account = OpenStackAccount(service.url, "demo", "not-a-secret", project="demo", region="RegionOne")
+    login = Login(service.url, "demo", "not-a-secret", project="demo", region="RegionOne")
     return OpenStackCloud(
-        replace(account, **changes),
+        replace(login, **changes),
+        PortSettings(CLUSTER, CLUSTER_UUID, a_script, clock or ATime(), sleep=lambda _: None),
         {TypeName("small"): placement},
-        CLUSTER,
-        CLUSTER_UUID,
-        a_script,
-        clock or ATime(),
-        sleep=lambda _: None,
     )
 
 
@@ -160,12 +156,9 @@ class TestWhatACreateAsksFor:
 
     def test_script_that_is_too_long_is_never_sent(self, nova: Service) -> None:
         cloud = OpenStackCloud(
-            OpenStackAccount(nova.url, "demo", "not-a-secret", project="demo"),
+            Login(nova.url, "demo", "not-a-secret", project="demo"),
+            PortSettings(CLUSTER, CLUSTER_UUID, lambda *_: "#" * 16_385, ATime()),
             {},
-            CLUSTER,
-            CLUSTER_UUID,
-            lambda *_: "#" * 16_385,
-            ATime(),
         )
         assert failure_of(cloud, "create").kind is FailureKind.CONFIG
         assert nova.calls == []

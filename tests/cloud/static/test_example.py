@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.static.commands import HostCommands
 from nodemanager.cloud.static.port import ASLEEP_LOOKS, StaticHosts
 from nodemanager.core.nodes import CloudState
@@ -46,11 +47,7 @@ def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StaticHosts:
         tmp_path / "cloud",
         lambda _: ("node01",),
         commands,
-        CLUSTER,
-        CLUSTER_UUID,
-        a_script,
-        SystemClock(),
-        call_timeout_s=60.0,
+        PortSettings(CLUSTER, CLUSTER_UUID, a_script, SystemClock()),
         asleep_over_s=0.0,
     )
 

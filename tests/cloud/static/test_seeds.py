@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import pytest
 
+from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.static import port as static_port
 from nodemanager.cloud.static.commands import Ran
 from nodemanager.cloud.static.port import ASLEEP_OVER_S, StaticHosts
@@ -144,11 +145,7 @@ class Story:
             self.folder,
             lambda _: HOSTS,
             cast("Any", self.rack),
-            CLUSTER,
-            CLUSTER_UUID,
-            a_script,
-            Clock(self.rack),
-            call_timeout_s=CALL_TIMEOUT_S,
+            PortSettings(CLUSTER, CLUSTER_UUID, a_script, Clock(self.rack), call_timeout_s=CALL_TIMEOUT_S),
         )
 
     def standing(self) -> list[CloudNode]:

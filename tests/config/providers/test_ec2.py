@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.cloud.ec2.from_site import placements_of
-from nodemanager.cloud.ec2.port import Ec2Cloud
+from nodemanager.cloud.ec2.port import Ec2Cloud, placements_of
+from nodemanager.cloud.ec2.provider import identity_certificate
 from nodemanager.cloud.ec2.run_instances import Ec2Placement
 from nodemanager.cloud.providers import cloud_factory, provider_warnings
 from nodemanager.config.load import load_site
-from nodemanager.config.providers.ec2 import identity_certificate
-from nodemanager.config.site import ConfigError, JoinMethod, Mode, Provider, Site
+from nodemanager.config.site import ConfigError, JoinMethod, Mode, Site
 from nodemanager.core.slots import TypeName
 from nodemanager.service.assembly.policy import policy_of
 from tests.contract.cloud_subjects import SystemClock, a_script
@@ -64,7 +63,7 @@ def faults_of(folder: Path, *changes: tuple[str, str, str | None]) -> list[str]:
 
 def test_the_least_site_leaves_all_else_to_the_account(tmp_path: Path) -> None:
     site = site_of(tmp_path)
-    assert (site.cloud.provider, site.cloud.region, site.cloud.endpoint) == (Provider.EC2, "us-east-1", "")
+    assert (site.cloud.provider, site.cloud.region, site.cloud.endpoint) == ("ec2", "us-east-1", "")
     assert (site.node_types[0].size, site.node_types[0].image, site.node_types[0].zones) == (
         "c7i.large", "ami-0abc", (),
     )  # fmt: skip
@@ -120,7 +119,7 @@ def test_a_type_may_have_all_of_its_own(tmp_path: Path) -> None:
 
 def test_the_example_observes_and_can_be_made_into_a_cloud() -> None:
     site = load_site(EXAMPLE, {})
-    assert (site.mode, site.cloud.provider) == (Mode.OBSERVE, Provider.EC2)
+    assert (site.mode, site.cloud.provider) == (Mode.OBSERVE, "ec2")
     assert [node_type.zones for node_type in site.node_types] == [("us-east-1a", "us-east-1b")] * 3
     make = cloud_factory(replace(site, cluster_uuid=UUID), a_script, SystemClock())
     one, other = make(), make()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from nodemanager.cloud.azure import from_site as azure_site
+from nodemanager.cloud.azure import port as azure_site
 from nodemanager.cloud.azure.port import AzureCloud
-from nodemanager.cloud.gce import from_site as gce_site
+from nodemanager.cloud.gce import port as gce_site
 from nodemanager.cloud.gce.port import GceBatchCloud
-from nodemanager.cloud.openstack import from_site as openstack_site
+from nodemanager.cloud.openstack import port as openstack_site
 from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.cloud.providers import cloud_factory
 from nodemanager.config.load import load_site
@@ -231,7 +231,7 @@ def test_credentials_that_are_not_whole_are_a_fault(
 def test_an_application_credential_needs_nothing_more(tmp_path: Path) -> None:
     cloud = GOOD["openstack"].partition("username")[0]
     cloud += "application_credential_id = id\napplication_credential_secret = ${WORD}\n"
-    account = openstack_site.account_of(site_of(tmp_path, cloud))
+    account = openstack_site.login_of(site_of(tmp_path, cloud))
     assert (account.application_credential, account.user, account.secret) == (True, "id", "hush")
 
 
@@ -242,7 +242,7 @@ def test_openstack_gets_the_values_of_the_site(tmp_path: Path, networks: str) ->
     )
     cloud += "user_domain = users\nproject_domain_id = projects\n"
     site = site_of(tmp_path, cloud, NODE + f"network = {networks}\nkey_name = mine\nsecurity_groups = c\n")
-    account = openstack_site.account_of(site)
+    account = openstack_site.login_of(site)
     assert (account.auth_url, account.region, account.microversion) == (
         "https://cloud.example:5000/v3",
         "north",
@@ -279,7 +279,7 @@ def test_no_secret_is_in_what_is_printed(tmp_path: Path, provider: str) -> None:
     site = site_of(tmp_path, GOOD[provider])
     assert "hush" not in repr(site)
     if provider == "openstack":
-        assert "hush" not in repr(openstack_site.account_of(site))
+        assert "hush" not in repr(openstack_site.login_of(site))
 
 
 @pytest.mark.parametrize("provider", GOOD)

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import requests
 
-from nodemanager.cloud.common.libcloud_port import UserDataSource
-from nodemanager.cloud.openstack.driver import OpenStackAccount
+from nodemanager.cloud.common.request import PortSettings, UserDataSource
+from nodemanager.cloud.openstack.driver import Login
 from nodemanager.cloud.openstack.port import OpenStackCloud, OpenStackPlacement
 from nodemanager.core.nodes import ProviderId
 from nodemanager.service.assembly.ports import SystemClock
@@ -133,15 +133,11 @@ def openstack_cloud(
     nova: Nova, cluster: str, cluster_uuid: str, user_data: UserDataSource, **changes: str | bool
 ) -> OpenStackCloud:
     """Return a port of this Nova that accepts node types of any name."""
-    account = OpenStackAccount(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne")
+    login = Login(auth_url=nova.url, user="demo", secret=PASSWORD, project="demo", region="RegionOne")
     return OpenStackCloud(
-        replace(account, **changes),  # type: ignore[arg-type]
+        replace(login, **changes),  # type: ignore[arg-type]
+        PortSettings(cluster, cluster_uuid, user_data, SystemClock(), sleep=lambda _: None),
         defaultdict(lambda: OpenStackPlacement(("private",))),
-        cluster,
-        cluster_uuid,
-        user_data,
-        SystemClock(),
-        sleep=lambda _: None,
     )
 
 

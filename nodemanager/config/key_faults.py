@@ -1,18 +1,18 @@
-"""Checks of a site that several providers share."""
+"""Checks of keys that several providers share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from nodemanager.config.provider import Nodes
 from nodemanager.config.text import credentials
 from nodemanager.config.text.ini import Document, Fault, nearest_name
 from nodemanager.config.text.settings import CloudSettings, NodeSettings
-from nodemanager.core.slots import Market, NodePlacement, TypeName
+from nodemanager.core.slots import Market, NodePlacement
 
 NODE = "Node "
 
 ProviderSection = CloudSettings | NodeSettings
-Nodes = Mapping[TypeName, NodeSettings]
 
 
 def missing_cloud_keys(document: Document, cloud: CloudSettings, needed: Mapping[str, str]) -> Iterator[Fault]:

@@ -1,4 +1,8 @@
-"""Builds MiniCluster ports and their watch from a site's configuration."""
+"""Watches a MiniCluster and its pods, and tells when to list them again.
+
+An event is only a sign that something changed: what it is, the next list shows. So no event can be missed or
+read wrongly, and no list is older than its question.
+"""
 
 from __future__ import annotations
 
@@ -10,64 +14,11 @@ from typing import Any
 
 import structlog
 
-from nodemanager.cloud.minicluster.access import Access, AccessError, from_kubeconfig, in_cluster
 from nodemanager.cloud.minicluster.client import Client, WatchExpired
-from nodemanager.cloud.minicluster.objects import Owner, Scope
-from nodemanager.cloud.minicluster.port import MiniClusterCloud, Paths, SizeService
+from nodemanager.cloud.minicluster.port import Paths, access_of
 from nodemanager.config.site import Site
 from nodemanager.core.facts import CloudChanged
-from nodemanager.core.nodes import FailureKind
-from nodemanager.core.ports import (
-    Clock,
-    CloudError,
-    CloudPort,
-    CloudWatch,
-    UnforeseenError,
-    unforeseen_as_cloud_error,
-)
-
-
-def minicluster_factory(site: Site, clock: Clock, service: SizeService | None = None) -> Callable[[], CloudPort]:
-    """Return a factory of ports. ``service`` changes the size for them.
-
-    Raises :class:`CloudError` if there is no access to an API server.
-    """
-    access, namespace = _access(site, clock)
-    scope = Scope(site.cluster, site.cluster_uuid, site.node_types[0].name, Owner(site.cloud.owner))
-    timeout_s = site.cloud.call_timeout_s
-    return lambda: MiniClusterCloud(
-        Client(access, clock, timeout_s=timeout_s),
-        namespace,
-        site.cloud.name,
-        scope,
-        clock,
-        call_timeout_s=timeout_s,
-        service=service,
-    )
-
-
-def minicluster_watch(site: Site, clock: Clock) -> CloudWatch:
-    """Return the watch of the site's MiniCluster. Raises :class:`CloudError`."""
-    access, namespace = _access(site, clock)
-    return MiniClusterWatch(
-        lambda: Client(access, clock, timeout_s=site.cloud.call_timeout_s), namespace, site.cloud.name
-    )
-
-
-def _access(site: Site, clock: Clock) -> tuple[Access, str]:
-    kubeconfig = site.cloud.kubeconfig
-    try:
-        access = from_kubeconfig(kubeconfig, clock.wall_at) if kubeconfig is not None else in_cluster()
-    except AccessError as error:
-        raise CloudError(FailureKind.CREDENTIALS, str(error)) from error
-    return access, site.cloud.namespace or access.namespace or "default"
-
-
-# --- watches a MiniCluster and its pods, and tells when to list them again --------------------------------
-#
-# An event is only a sign that something changed: what it is, the next list shows. So no event can be missed or
-# read wrongly, and no list is older than its question.
-
+from nodemanager.core.ports import Clock, CloudError, CloudWatch, UnforeseenError, unforeseen_as_cloud_error
 
 QUIET_S = 1.0  # events within this time are told once
 RETRY_S = 1.0  # before a watch is begun again; doubles while watches end early
@@ -149,3 +100,11 @@ class _Follower:
             early = early + 1 if time.monotonic() - started_s < LASTING_S else 0
             stopped.wait(min(RETRY_S * 2 ** max(0, early - 1), RETRY_MAX_S))
         client.close()
+
+
+def watch_of(site: Site, clock: Clock) -> CloudWatch:
+    """Return the watch of the site's MiniCluster. Raises :class:`CloudError`."""
+    access, namespace = access_of(site, clock)
+    return MiniClusterWatch(
+        lambda: Client(access, clock, timeout_s=site.cloud.call_timeout_s), namespace, site.cloud.name
+    )

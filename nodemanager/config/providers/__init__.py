@@ -1,1 +1,0 @@
-"""The requirements of each provider on the keys of a site."""
