@@ -718,7 +718,7 @@ slots = big[1]
 
 
 def test_no_node_gives_way_to_a_job_beyond_the_budget_of_its_user(tmp_path: Path) -> None:
-    """Its cost was that of GPU nodes, which are not bought for it. Its own nodes were beyond the budget only then."""
+    """Its cost was that of GPU nodes, which are not bought for it. Only its own nodes were beyond the budget."""
     shape = Shape(slots=1, cores_per_slot=2, nodes=3, exclusive=True)
     beyond = TraceJob("beyond", 0.0, 30.0, 86_400.0, shape, userid=2)
     other = TraceJob("other", 60.0, 1800.0, 5400.0, Shape(slots=1, cores_per_slot=4), userid=1)
