@@ -277,7 +277,9 @@ class AccountBudgets:
 
     def _rate(self, shape: Shape, *, dearest: bool) -> Decimal:
         if shape not in self.rates:
-            types = (it for it in self._suited(shape.constraint) if pieces_per_node(it, shape))
+            types = [it for it in self._suited(shape.constraint) if pieces_per_node(it, shape)]
+            if not shape.gpus_per_slot:  # others are bought for it, if they could ever serve it
+                types = [it for it in types if not it.is_reserved] or types
             rates = [piece_price_per_hour(it, shape) * pieces_of(shape) for it in types] or [Decimal(0)]
             self.rates[shape] = min(rates), max(rates)
         return self.rates[shape][dearest]

@@ -280,6 +280,11 @@ MAKE_DEARER = {
         "billing = per-second",
         "what is paid anyway is used, and a late stop pays more",
     ),
+    "not billed": (
+        r"^billing = free\n",
+        "billing = per-second\n",
+        "with nodes that cost nothing, any billed node on which Flux happens to start a job is most of the cost",
+    ),
     "billing_minimum": (r"^billing_minimum = .*\n", "", "what is paid anyway is used"),
     "max_age": (r"^max_age = .*\n", "", "nodes are replaced"),
     "gpus": (r"^gpus = .*\n", "", "nodes with GPUs are left to jobs that ask for GPUs"),

@@ -210,6 +210,8 @@ def fits_empty_fleet(shape: Shape, policy: Policy, conditions: CloudConditions) 
     """Whether a job fits nodes that may all be bought at once, within all limits and the cloud's true capacity."""
     if shape.constraint != ANYWHERE:
         return False
+    if any(pieces_in_theory(shape, it.cores, it.gpus) for it in policy.clustered_types):
+        shape = replace(shape, one_zone=True)  # so it is planned, to keep its nodes in one placement group
     boots_s = {name: it.boot_s.quantile(0.0) for name, it in conditions.behaviours.items()}
     joining = [it for it in policy.node_types if boots_s[it.name] <= policy.timing.boot_timeout_s]
     types = [it for it in joining if it.market is not Market.SPOT or policy.rules.spot_share_max >= 1.0]

@@ -690,6 +690,43 @@ def test_a_gang_is_put_off_if_only_spot_nodes_beyond_their_share_could_fill_it(t
     assert _count([it for it in events if it.get("at", 0.0) < 6 * HOUR_S], "created") <= 2 * 12
 
 
+RATES = """
+[Limits]
+nodes_max = 8
+price_per_hour_max = 1
+[Budget]
+user_per_month = 2
+[Node gpu]
+cores = 2
+gpus = 1
+memory = 4GiB
+price_per_hour = 1
+billing = free
+slots = gpu[1-8]
+[Node small]
+cores = 2
+memory = 4GiB
+price_per_hour = 0.2
+slots = small[1-3]
+[Node big]
+cores = 8
+memory = 4GiB
+price_per_hour = 0.9
+billing = per-minute
+slots = big[1]
+"""
+
+
+def test_no_node_gives_way_to_a_job_beyond_the_budget_of_its_user(tmp_path: Path) -> None:
+    """Its cost was that of GPU nodes, which are not bought for it. Only its own nodes were beyond the budget."""
+    shape = Shape(slots=1, cores_per_slot=2, nodes=3, exclusive=True)
+    beyond = TraceJob("beyond", 0.0, 30.0, 86_400.0, shape, userid=2)
+    other = TraceJob("other", 60.0, 1800.0, 5400.0, Shape(slots=1, cores_per_slot=4), userid=1)
+    outcome, _, events = _replay(tmp_path, RATES, [beyond, other])
+    assert outcome.jobs_unserved == {"budget_of_account": 1}
+    assert _count(events, "created") == 1
+
+
 # --- the rules of a replay --------------------------------------------------------------------------------
 
 
