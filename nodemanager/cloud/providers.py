@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from nodemanager.cloud.common.findings import Finding, refused
@@ -39,18 +40,15 @@ def cloud_factory(
 
     The parameters are the fields of :class:`PortSettings`. Raises :class:`CloudError`.
     """
-    settings = PortSettings(
-        site.cluster,
-        site.cluster_uuid,
-        user_data,
-        clock,
-        call_timeout_s=site.cloud.call_timeout_s,
-        needs_groups=site.needs_groups,
-        batch_script=batch_script,
-        key_file=key_file,
-        size_service=size_service,
+    settings = replace(
+        _settings(site, user_data, clock), size_service=size_service, batch_script=batch_script, key_file=key_file
     )
     return provider_of(site).ports(site, settings)
+
+
+def _settings(site: Site, user_data: UserDataSource, clock: Clock) -> PortSettings:
+    timeout_s = site.cloud.call_timeout_s
+    return PortSettings(site.cluster, site.cluster_uuid, user_data, clock, timeout_s, site.needs_groups)
 
 
 def cloud_watch(site: Site, clock: Clock) -> CloudWatch | None:
@@ -69,9 +67,7 @@ def provider_warnings(site: Site, environment: Mapping[str, str] = os.environ) -
 
 def check_creates(site: Site, user_data: UserDataSource, clock: Clock) -> Iterator[Finding]:
     """Ask an account whether it would give the site its nodes. Nothing is created or changed."""
-    settings = PortSettings(
-        site.cluster, site.cluster_uuid, user_data, clock, site.cloud.call_timeout_s, site.needs_groups
-    )
+    settings = _settings(site, user_data, clock)
     try:
         with unforeseen_as_cloud_error():
             yield from provider_of(site).check(site, settings)

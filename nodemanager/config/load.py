@@ -24,11 +24,10 @@ from nodemanager.config.defaults import (
     with_default_misfit,
 )
 from nodemanager.config.key_faults import unsupported_keys, unsupported_placement
-from nodemanager.config.price_list import PriceTable
+from nodemanager.config.price_list import PriceTable, SizeExpander, read_price_list, sizes_on_both_markets
 from nodemanager.config.provider import provider_named, rules_of, zones_of
 from nodemanager.config.sections import ENSEMBLE, NODE, PEER, SCHEDULE, Sections, without_credentials
 from nodemanager.config.site import ConfigError, Site, name_file, uuid_file
-from nodemanager.config.sizes import SizeExpander, read_price_list, sizes_on_both_markets
 from nodemanager.config.text import credentials
 from nodemanager.config.text.flux_toml import (
     ConfigFile,

@@ -2,7 +2,7 @@
 
 The join service and the gRPC service use it. Opening a connection costs a client nothing, but it costs the service
 an open file. So connections are counted when they are accepted, before TLS begins. At a limit the oldest connection
-that has proven nothing gives way (``open_connections``), so silent connections cannot keep others out. A connection
+that has proven nothing gives way (``OpenConnections``), so silent connections cannot keep others out. A connection
 whose handshake is under way is not cut for another one, because the work on it would be lost. If no other one can
 give way, the new connection is cut. A client that is cut treats the service as unreachable and tries again.
 
@@ -21,11 +21,10 @@ import asyncio
 import ssl
 from asyncio import sslproto
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Generic, Protocol, TypeVar, cast
 
-from nodemanager.join.open_connections import OpenConnections
 from nodemanager.join.open_files import raise_file_limit
 from nodemanager.join.rate_limits import network_of
 
@@ -37,6 +36,8 @@ HELLO_MAX_BYTES = 16 * 1024  # that a client may send before its handshake begin
 FILES_SPARE = BACKLOG + 64  # the backlog, and the service's own open files
 TLS_BUFFER_BYTES = 32 * 1024  # of each connection, twice the largest record; asyncio's own is eight times as large
 CLOSE_WITHIN_S = 3.0  # how long a client has to confirm the end of TLS
+
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,64 @@ def allowed_connections(wanted: int, files_each: int = 1, spare: int = FILES_SPA
     """
     files = raise_file_limit(wanted * files_each + spare)
     return wanted if files is None else max(1, min(wanted, (files - spare) // files_each))
+
+
+class OpenConnections(Generic[C]):
+    """The open connections of one service, and which of them gives way to a new one if there are too many.
+
+    The join service, the gRPC service and the dashboard share this rule: a connection that has proven to be of a
+    launch or has shown the token never gives way. Of the others, the source with the most loses its oldest.
+    ``is_busy``: whether a connection should give way after all others.
+    """
+
+    def __init__(self, is_busy: Callable[[C], bool]) -> None:
+        self._is_busy = is_busy
+        self._proven: set[C] = set()
+        self._unproven: dict[str, dict[C, None]] = {}  # of each source, the oldest first
+        self._source_of: dict[C, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._proven) + len(self._source_of)
+
+    def __iter__(self) -> Iterator[C]:
+        return iter([*self._proven, *self._source_of])
+
+    def add(self, connection: C, source: str) -> None:
+        """Add a connection that has proven nothing yet."""
+        self._source_of[connection] = source
+        self._unproven.setdefault(source, {})[connection] = None
+
+    def prove(self, connection: C) -> None:
+        """Count a connection towards no source from now on. It no longer gives way."""
+        self.remove(connection)
+        self._proven.add(connection)
+
+    def remove(self, connection: C) -> None:
+        """Forget a connection, if it is still known."""
+        self._proven.discard(connection)
+        source = self._source_of.pop(connection, None)
+        if source is not None:
+            del self._unproven[source][connection]
+            if not self._unproven[source]:
+                del self._unproven[source]
+
+    def in_the_way(
+        self, source: str, per_source_max: int, connections_max: int, *, proven: bool = False
+    ) -> tuple[bool, C | None]:
+        """Return whether a limit keeps a new connection out, and the one that gives way first, if there is any.
+
+        ``proven``: the new one counts towards no source.
+        """
+        own = self._unproven.get(source, {})
+        if not proven and len(own) >= per_source_max:
+            return True, self._weakest(own)
+        if len(self) < connections_max:
+            return False, None
+        most: dict[C, None] = max(self._unproven.values(), key=len, default={})
+        return True, self._weakest(most)
+
+    def _weakest(self, rivals: Iterable[C]) -> C | None:
+        return min(rivals, key=self._is_busy, default=None)
 
 
 class SecuredProtocol(asyncio.Protocol):
@@ -120,17 +179,13 @@ class ConnectionGate:
         """Count a connection of this source and return True, or return False if a limit is reached."""
         if self._is_too_fast(source):
             return False
-        if self._open.count(source) >= self.bounds.per_source_max:
-            weakest = self._open.weakest(source)
-        elif len(self._open) >= self.bounds.connections_max:
-            weakest = self._open.weakest()
-        else:
-            self._open.add(connection, source)
-            return True
-        if weakest is None or weakest.is_at_work():
-            return False
-        self._open.remove(weakest)
-        weakest.abort()
+        bounds = self.bounds
+        is_full, weakest = self._open.in_the_way(source, bounds.per_source_max, bounds.connections_max)
+        if is_full:
+            if weakest is None or weakest.is_at_work():
+                return False
+            self._open.remove(weakest)
+            weakest.abort()
         self._open.add(connection, source)
         return True
 

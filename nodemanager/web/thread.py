@@ -17,7 +17,7 @@ import structlog
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from nodemanager.join.open_connections import OpenConnections
+from nodemanager.join.connection_limits import OpenConnections
 from nodemanager.join.rate_limits import network_of, parse_address
 from nodemanager.web.api.handlers import WebContext
 from nodemanager.web.app import make_application
@@ -199,9 +199,10 @@ class BoundedConnection(H11Protocol):
 
     def _find_replaced(self, source: str) -> BoundedConnection | None:
         """The connection that must end because of this one, maybe this one itself; None if there is room."""
-        if not self._is_trusted and self._present.count(source) >= CONNECTIONS_PER_SOURCE_MAX:
-            return self._present.weakest(source)
-        return (self._present.weakest() or self) if len(self._present) >= CONNECTIONS_MAX else None
+        is_full, weakest = self._present.in_the_way(
+            source, CONNECTIONS_PER_SOURCE_MAX, CONNECTIONS_MAX, proven=self._is_trusted
+        )
+        return (weakest or self) if is_full else None
 
     def is_at_work(self) -> bool:
         """Whether a request is being answered."""

@@ -16,7 +16,7 @@ from typing import Any
 from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.instances import LABEL_CLUSTER, GcePlacement
-from nodemanager.cloud.gce.port import GceBatchCloud
+from nodemanager.cloud.gce.port import GceCloud
 from nodemanager.core.nodes import ProviderId
 from nodemanager.core.slots import TypeName
 from tests.cloud.recorded import LOST, Call, Reply, of_libcloud, said
@@ -186,14 +186,14 @@ class _AToken:
 
 
 class GceSubject(RecordedSubject[GceService]):
-    port: GceBatchCloud
+    port: GceCloud
     over_quota = (403, "quotaExceeded")
     has_groups = True
 
     def __init__(self) -> None:
         super().__init__(GceService)
 
-    def a_port_of(self, cluster: str, cluster_uuid: str) -> GceBatchCloud:
+    def a_port_of(self, cluster: str, cluster_uuid: str) -> GceCloud:
         driver = GceDriver("lab", _AToken(), endpoint=self.service.url)
         placements: Mapping[TypeName, GcePlacement] = defaultdict(
             lambda: GcePlacement("global/networks/default", (_ZONE,))
@@ -206,7 +206,7 @@ class GceSubject(RecordedSubject[GceService]):
             sleep=lambda _: None,
             batch_script=lambda batch: f"#!/bin/sh\n# {batch}\n",
         )
-        return GceBatchCloud(driver, settings, placements)
+        return GceCloud(driver, settings, placements)
 
     def groups(self) -> Collection[str]:
         return self.service.policies

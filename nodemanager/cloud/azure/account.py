@@ -188,7 +188,7 @@ def is_in_region(item: dict[str, Any], region: str) -> bool:
     return str(item.get("location") or "").replace(" ", "").lower() == region.lower()
 
 
-# --- looks up what a create would name, and the quotas -------------------------------------------------------
+# --- looks up what a create would name, and the quotas ----------------------------------------------------
 
 
 def check_nodes(site: Site, clock: Clock) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
 from nodemanager.cloud.azure.driver import AzureDriver
-from nodemanager.cloud.common.leftovers import KnownGroups, LeftoverSweeper, groups_if_allowed, unused_groups
+from nodemanager.cloud.common.leftovers import KnownGroups, unused_groups
 from nodemanager.cloud.common.libcloud_port import ErrorCodes, LibcloudPort, cloud_error
 from nodemanager.cloud.common.request import TAG_CLUSTER_UUID, TAG_LAUNCH, NodeRequest, PortSettings, unique_name
 from nodemanager.cloud.common.transport import malformed_reply
@@ -85,7 +85,6 @@ class AzureCloud(LibcloudPort):
         self._location = location
         self._ssh_public_key = ssh_public_key
         self._placements = placements
-        self._sweeper = LeftoverSweeper()
         self._groups = KnownGroups(self._make_group, _names_missing_group)
 
     def destroy(self, provider_id: ProviderId) -> None:
@@ -94,14 +93,6 @@ class AzureCloud(LibcloudPort):
             return  # no machine can have such a name
         with self._ignoring_gone():
             self.driver.delete_machine(provider_id)
-
-    def sweep(self) -> tuple[Leftover, ...]:
-        """Delete the interfaces and groups that two sweeps in a row found unused, and return them."""
-        groups = groups_if_allowed(
-            lambda: self._read_with_retries(self._list_groups), needed=self._settings.needs_groups
-        )
-        unused = unused_groups(groups, self.list_nodes()) if groups else frozenset()
-        return self._sweeper.sweep(self._read_with_retries(self._leftovers) | unused, self._remove)
 
     def _list_groups(self) -> Mapping[str, str]:
         """Return the names of the cluster's proximity placement groups."""
@@ -120,6 +111,12 @@ class AzureCloud(LibcloudPort):
         return self.driver.group_id(group)
 
     def _leftovers(self) -> frozenset[Leftover]:
+        """Return the groups that no machine is in, and the interfaces of launches that have no machine."""
+        groups = self._unless_forbidden(self._list_groups)
+        unused = unused_groups(groups, self.list_nodes()) if groups else frozenset()
+        return self._read_with_retries(self._unused_interfaces) | unused
+
+    def _unused_interfaces(self) -> frozenset[Leftover]:
         """Return this cluster's interfaces that no machine uses and whose launch has no machine.
 
         The interfaces are listed before the machines, because a machine may be created in between.
@@ -333,7 +330,7 @@ def _image_reference(image: str) -> dict[str, str]:
     return {"publisher": publisher, "offer": offer, "sku": sku, "version": version}
 
 
-# --- the ports of a site -------------------------------------------------------------------------------------
+# --- the ports of a site ----------------------------------------------------------------------------------
 
 
 def ports_of(site: Site, settings: PortSettings) -> Callable[[], AzureCloud]:

@@ -23,6 +23,7 @@ from libcloud.compute.types import NodeState
 from requests.exceptions import InvalidHeader
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
+from nodemanager.cloud.common.leftovers import LeftoverSweeper, groups_if_allowed
 from nodemanager.cloud.common.request import NodeRequest, PortSettings, identity_from_tags
 from nodemanager.cloud.common.retry_after import parse_retry_after
 from nodemanager.cloud.common.transport import MisconfiguredError
@@ -94,6 +95,7 @@ class LibcloudPort(ABC):
         self._cluster = settings.cluster
         self._cluster_uuid = settings.cluster_uuid
         self._clock = settings.clock
+        self._sweeper = LeftoverSweeper()
 
     def create(self, launch: Launch, node_type: NodeType) -> CloudNode:
         """Create the node of a launch. Raises :class:`CloudError`."""
@@ -114,8 +116,20 @@ class LibcloudPort(ABC):
             raise CloudError(FailureKind.TRANSIENT, f"the provider refused to destroy {provider_id}")
 
     def sweep(self) -> tuple[Leftover, ...]:
-        """Delete nothing, and return nothing."""
-        return ()  # for providers whose nodes leave nothing behind; the others override this
+        """Delete the leftovers that two sweeps in a row found, and return them. Raises :class:`CloudError`."""
+        return self._sweeper.sweep(self._leftovers(), self._remove)
+
+    def _leftovers(self) -> frozenset[Leftover]:
+        """Return this cluster's resources that belong to no node. List them before the nodes."""
+        return frozenset()  # for providers whose nodes leave nothing behind
+
+    def _remove(self, leftover: Leftover) -> None:
+        """Delete one of them. One that no longer exists is no error."""
+        raise NotImplementedError(leftover.kind)
+
+    def _unless_forbidden(self, list_groups: Callable[[], Mapping[str, str]]) -> Mapping[str, str]:
+        """Return the groups that ``list_groups`` finds. A site that needs none may lack the right to list them."""
+        return groups_if_allowed(lambda: self._read_with_retries(list_groups), needed=self._settings.needs_groups)
 
     def _fetch_nodes(self) -> Sequence[Node]:
         """Return every node in the port's scope. Raises on an incomplete list."""

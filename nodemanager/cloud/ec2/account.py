@@ -76,7 +76,6 @@ class Ec2Account(Account):
         return find_image(self._driver(clock), image_id, clock)
 
     def _driver(self, clock: Clock) -> Ec2Driver:
-
         keys = key_source({}, self._environment, clock)
         return Ec2Driver(endpoint_of(self._region, self._endpoint), keys, timeout_s=CALL_TIMEOUT_S)
 
@@ -229,7 +228,7 @@ def _size(item: Element, region: str, prices: PriceTable) -> OfferedSize:
     )
 
 
-# --- tries what the service will do --------------------------------------------------------------------------
+# --- tries what the service will do -----------------------------------------------------------------------
 
 
 def check_nodes(site: Site, settings: PortSettings) -> Iterator[Finding]:
@@ -296,7 +295,7 @@ def _cpus_per_slot(site: Site, quota: CpuQuota, cpus: Mapping[str, int]) -> Iter
         yield from [max(counted)] * len(node_type.slots) if counted else ()
 
 
-# --- reads from Service Quotas how many virtual CPUs may run at once in a region -----------------------------
+# --- reads from Service Quotas how many virtual CPUs may run at once in a region --------------------------
 #
 # Each quota is for a group of instance families, on demand or spot, and counts every instance of the account:
 # https://docs.aws.amazon.com/servicequotas/2019-06-24/apireference/API_ListServiceQuotas.html.

@@ -399,7 +399,7 @@ def _complaints(item: Element) -> Iterator[str]:
             yield f"{code} from {text_in(event, 'notBefore')}: {description}"
 
 
-# --- the ports of a site -------------------------------------------------------------------------------------
+# --- the ports of a site ----------------------------------------------------------------------------------
 
 
 def ports_of(site: Site, settings: PortSettings) -> Callable[[], Ec2Cloud]:

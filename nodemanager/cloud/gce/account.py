@@ -204,7 +204,7 @@ def _last(url: object) -> str:
     return str(url or "").rpartition("/")[2]
 
 
-# --- looks up what a create would name, and the quotas -------------------------------------------------------
+# --- looks up what a create would name, and the quotas ----------------------------------------------------
 
 
 def check_nodes(site: Site, clock: Clock) -> Iterator[Finding]:

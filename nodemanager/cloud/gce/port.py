@@ -20,7 +20,7 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.leftovers import KnownGroups, LeftoverSweeper, groups_if_allowed, unused_groups
+from nodemanager.cloud.common.leftovers import KnownGroups, unused_groups
 from nodemanager.cloud.common.libcloud_port import LibcloudPort, cloud_error
 from nodemanager.cloud.common.request import (
     TAG_LAUNCH,
@@ -70,7 +70,9 @@ from nodemanager.core.slots import NodeType, SlotName, TypeName
 POLL_S = 1.0
 GROUP_WAIT_MAX_S = 15.0  # for a placement policy to be ready
 POLL_MAX_S = 30.0  # the port stops waiting for a longer insert; later lists show its instance
+INSERTS_MAX = 12  # for one batch in one zone; enough to find how many of 500 instances a quota allows
 
+_REFUSES_ALL = (FailureKind.THROTTLED, FailureKind.CREDENTIALS)  # a delete, and those after it
 _PROVIDER_ID = re.compile(r"([a-z0-9-]+)/([a-z0-9-]+)", re.ASCII)
 _CONFLICT = 409
 _GROUP_READY = "READY"
@@ -101,8 +103,30 @@ _KIND_BY_CODE: Mapping[str, FailureKind] = MappingProxyType(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch to create.
+
+    ``request``: what its instances have in common. ``launches``: the launch of each, by the instance's name.
+    ``made``: the nodes that exist so far.
+    """
+
+    request: NodeRequest
+    label: Mapping[str, str]
+    launches: Mapping[str, LaunchId]
+    started_s: float
+    made: dict[LaunchId, CloudNode] = field(default_factory=dict)
+
+    def missing(self, names: Sequence[str] = ()) -> list[str]:
+        """Return the names, of these or of all, that no node has yet."""
+        return [name for name in names or self.launches if self.launches[name] not in self.made]
+
+
 class GceCloud(LibcloudPort):
-    """The cloud port of one project. It sees only instances with the cluster's label."""
+    """The cloud port of one project (:class:`nodemanager.core.ports.BatchCloudPort`).
+
+    It sees only instances with the cluster's label.
+    """
 
     def __init__(
         self,
@@ -117,7 +141,6 @@ class GceCloud(LibcloudPort):
             KeyCourier(driver, settings.key_file, settings.clock) if settings.key_file is not None else None
         )
         self._groups = KnownGroups(self._make_group, _names_missing_group)
-        self._sweeper = LeftoverSweeper()
 
     def list_nodes(self) -> tuple[CloudNode, ...]:
         """Return every instance with the cluster's label. Raises :class:`CloudError`."""
@@ -134,14 +157,9 @@ class GceCloud(LibcloudPort):
         with self._ignoring_gone():
             self.driver.delete(zone_and_name[1], zone_and_name[2])
 
-    def sweep(self) -> tuple[Leftover, ...]:
-        """Delete the placement groups that two sweeps in a row found without instances, and return them."""
-        return self._sweeper.sweep(self._leftovers(), self._remove)
-
     def _leftovers(self) -> frozenset[Leftover]:
-        groups = groups_if_allowed(
-            lambda: self._read_with_retries(self._list_groups), needed=self._settings.needs_groups
-        )
+        """Return the placement groups without instances."""
+        groups = self._unless_forbidden(self._list_groups)
         return unused_groups(groups, self.list_nodes()) if groups else frozenset()
 
     def _list_groups(self) -> Mapping[str, str]:
@@ -312,49 +330,11 @@ class GceCloud(LibcloudPort):
         kind = _KIND_BY_CODE.get(str(error.code)) if isinstance(error, ApiError) else None
         return cloud_error(kind, failed.detail, failed.retry_after_s) if kind else failed
 
-
-def _names_missing_group(error: CloudError) -> bool:
-    return "/resourcePolicies/" in error.detail and error.kind in (FailureKind.CONFIG, FailureKind.GONE)
-
-
-def _ambiguous(what: str, error: CloudError) -> CloudError:
-    """Build the error of a create whose node may exist but cannot be read."""
-    return CloudError(FailureKind.AMBIGUOUS, f"{what}: {error.detail}", error.retry_after_s)
-
-
-# --- creates several instances by one call: ``bulkInsert`` ------------------------------------------------
-#
-# All instances of a call have the same labels and metadata, which name their batch. Each has the name of its
-# launch. Sources: ``instances.bulkInsert`` in https://cloud.google.com/compute/docs/reference/rest/v1, and
-# "Troubleshooting bulk VM creation" in Google's documentation.
-
-
-INSERTS_MAX = 12  # for one batch in one zone; enough to find how many of 500 instances a quota allows
-
-_REFUSES_ALL = (FailureKind.THROTTLED, FailureKind.CREDENTIALS)  # a delete, and those after it
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A batch to create.
-
-    ``request``: what its instances have in common. ``launches``: the launch of each, by the instance's name.
-    ``made``: the nodes that exist so far.
-    """
-
-    request: NodeRequest
-    label: Mapping[str, str]
-    launches: Mapping[str, LaunchId]
-    started_s: float
-    made: dict[LaunchId, CloudNode] = field(default_factory=dict)
-
-    def missing(self, names: Sequence[str] = ()) -> list[str]:
-        """Return the names, of these or of all, that no node has yet."""
-        return [name for name in names or self.launches if self.launches[name] not in self.made]
-
-
-class GceBatchCloud(GceCloud):
-    """The cloud port of one project (:class:`nodemanager.core.ports.BatchCloudPort`)."""
+    # --- several instances by one call: ``bulkInsert`` ---
+    #
+    # All instances of a call have the same labels and metadata, which name their batch. Each has the name of its
+    # launch. Sources: ``instances.bulkInsert`` in https://cloud.google.com/compute/docs/reference/rest/v1, and
+    # "Troubleshooting bulk VM creation" in Google's documentation.
 
     def create_many(self, launches: Sequence[Launch], node_type: NodeType) -> Sequence[CloudNode | CloudError]:
         """Create the nodes of a batch, or as many as the zones and the quota allow. Raises :class:`CloudError`.
@@ -479,7 +459,16 @@ class GceBatchCloud(GceCloud):
         return self._cloud_node(Node(f"{zone}/{name}", name, NodeState.PENDING, [], [], self.driver, extra=extra))
 
 
-# --- fetches the keys with which Google signs identity tokens ------------------------------------------------
+def _names_missing_group(error: CloudError) -> bool:
+    return "/resourcePolicies/" in error.detail and error.kind in (FailureKind.CONFIG, FailureKind.GONE)
+
+
+def _ambiguous(what: str, error: CloudError) -> CloudError:
+    """Build the error of a create whose node may exist but cannot be read."""
+    return CloudError(FailureKind.AMBIGUOUS, f"{what}: {error.detail}", error.retry_after_s)
+
+
+# --- fetches the keys with which Google signs identity tokens ---------------------------------------------
 #
 # The join service needs them, and talks to nobody.
 
@@ -511,14 +500,14 @@ class KeyCourier:
         self._next_s = now_s + FETCH_EVERY_S
 
 
-# --- the ports of a site -------------------------------------------------------------------------------------
+# --- the ports of a site ----------------------------------------------------------------------------------
 
 
-def ports_of(site: Site, settings: PortSettings) -> Callable[[], GceBatchCloud]:
+def ports_of(site: Site, settings: PortSettings) -> Callable[[], GceCloud]:
     """Return a factory of ports. Each port keeps a token of its own."""
     placements = placements_of(site)
     fetch_token = token_fetcher(site.secrets, os.environ, site.cloud.call_timeout_s)
-    return lambda: GceBatchCloud(_driver(site, fetch_token, settings.clock), settings, placements)
+    return lambda: GceCloud(_driver(site, fetch_token, settings.clock), settings, placements)
 
 
 def gce_driver(site: Site, clock: Clock) -> GceDriver:

@@ -131,7 +131,7 @@ def _sizes(driver: NovaDriver) -> Iterator[OfferedSize]:
         )
 
 
-# --- looks up what a create would name, and the limits -------------------------------------------------------
+# --- looks up what a create would name, and the limits ----------------------------------------------------
 
 
 def check_nodes(site: Site, settings: PortSettings) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from libcloud.common.types import LibcloudError
 from libcloud.compute.base import Node
 from libcloud.compute.types import NodeState
 
-from nodemanager.cloud.common.leftovers import KnownGroups, LeftoverSweeper, groups_if_allowed
+from nodemanager.cloud.common.leftovers import KnownGroups
 from nodemanager.cloud.common.libcloud_port import LibcloudPort, cloud_error
 from nodemanager.cloud.common.request import TAG_LAUNCH, NodeRequest, PortSettings, launch_digest, unique_name
 from nodemanager.cloud.openstack.driver import Login, NovaDriver
@@ -70,7 +70,6 @@ class OpenStackCloud(LibcloudPort):
         self._placements = placements
         self._making_group = making_group or threading.Lock()
         self._groups = KnownGroups(self._make_group, _names_missing_group)
-        self._sweeper = LeftoverSweeper()
         self._ids: dict[tuple[str, str], str] = {}  # cache: (kind, name) of a flavor, image or network -> id
 
     def destroy(self, provider_id: ProviderId) -> None:
@@ -78,13 +77,10 @@ class OpenStackCloud(LibcloudPort):
         if _is_uuid(provider_id):  # no server can have another form of id
             super().destroy(provider_id)
 
-    def sweep(self) -> tuple[Leftover, ...]:
-        """Delete the server groups that two sweeps in a row found without servers, and return them."""
-        groups = groups_if_allowed(
-            lambda: self._read_with_retries(self._empty_groups), needed=self._settings.needs_groups
-        )
-        left = frozenset(Leftover(LeftoverKind.GROUP, ProviderId(id_)) for id_ in groups)
-        return self._sweeper.sweep(left, self._remove)
+    def _leftovers(self) -> frozenset[Leftover]:
+        """Return the cluster's server groups without servers."""
+        groups = self._unless_forbidden(self._empty_groups)
+        return frozenset(Leftover(LeftoverKind.GROUP, ProviderId(id_)) for id_ in groups)
 
     def _empty_groups(self) -> Mapping[str, str]:
         """Return the names of the cluster's server groups without members, by id."""
@@ -238,7 +234,7 @@ def _is_uuid(text: str) -> bool:
     return True
 
 
-# --- the ports of a site -------------------------------------------------------------------------------------
+# --- the ports of a site ----------------------------------------------------------------------------------
 
 
 def ports_of(site: Site, settings: PortSettings) -> Callable[[], OpenStackCloud]:

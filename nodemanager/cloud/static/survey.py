@@ -69,7 +69,7 @@ def _read(ran: Ran) -> HostHardware | None:
     return HostHardware(cores, gpus, memory_bytes) if cores and memory_bytes else None
 
 
-# --- ``check --online``: the commands and their probes. No file is changed -----------------------------------
+# --- ``check --online``: the commands and their probes. No file is changed --------------------------------
 
 
 def check_hosts(site: Site) -> Iterator[Finding]:

@@ -178,6 +178,8 @@ class ScriptedDriver(NodeDriver):
 
 
 class ScriptedPort(LibcloudPort):
+    codes = EC2_CODES
+
     def __init__(self, driver: NodeDriver) -> None:
         super().__init__(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, SystemClock(), sleep=lambda _: None))
         self.requests: list[NodeRequest] = []

@@ -12,7 +12,7 @@ import pytest
 from nodemanager.cloud.common.request import PortSettings
 from nodemanager.cloud.gce.driver import GceDriver
 from nodemanager.cloud.gce.instances import LABEL_BATCH, LABEL_CLUSTER, GcePlacement, instance_name
-from nodemanager.cloud.gce.port import FETCH_EVERY_S, INSERTS_MAX, GceBatchCloud, KeyCourier
+from nodemanager.cloud.gce.port import FETCH_EVERY_S, INSERTS_MAX, GceCloud, KeyCourier
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, ProviderId, launch_id
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import SlotName, TypeName
@@ -56,7 +56,7 @@ def project() -> Iterator[GceSubject]:
         subject.close()
 
 
-def a_port(service: Service, account: str = "", **settings: Any) -> GceBatchCloud:
+def a_port(service: Service, account: str = "", **settings: Any) -> GceCloud:
     driver = GceDriver("project_name", AToken(), endpoint=service.url)
     placements = {
         TypeName("small"): GcePlacement("global/networks/default", ("us-central1-a", "us-central1-b"), account)
@@ -66,7 +66,7 @@ def a_port(service: Service, account: str = "", **settings: Any) -> GceBatchClou
         "sleep": lambda _: None,
         "batch_script": lambda batch: f"# {batch}\n",
     }
-    return GceBatchCloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, **(given | settings)), placements)
+    return GceCloud(driver, PortSettings(CLUSTER, CLUSTER_UUID, a_script, **(given | settings)), placements)
 
 
 def made_of(call: Call, zone: str, *indexes: int) -> Reply:
@@ -87,7 +87,7 @@ def made_of(call: Call, zone: str, *indexes: int) -> Reply:
     )
 
 
-def failure_of(cloud: GceBatchCloud, count: int = 3) -> CloudError:
+def failure_of(cloud: GceCloud, count: int = 3) -> CloudError:
     with pytest.raises(CloudError) as failed:
         cloud.create_many(launches(count), a_gce_type())
     return failed.value

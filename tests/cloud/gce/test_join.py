@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from nodemanager.cli import main
-from nodemanager.cloud.gce.port import FETCH_EVERY_S, GceBatchCloud, KeyCourier
+from nodemanager.cloud.gce.port import FETCH_EVERY_S, GceCloud, KeyCourier
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Site
 from nodemanager.core.nodes import CloudNode, JoinPhase, LaunchId
@@ -89,7 +89,7 @@ class Yard:
         answer = self.subject.service.answer
         self.subject.service.answer = lambda call: self._keys(call) or answer(call)  # type: ignore[method-assign]
         self.wall = Wall()
-        self.port: GceBatchCloud = self.subject.port
+        self.port: GceCloud = self.subject.port
         folder = site.join.material_dir
         self.port._keys = KeyCourier(self.port.driver, GoogleKeys(folder, time.time), self.wall)
         self.pin = fingerprint(MaterialPaths(folder).tls_certificate)

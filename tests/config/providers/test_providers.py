@@ -10,7 +10,7 @@ import pytest
 from nodemanager.cloud.azure import port as azure_site
 from nodemanager.cloud.azure.port import AzureCloud
 from nodemanager.cloud.gce import port as gce_site
-from nodemanager.cloud.gce.port import GceBatchCloud
+from nodemanager.cloud.gce.port import GceCloud
 from nodemanager.cloud.openstack import port as openstack_site
 from nodemanager.cloud.openstack.port import OpenStackCloud
 from nodemanager.cloud.providers import cloud_factory
@@ -263,7 +263,7 @@ def test_gce_and_azure_get_the_values_of_the_site(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("provider", "adapter"), [("openstack", OpenStackCloud), ("gce", GceBatchCloud), ("azure", AzureCloud)]
+    ("provider", "adapter"), [("openstack", OpenStackCloud), ("gce", GceCloud), ("azure", AzureCloud)]
 )
 def test_every_port_has_a_driver_of_its_own_and_calls_nobody_yet(
     tmp_path: Path, provider: str, adapter: type
