@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain, islice
+from math import inf
 from typing import NamedTuple
 
 from nodemanager.core.jobs import ANYWHERE, JobId, Shape
@@ -138,19 +139,35 @@ def _make_room(
     """The nodes that go for a way: none if enough are leaving; None if all of them are too few."""
     may_retire = (node for node in _known_nodes(snapshot) if _may_retire(node, snapshot, policy, way.kept))
     idle = [node for node in may_retire if _frees_room(node, at_limit, snapshot, policy)]
+    idle.sort(key=lambda node: (-price_per_hour(node.launch, policy), node.launch.id))
     leaving = [
         node
         for node in node_index_of(snapshot).to_check.values()
         if _leaves(node, snapshot, ended) and _frees_room(node, at_limit, snapshot, policy)
     ]
-    lacks = _lacks(at_limit, way, snapshot, policy, placement) if idle or leaving else None
-    if lacks is None or (lacks.nodes <= 0 and lacks.price <= 0):
-        return None
+    spot_max = inf
+    while idle or leaving:
+        lacks = _lacks(at_limit, way, snapshot, policy, placement, spot_max)
+        if lacks is None or (lacks.nodes <= 0 and lacks.price <= 0):
+            return None
+        retiring = _retiring(lacks, idle, leaving, policy, of_types.copy())
+        if retiring is None:
+            return None
+        spot_allowed = _spot_nodes_allowed(lacks, [*leaving, *retiring], placement)
+        if lacks.spot <= spot_allowed:
+            return frozenset(node.id for node in retiring)
+        spot_max = spot_allowed  # fewer of them, and others instead
+    return None
+
+
+def _retiring(
+    lacks: _Lack, idle: Sequence[Node], leaving: Sequence[Node], policy: Policy, of_types: TypeCounts
+) -> list[Node] | None:
+    """The first idle nodes whose end, with those that are leaving, makes enough room; None if all do not."""
     nodes = lacks.nodes - len(leaving)
     price = lacks.price - sum(price_per_hour(node.launch, policy) for node in leaving)
     retiring: list[Node] = []
-    of_types = of_types.copy()
-    for node in sorted(idle, key=lambda node: (-price_per_hour(node.launch, policy), node.launch.id)):
+    for node in idle:
         if nodes <= 0 and price <= 0:
             break
         if of_types.is_at_min(node.launch.type_name):
@@ -158,9 +175,7 @@ def _make_room(
         of_types.note(node.launch.type_name, -1, takes_jobs=True)
         retiring.append(node)
         nodes, price = nodes - 1, price - price_per_hour(node.launch, policy)
-    if nodes > 0 or price > 0 or (lacks.spot and _is_beyond_share(lacks, [*leaving, *retiring], placement)):
-        return None
-    return frozenset(node.id for node in retiring)
+    return retiring if nodes <= 0 and price <= 0 else None
 
 
 def _leaves(node: Node, snapshot: Snapshot, ended: Collection[LaunchId]) -> bool:
@@ -183,12 +198,15 @@ def _frees_room(node: Node, at_limit: StuckJob, snapshot: Snapshot, policy: Poli
     return _frees_room_for(policy.types[obstacle.node_type], node, snapshot, policy)
 
 
-def _is_beyond_share(lacks: _Lack, ending: Sequence[Node], placement: Placement) -> bool:
-    """Whether ``spot_share_max`` would keep the job waiting once these nodes have ended."""
+def _spot_nodes_allowed(lacks: _Lack, ending: Sequence[Node], placement: Placement) -> int:
+    """How many of the nodes to buy may be spot nodes once these nodes have ended, by ``spot_share_max``."""
     policy, (count, spot) = placement.supply.policy, placement.allocation.fleet
+    share_max = policy.rules.spot_share_max
+    if share_max >= 1.0:
+        return lacks.spot
     types = (policy.type_as_bought(node.launch) for node in ending)
-    spot += lacks.spot - sum(it is not None and it.market is Market.SPOT for it in types)
-    return spot > policy.rules.spot_share_max * (count - len(ending) + lacks.bought)
+    spot -= sum(it is not None and it.market is Market.SPOT for it in types)
+    return max(0, int(share_max * (count - len(ending) + lacks.bought) + 1e-9) - spot)
 
 
 class _Lack(NamedTuple):
@@ -200,13 +218,15 @@ class _Lack(NamedTuple):
     spot: int = 0
 
 
-def _lacks(at_limit: StuckJob, way: _Way, snapshot: Snapshot, policy: Policy, placement: Placement) -> _Lack | None:
-    """What must end for the job; None if that would not help."""
+def _lacks(
+    at_limit: StuckJob, way: _Way, snapshot: Snapshot, policy: Policy, placement: Placement, spot_max: float
+) -> _Lack | None:
+    """What must end for the job; None if that would not help. ``spot_max``: of the nodes that are bought for it."""
     job, shape, obstacle = at_limit
     if obstacle.kind is Hindrance.SPOT_SHARE:
         return _spot_nodes_above_share(job, shape, placement)
     if obstacle.kind is not Hindrance.PROVIDER_FULL or obstacle.node_type is None:
-        return _shortfall(shape, way, policy, placement)
+        return _shortfall(shape, way, policy, placement, spot_max)
     if is_put_off(shape, snapshot):
         gang = snapshot.learned.gangs[shape]
         return _Lack(count_lacking(gang, snapshot) - count_ended_others(gang, snapshot, policy))
@@ -253,7 +273,7 @@ def _spot_nodes_above_share(job: JobId, shape: Shape, placement: Placement) -> _
     return None
 
 
-def _shortfall(shape: Shape, way: _Way, policy: Policy, placement: Placement) -> _Lack | None:
+def _shortfall(shape: Shape, way: _Way, policy: Policy, placement: Placement, spot_max: float) -> _Lack | None:
     """By how many nodes, and by what price per hour, the limits are too low for the job. None if slots are lacking.
 
     Counts the nodes that would be bought for it.
@@ -268,7 +288,7 @@ def _shortfall(shape: Shape, way: _Way, policy: Policy, placement: Placement) ->
         suit = supply.count_free_for(node_type, shape.constraint)
         taken = min(free[node_type.name], suit, -(-short // each))
         if (spot_left := supply.spot_left(node_type)) is not None:
-            taken = min(taken, spot_left)
+            taken = int(min(taken, spot_left, spot_max - spot))
             spot += taken
         short -= taken * each
         nodes += taken

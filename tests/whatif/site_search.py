@@ -16,6 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -257,8 +258,9 @@ def explain_cost(text: str, jobs: Sequence[TraceJob], start_at: float) -> list[s
     needed = [name for name, (pattern, _, _) in MAKE_DEARER.items() if re.search(pattern, text, re.MULTILINE)]
     if is_dearer_without(needed):
         # Without all of them it is another site, where other nodes may happen to join first.
-        alone = next(([name] for name in needed if not is_dearer_without([name])), [])
-        return alone or ([] if is_dearer_with_other_draws() else ["chance"])
+        few = (names for count in (1, 2) for names in combinations(needed, count))
+        found = next((list(names) for names in few if not is_dearer_without(names)), [])
+        return found or ([] if is_dearer_with_other_draws() else ["chance"])
     for name in tuple(needed):
         rest = [it for it in needed if it != name]
         if not is_dearer_without(rest):

@@ -3,7 +3,8 @@
 - An idle node leaves within its idle timeout, one billing window and the longest stop, unless a stated reason keeps
   it: it is a spare, a waiting job is placed on it, and the like. It may be kept for the next window once.
 - Of one type, at most ``ROUNDS_MAX`` times as many nodes as it has slots boot and end in a row without a job. Each
-  try for jobs of several nodes that the provider cannot fill allows one more such round.
+  try for jobs of several nodes that the provider cannot fill allows one more such round. So does each node that the
+  manager gives up while it boots, for its own slot: without it, the other nodes of a job wait in vain.
 - While nothing changes, there are at most ``PLANS_PER_HOUR`` plans an hour.
 
 A broken rule is a fault of the planner, never of the site.
@@ -43,6 +44,7 @@ class ReplayInvariants:
 
     broken: dict[tuple[str, str], str] = field(default_factory=dict)
     _unused: dict[TypeName, int] = field(default_factory=dict)  # nodes that ended in a row without a job
+    _never_up: Counter[TypeName] = field(default_factory=Counter)  # nodes that ended in a row before they were up
     _tries: int = 0  # how often a gang was put off
     _gangs: object = None
     _ended: set[str] = field(default_factory=set)
@@ -66,12 +68,15 @@ class ReplayInvariants:
             self._ended.add(machine.provider_id)
             node_type = policy.types[machine.node_type.name]
             if machine.core_s > 0.0 or machine.busy_from_s is not None:
-                self._unused[node_type.name] = 0
+                self._unused[node_type.name] = self._never_up[node_type.name] = 0
             elif machine.joined_s is not None and machine.died_because == "":
                 self._unused[node_type.name] = self._unused.get(node_type.name, 0) + 1
                 # The site itself renews such nodes without a job: spares that are too old, and those of a schedule.
                 if node_type.max_age_s is None and not policy.has_schedules:
                     self._check_unused(node_type)
+
+            else:
+                self._never_up[node_type.name] += 1
 
     def check_plans(self, plans: int, events: int, lasted_s: float) -> None:
         """Check at the end how often was planned."""
@@ -98,7 +103,7 @@ class ReplayInvariants:
             self._note("idle", name, f"{node.id} is idle for {idle_s:.0f} s, {most_s:.0f} s allowed: {reason}")
 
     def _check_unused(self, node_type: NodeType) -> None:
-        most = (ROUNDS_MAX + self._tries) * len(node_type.slots)
+        most = (ROUNDS_MAX + self._tries) * len(node_type.slots) + self._never_up[node_type.name]
         if self._unused[node_type.name] > most:
             self._note("unused", node_type.name, f"{most + 1} nodes in a row booted and ended without a job")
 

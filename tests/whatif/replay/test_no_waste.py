@@ -587,6 +587,39 @@ def test_no_node_gives_way_if_its_end_makes_too_many_of_the_others_spot_nodes(
     assert _count(events, "created") == 3
 
 
+MIXED = """
+[Limits]
+nodes_max = 2
+price_per_hour_max = 50
+[Policy]
+queue_policy = {queue_policy}
+spot_share_max = 0.5
+[Node kept]
+cores = 4
+memory = 4GiB
+price_per_hour = 0.2
+billing = per-second
+spares = 2
+slots = kept[1-4]
+[Node spot]
+cores = 8
+memory = 4GiB
+price_per_hour = 1
+billing = per-second
+market = spot
+slots = spot[1-3]
+"""
+
+
+@pytest.mark.parametrize("queue_policy", ["fifo", "backfill"])
+def test_nodes_give_way_to_as_many_spot_nodes_as_their_share_allows_and_others(
+    tmp_path: Path, queue_policy: str
+) -> None:
+    wide = TraceJob("wide", 600.0, 10.0, 30.0, Shape(slots=3, cores_per_slot=4))
+    outcome, _, _ = _replay(tmp_path, MIXED.format(queue_policy=queue_policy), [wide])
+    assert outcome.jobs_served == 1
+
+
 DEAR_SPARE = """
 [Site]
 cluster = small
