@@ -377,7 +377,8 @@ class OnOffer:
         """The offer with the jobs that ``only_for`` keeps off it."""
         if not offer.node_type.is_reserved:
             return offer
-        return replace(offer, keeps_off=lambda shape: not why_not.may_buy(offer.node_type, shape, self.supply))
+        supply = self.supply  # not self, which keeps the offer: a cycle
+        return replace(offer, keeps_off=lambda shape: not why_not.may_buy(offer.node_type, shape, supply))
 
     @property
     def cores(self) -> int:
