@@ -204,7 +204,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "termination is repeated until the node is gone.",
         "sweep": "How often to search the provider for leftovers of nodes: volumes, interfaces, addresses. A "
         "leftover that two sweeps in a row find is deleted, in mode `act` only.",
-        "boot_timeout": "Give a node up if its rank is not online this long after its order.",
+        "boot_timeout": "Give a node up if its rank is not online this long after its order. With `flux`: after "
+        "its job has started.",
         "rejoin_timeout": "Give a node up if its broker has been disconnected for this long.",
         "stale_after": "Decide nothing on a source that has not answered for this long. Must be longer than "
         "`probe` and `relist`.",

@@ -208,8 +208,7 @@ ACTIONS: Mapping[str, str] = {
     Code.UNKNOWN_SIZE: "Nothing, or restore the size in `sizes`.",
     Code.BOOTING: "Nothing before `boot_timeout_s`.",
     Code.QUEUED_OUTSIDE: (
-        "See that queue. The node is given up after `boot_timeout_s`: raise `boot_timeout` if the outer "
-        "queue is long."
+        "See that queue: `flux jobs` in the outer instance. `boot_timeout` counts from when it leaves the queue."
     ),
     Code.PENDING_AT_PROVIDER: (
         "See `kubectl describe pod`. The size goes back after `boot_timeout`: raise it if machines take "

@@ -118,7 +118,7 @@ def _expected_up_s(reason: Reason, snapshot: Snapshot) -> float | None:
     slots = reason.figures.get("nodes", ())
     booting = [node for node in snapshot.nodes.values() if isinstance(slots, tuple) and node.launch.slot in slots]
     up = [
-        node.create.requested_s + boot_s
+        node.create.boots_from_s + boot_s
         for node in booting
         if (boot_s := timings.boot_s(snapshot, node.launch.type_name)) is not None
     ]

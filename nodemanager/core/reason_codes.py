@@ -242,7 +242,7 @@ class Code(StrEnum):
         "node_create_failed",
         "{nodes} ordered, but the provider failed to create it (tried again): {detail}",
     )
-    NODE_QUEUED_OUTSIDE = "node_queued_outside", "{nodes} waits in the queue of the outer instance"
+    NODE_QUEUED_OUTSIDE = "node_queued_outside", "{nodes} waits in the provider's own queue"
     NODE_PENDING_AT_PROVIDER = "node_pending_at_provider", "{nodes} ordered, but it does not run yet: {detail}"
     NODE_ORDERED = "node_ordered", "{nodes} ordered" + _NEAR, "", "unheeded zone"
     BEHIND_A_STUCK_JOB = "behind_a_stuck_job", "behind job {job}, which cannot get its nodes"
@@ -590,7 +590,7 @@ class Code(StrEnum):
     BOOTING = "booting", "booting for {waited_s} (given up after {boot_timeout_s})"
     QUEUED_OUTSIDE = (
         "queued_outside",
-        "waits in the queue of the outer instance for {waited_s} (given up after {boot_timeout_s})",
+        "waits in the provider's own queue for {waited_s}, costs nothing, and leaves it if no job needs it",
     )
     PENDING_AT_PROVIDER = (
         "pending_at_provider",

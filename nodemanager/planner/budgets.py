@@ -111,7 +111,7 @@ def _promised_until(placement: Placement, snapshot: Snapshot) -> dict[Rank, floa
         rank = node.place[1]
         if not node.offer.is_ordered or rank not in of_rank:
             continue
-        up_s = nodes[of_rank[rank]].create.requested_s + (
+        up_s = nodes[of_rank[rank]].create.boots_from_s + (
             timings.boot_s(snapshot, node.offer.node_type.name) or 0.0
         )
         up_at = snapshot.wall_at + max(0.0, up_s - snapshot.now_s)

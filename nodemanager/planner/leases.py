@@ -58,14 +58,15 @@ def review(
     whatever the jobs need. A lease on record may still become a node then, unless nobody can steer the manager.
     """
     unsent, snapshot, policy = leases_without_create(basis.snapshot), basis.snapshot, basis.policy
-    if not unsent:
+    queued = _queued_nodes(snapshot, policy)
+    if not unsent and not queued:
         return {}
     reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
     closed = snapshot.closed_clouds
     if closed:
         clouds = {node.id: policy.cloud_of(node.launch) for node in unsent}
         reviewed |= {id_: LeaseReview(closed[cloud]) for id_, cloud in clouds.items() if cloud in closed}
-    rest = [node for node in unsent if node.id not in reviewed]
+    rest = [node for node in (*unsent, *queued) if node.id not in reviewed]
     reviewed |= _above_limits(rest, basis, reviewed)
     idle = [node for node in _unneeded(rest, basis) if node.id not in reviewed]
     if settling is not None:
@@ -75,6 +76,20 @@ def review(
     if no_purchases is not None and snapshot.operator.steering_lost:
         reviewed |= {node.id: LeaseReview(no_purchases, ends=False) for node in rest if node.id not in reviewed}
     return reviewed
+
+
+def _queued_nodes(snapshot: Snapshot, policy: Policy) -> list[Node]:
+    """The nodes that wait in their provider's own queue, and that the manager may take out of it."""
+    if not node_index_of(snapshot).count_by_state.get(NodeState.BOOTING):
+        return []
+    return [
+        node
+        for node in node_index_of(snapshot).to_check.values()
+        if node.is_queued
+        and node.call is None
+        and node.launch.type_name not in policy.observed
+        and policy.cloud_of(node.launch) not in snapshot.closed_clouds
+    ]
 
 
 def may_end(node: Node) -> bool:

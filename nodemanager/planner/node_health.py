@@ -140,11 +140,12 @@ def why_give_up(node: Node, policy: Policy, now_s: float) -> GivenUp | None:
         return GivenUp(because(Code.HANGS, hangs_s=hangs_s, rejoin_timeout_s=policy.timing.rejoin_timeout_s))
     if node.state is NodeState.BOOTING and node.join_report.phase is JoinPhase.FAILED:
         return GivenUp(because(Code.JOIN_FAILED, detail=node.join_report.detail), boot_failed=True)
-    waited_s = now_s - node.create.requested_s
+    waited_s = now_s - node.create.boots_from_s
     # After a restart of ours it may look long overdue although its broker was away only briefly.
     known_s = now_s - node.since_s
     if (
         node.state is NodeState.BOOTING
+        and not node.is_queued
         and waited_s >= policy.timing.boot_timeout_s
         and known_s >= policy.timing.rejoin_timeout_s
     ):
@@ -180,7 +181,7 @@ def _has_time(node: Node, policy: Policy, now_s: float) -> bool:
         not failed
         and not node.listing.vanished
         and node.join_report.phase is not JoinPhase.FAILED
-        and now_s - node.create.requested_s < policy.timing.boot_timeout_s
+        and (node.is_queued or now_s - node.create.boots_from_s < policy.timing.boot_timeout_s)
     )
 
 

@@ -350,15 +350,17 @@ def step_booting(node: Node, context: StepContext) -> Step:
     given_up = why_give_up(node, context.policy, context.now_s)
     if given_up is None and (spent := context.why_overspent(node)) is not None:
         given_up = GivenUp(spent)
+    review = context.unsent.get(node.id)
+    if given_up is None and review is not None and review.ends:
+        given_up = GivenUp(review.reason)
     if given_up is not None:
         kept = context.why_kept(node)
         return Step(kept) if kept is not None else give_up(node, given_up, context)
-    waited_s = context.now_s - node.create.requested_s
+    if node.is_queued:
+        return Step(because(Code.QUEUED_OUTSIDE, waited_s=context.now_s - node.create.requested_s))
+    waited_s = context.now_s - node.create.boots_from_s
     boot_timeout_s = context.policy.timing.boot_timeout_s
-    queued = node.cloud is not None and node.cloud.queued
-    reason = because(
-        Code.QUEUED_OUTSIDE if queued else Code.BOOTING, waited_s=waited_s, boot_timeout_s=boot_timeout_s
-    )
+    reason = because(Code.BOOTING, waited_s=waited_s, boot_timeout_s=boot_timeout_s)
     if node.cloud is not None and node.cloud.note:
         reason = because(
             Code.PENDING_AT_PROVIDER, waited_s=waited_s, boot_timeout_s=boot_timeout_s, detail=node.cloud.note
@@ -366,7 +368,7 @@ def step_booting(node: Node, context: StepContext) -> Step:
     return Step(
         reason,
         again_at_s=max(
-            node.create.requested_s + context.policy.timing.boot_timeout_s,
+            node.create.boots_from_s + context.policy.timing.boot_timeout_s,
             node.since_s + context.policy.timing.rejoin_timeout_s,
         ),
     )

@@ -121,6 +121,7 @@ def _is_listed_unchanged(node: Node, cloud: CloudNode) -> bool:
         node.listing.absences == 0
         and node.listing.listed
         and node.listing.billed_from_s is not None
+        and not cloud.queued
         and (node.cloud is cloud or node.cloud == cloud)
         and not allows(node, Event.ENDED if cloud.state is CloudState.TERMINATED else Event.APPEARED)
     )
@@ -129,7 +130,10 @@ def _is_listed_unchanged(node: Node, cloud: CloudNode) -> bool:
 def _apply_listing(node: Node, cloud: CloudNode, snapshot: Snapshot, seen_s: float) -> Node:
     """The node as the provider listed it at ``seen_s``. Lists are long, so each node is replaced only once."""
     billed_from_s = node.listing.billed_from_s
-    if billed_from_s is None:
+    if cloud.queued:  # so far it costs nothing, and does not boot
+        billed_from_s = snapshot.now_s
+        node = replace(node, create=replace(node.create, queued_s=snapshot.now_s))
+    elif billed_from_s is None:
         age_s = max(0.0, snapshot.wall_at - cloud.created_at) if cloud.created_at is not None else 0.0
         billed_from_s = snapshot.now_s - age_s
     node = replace(
@@ -182,7 +186,7 @@ def _is_due_in_lists(node: Node, started_s: float, policy: Policy) -> bool:
     Some providers list a new node minutes after they have created it. Until a list has shown it, it has as long as
     for its boot.
     """
-    overdue = started_s - node.create.requested_s >= policy.timing.boot_timeout_s
+    overdue = started_s - node.create.boots_from_s >= policy.timing.boot_timeout_s
     return policy.stacked or node.listing.listed or overdue
 
 

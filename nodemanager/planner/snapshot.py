@@ -424,6 +424,12 @@ class Create:
     failure: str = ""  # the provider's words; the node may exist all the same
     load: NodeLoad = ()  # what it was bought for; empty after a restart
     image: str | None = None  # of its create; None if this process sent none
+    queued_s: float = 0.0  # when a list last showed it in the provider's own queue
+
+    @property
+    def boots_from_s(self) -> float:
+        """Since when it boots: since its order, or since it left the provider's own queue."""
+        return max(self.requested_s, self.queued_s)
 
 
 @dataclass(frozen=True)
@@ -518,6 +524,11 @@ class Node:
     def exists_at_provider(self) -> bool:
         """Whether the provider lists it and does not show it terminated."""
         return self.cloud is not None and self.cloud.state is not CloudState.TERMINATED
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether it waits in the provider's own queue: it does not boot yet, and costs nothing."""
+        return self.state is NodeState.BOOTING and self.cloud is not None and self.cloud.queued
 
     @lazy_property
     def is_sound(self) -> bool:

@@ -33,7 +33,7 @@ RERUNS_MAX = 50.0  # in the exponent: such a job would never end on a spot node
 def with_boots(snapshot: Snapshot, changed: Mapping[LaunchId, Node]) -> Snapshot:
     """Add the boot times of nodes that have just joined. Adopted nodes are left out: their start is unknown."""
     joined = [
-        (node.launch.type_name, snapshot.now_s - node.create.requested_s)
+        (node.launch.type_name, snapshot.now_s - node.create.boots_from_s)
         for id_, node in changed.items()
         if node.state in (NodeState.IDLE, NodeState.BUSY)
         and snapshot.nodes[id_].state is NodeState.BOOTING

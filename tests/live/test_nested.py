@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.live.processes import run_flux, start, without_flux
 from tests.paths import ROOT
 
 WITHIN_S = 60.0
+BOOT_TIMEOUT_S = 15.0
 SITE = """
 [Site]
 cluster = inner
@@ -43,6 +45,7 @@ relist = 3s
 create_grace = 3s
 absences = 2
 stale_after = 30s
+boot_timeout = {boot_timeout_s:g}s
 [Policy]
 idle_timeout = 1s
 [Node outer]
@@ -61,7 +64,9 @@ class Nested:
         (folder / "o").mkdir()
         self.outer = LiveInstance(folder / "o")
         self._file = folder / "site.ini"
-        self._file.write_text(SITE.format(folder=folder, port=free_port(), outer=self.outer.uri))
+        self._file.write_text(
+            SITE.format(folder=folder, port=free_port(), outer=self.outer.uri, boot_timeout_s=BOOT_TIMEOUT_S)
+        )
         self._folder = folder
 
     def start(self) -> None:
@@ -95,6 +100,12 @@ class Nested:
 
     def outer_jobs(self) -> list[str]:
         return self.outer.run("jobs", "-no", "{name}").split()
+
+    def queued_s(self) -> dict[str, float]:
+        """How long each node has waited in the outer queue, by the id of its job."""
+        lines = self.outer.run("jobs", "--filter=pending", "-no", "{id} {name} {t_submit}").splitlines()
+        jobs = [line.split() for line in lines]
+        return {id_: time.time() - float(at) for id_, name, at in jobs if name == "node-of-inner"}
 
     def start_manager(self) -> ManagerProcess:
         log = self._folder / "manager.log"
@@ -141,6 +152,28 @@ def test_with_provider_flux_it_grows_and_shrinks_by_itself(nested: Nested) -> No
         job = nested.inner("submit", "-N2", "-n2", "-c2", "true")
         eventually("the job has run", lambda: _result(nested, job) == "COMPLETED", WITHIN_S)
         eventually("its nodes have gone", lambda: nested.outer_jobs() == ["inner"], WITHIN_S)
+    finally:
+        manager.kill()
+
+
+def test_a_node_waits_in_the_outer_queue_as_long_as_it_must_and_no_longer_than_a_job_needs_it(
+    nested: Nested,
+) -> None:
+    filler = nested.outer.run("submit", "-N2", "--exclusive", "sleep", "600")
+    manager = nested.start_manager()
+    try:
+        job = nested.inner("submit", "-N1", "-n1", "-c2", "true")
+        eventually("a node is in the queue", lambda: len(nested.queued_s()) == 1, WITHIN_S)
+        (node,) = nested.queued_s()
+        eventually("it waits for long", lambda: nested.queued_s()[node] > 1.3 * BOOT_TIMEOUT_S, WITHIN_S)
+        nested.inner("cancel", job)
+        eventually("it has left the queue", lambda: not nested.queued_s(), WITHIN_S)
+
+        again = nested.inner("submit", "-N1", "-n1", "-c2", "true")
+        eventually("another node is in the queue", lambda: len(nested.queued_s()) == 1, WITHIN_S)
+        nested.outer.run("cancel", filler)
+        eventually("the job has run", lambda: _result(nested, again) == "COMPLETED", WITHIN_S)
+        eventually("its node has gone", lambda: nested.outer_jobs() == ["inner"], WITHIN_S)
     finally:
         manager.kill()
 
