@@ -41,7 +41,7 @@ def test_seed(seed: int) -> None:
 
 def test_the_seeds_meet_what_they_are_for() -> None:
     """Nodes join, clients die, tickets are refused, nodes end themselves, machines lack declared cores."""
-    runs = [_run_of(seed) for seed in range(15)]
+    runs = [_run_of(seed) for seed in range(6)]
     for run in runs:
         run.run()
     joins = [run.joins for run in runs]
@@ -94,12 +94,17 @@ def a_switch_that_does_not_look(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(join_network, "SILENCE_MAX_S", 30.0)
 
 
-@pytest.mark.parametrize("broken", [a_ledger_that_forgets, a_client_that_asks_once, a_switch_that_does_not_look])
+# With each the first seed that caught it: it is tried first.
+BROKEN_RULES = {a_ledger_that_forgets: 1, a_client_that_asks_once: 42, a_switch_that_does_not_look: 1}
+
+
+@pytest.mark.parametrize("broken", BROKEN_RULES)
 def test_a_broken_rule_is_caught(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    assert any(breaks_a_rule(seed) for seed in range(SEEDS_MAX)), "not one seed noticed"
+    seeds = (BROKEN_RULES[broken], *range(SEEDS_MAX))
+    assert any(breaks_a_rule(seed) for seed in seeds), "not one seed noticed"
 
 
 def breaks_a_rule(seed: int) -> bool:

@@ -220,7 +220,7 @@ MUTATIONS: dict[Callable[[Patch], None], int] = {
     believing_one_list: 17,
     taking_a_lost_reply_for_a_refusal: 8,
     repeating_a_create_without_its_token: 9,
-    buying_two_too_many: 27,
+    buying_two_too_many: 31,
     taking_accepted_for_gone: 0,
     taking_strangers_for_ours: 0,
     taking_no_notice_of_a_new_division: 18,
