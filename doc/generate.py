@@ -19,7 +19,7 @@ from typing import get_args
 
 from pydantic.fields import FieldInfo
 
-from doc import code_tables, manuals
+from doc import code_tables, manuals, path_table
 from nodemanager.cli import main
 from nodemanager.config.provider import provider_named
 from nodemanager.config.reload import NOT_RELOADABLE, RELOADABLE, key_in_file
@@ -631,6 +631,9 @@ def lifecycle_page() -> str:
             _table(("event", "meaning"), [(str(event), events[event.name]) for event in snapshot.Event]),
             "## Moves\n",
             _table(("from", "event", "to", ""), rows),
+            "## Where a step is in the code\n",
+            "One node that is bought for a job and retired, by the steps of [the path of a job](design.md).\n",
+            _table(("step", "fact or order", "functions"), [*path_table.rows()]),
         )
     )
 

@@ -16,7 +16,7 @@ from decimal import Decimal
 from functools import partial
 from typing import TypeVar
 
-from nodemanager.config.site import Site
+from nodemanager.config.site import Site, cluster_of_test
 from nodemanager.core.nodes import CloudNode, CloudState, FailureKind, Launch, LaunchId, Leftover, ProviderId
 from nodemanager.core.ports import Clock, CloudError, CloudPort, unforeseen_as_cloud_error
 from nodemanager.core.slots import NodeType, Rank, SlotName
@@ -25,8 +25,6 @@ from nodemanager.planner.billing import cost
 LIFE_MAX_MIN = 30
 POLL_S = 2.0
 WAIT_MAX_S = 900.0
-_CLUSTER_MAX_CHARS = 32
-_SUFFIX = "-cloud-test"
 
 # The node shuts itself down if the test cannot end it. A local node, a process on this machine, must not do so: it
 # would shut this machine down.
@@ -71,8 +69,7 @@ def user_data(site: Site) -> str:
 
 def make_test_site(site: Site) -> Site:
     """The site with a cluster name and UUID of its own, so that no service sees the test's node."""
-    cluster = site.cluster[: _CLUSTER_MAX_CHARS - len(_SUFFIX)].rstrip("-") + _SUFFIX
-    return replace(site, cluster=cluster, cluster_uuid=str(uuid.uuid4()))
+    return replace(site, cluster=cluster_of_test(site.cluster), cluster_uuid=str(uuid.uuid4()))
 
 
 @dataclass

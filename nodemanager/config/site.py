@@ -199,6 +199,15 @@ class Site:
         return f"act ({only} only observed)" if only else str(Mode.ACT if self.acts else Mode.OBSERVE)
 
 
+CLUSTER_MAX_CHARS = 32
+_OF_TEST = "-cloud-test"
+
+
+def cluster_of_test(cluster: str) -> str:
+    """Return the name of the cluster to which the node of ``cloud-test`` belongs."""
+    return cluster[: CLUSTER_MAX_CHARS - len(_OF_TEST)].rstrip("-") + _OF_TEST
+
+
 def uuid_file(state_dir: Path) -> Path:
     """The file in which ``init`` stores the cluster's UUID."""
     return state_dir / "cluster-uuid"

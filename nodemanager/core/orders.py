@@ -403,7 +403,10 @@ class PostRoster:
 
 @dataclass(frozen=True, slots=True)
 class BootNode(_OfLaunch):
-    """Lease a slot and create its node. ``serves``: the first ten jobs it is bought for. ``load``: all of them."""
+    """Lease a slot. A later plan creates its node, once the lease is on record.
+
+    ``serves``: the first ten jobs it is bought for. ``load``: all of them.
+    """
 
     call: ClassVar[CallKind] = CallKind.RECORD
     launch: Launch

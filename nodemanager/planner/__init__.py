@@ -1,1 +1,1 @@
-"""Deciding: facts in, orders out. Pure: no I/O, clock, thread, log or random number. Read ``plan`` first."""
+"""Deciding: facts in, orders out. Pure: no I/O, clock, thread, log or random number."""

@@ -1,4 +1,4 @@
-"""Steps of idle nodes: keep, mend or retire."""
+"""The next step of a node, by its state: idle, busy, not up, leaving."""
 
 from __future__ import annotations
 

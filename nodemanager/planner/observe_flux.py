@@ -1,4 +1,4 @@
-"""Take in a look at the ranks: what changed in the instance, and which nodes that concerns."""
+"""Take in what Flux reports: looks at the ranks, the queue, drains."""
 
 from __future__ import annotations
 

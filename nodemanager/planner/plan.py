@@ -1,4 +1,4 @@
-"""Decide what to do now, and why: ``plan(snapshot, policy)``. Read this first.
+"""Decide what to do now, and why: ``plan(snapshot, policy)``.
 
 1. Ask the outside for missing facts: the claim, fresh lists, records to be written (``asks``).
 2. Decide nothing on stale data, or while another manager acts (``planner.trust``).

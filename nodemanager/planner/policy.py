@@ -406,8 +406,8 @@ def _with_schedule_of_type(of: NodeType, schedule: Schedule) -> NodeType:
         return of
     spares = schedule.spares if schedule.spares is not None else of.spares
     idle_timeout_s = of.idle_timeout_s
-    if schedule.idle_timeout_s is not None and schedule.node_types:
-        idle_timeout_s = schedule.idle_timeout_s
+    if schedule.idle_timeout_s is not None:  # of all types: those that an earlier schedule named have it too
+        idle_timeout_s = schedule.idle_timeout_s if schedule.node_types else None
     limits = _limits_of_type(of.limits, schedule) if schedule.node_types else of.limits
     return replace(of, spares=spares, idle_timeout_s=idle_timeout_s, limits=limits)
 

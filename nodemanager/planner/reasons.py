@@ -1,4 +1,4 @@
-"""Why each waiting job waits."""
+"""Why each job waits, why a node is as it is, and why a type is not bought."""
 
 from __future__ import annotations
 

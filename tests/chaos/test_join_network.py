@@ -95,7 +95,11 @@ def a_switch_that_does_not_look(patch: pytest.MonkeyPatch) -> None:
 
 
 # With each the first seed that caught it: it is tried first.
-BROKEN_RULES = {a_ledger_that_forgets: 1, a_client_that_asks_once: 42, a_switch_that_does_not_look: 1}
+BROKEN_RULES: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    a_ledger_that_forgets: 1,
+    a_client_that_asks_once: 42,
+    a_switch_that_does_not_look: 1,
+}
 
 
 @pytest.mark.parametrize("broken", BROKEN_RULES)

@@ -140,7 +140,7 @@ def test_budgets_of_clouds_are_drawn_and_nothing_else_changes_with_them() -> Non
 
 
 # With each the first seed that caught it: it is tried first.
-MUTATIONS = {
+MUTATIONS: dict[Callable[[Patch], None], int] = {
     every_list_is_about_all_nodes: 5,
     one_cloud_stops_all: 5,
     no_cloud_is_closed: 3,
@@ -214,7 +214,7 @@ def the_sound_cloud_makes_each_batch_twice(patch: Patch) -> None:
     patch.setattr(SimulatedProvider, "create_many", twice)
 
 
-MUTATIONS_OF_BATCHES = {
+MUTATIONS_OF_BATCHES: dict[Callable[[Patch], None], int] = {
     an_instance_passes_for_another_of_its_batch: 6,
     an_instance_is_let_in_whoever_shows_it: 54,
     the_sound_cloud_makes_each_batch_twice: 14,

@@ -47,10 +47,6 @@ def mix() -> World:
     return a_world(SMALL, LARGE, GPU, nodes_max=10).job(*[tasks(1, cores=2)] * 8, tasks(1, cores=4, gpus=1))
 
 
-def few() -> World:
-    return a_world(SMALL, LARGE, GPU, nodes_max=10).job(*[tasks(1, cores=2)] * 3)
-
-
 def worst_fit() -> World:
     world = a_world(SMALL, LARGE, GPU, nodes_max=10).idle_node("gpu1").idle_node("small1")
     return world.job(tasks(1), nodes(1, cores=8))
@@ -109,7 +105,7 @@ def window() -> World:
 
 EXAMPLES: Mapping[str, Callable[[], World]] = {
     made.__name__: made
-    for made in (mix, few, worst_fit, gpu_taken, gang, stuck, soon, short_job, zone, one_zone, spent, window)
+    for made in (mix, worst_fit, gpu_taken, gang, stuck, soon, short_job, zone, one_zone, spent, window)
 }
 
 

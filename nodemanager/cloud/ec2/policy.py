@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from nodemanager.config.site import cluster_of_test
+
 
 def least_privileges(cluster: str, partition: str = "aws") -> dict[str, Any]:
     """The policy for the manager of one cluster. ``partition``: "aws-cn" in China, "aws-us-gov" in GovCloud."""
-    ours = [cluster, f"{cluster}-cloud-test"]
+    ours = [cluster, cluster_of_test(cluster)]
     arn = f"arn:{partition}:ec2:*"
     return {
         "Version": "2012-10-17",

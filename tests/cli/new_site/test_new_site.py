@@ -28,7 +28,7 @@ from nodemanager.cloud.common.survey import (
 from nodemanager.cloud.ec2.account import Ec2Account
 from nodemanager.cloud.openstack.account import OpenStackAccount
 from nodemanager.config.load import load_site
-from nodemanager.config.site import ConfigError, Site
+from nodemanager.config.site import ConfigError, Site, cluster_of_test
 from nodemanager.service.assembly.ports import SystemClock
 from tests.paths import DOC
 
@@ -211,6 +211,9 @@ def test_the_policy_is_the_one_of_the_page() -> None:
     assert shown["Statement"].pop()["Sid"] == "OnlyWithAnInstanceProfile"
     assert least_privileges("lab") == shown
     assert "arn:aws-cn:ec2" in json.dumps(least_privileges("lab", partition_of("cn-north-1")))
+    assert cluster_of_test("genomics-production-eu-west") in json.dumps(
+        least_privileges("genomics-production-eu-west")
+    )
 
 
 # --- on moto ----------------------------------------------------------------------------------------------

@@ -86,6 +86,13 @@ def test_spares_and_the_idle_timeout_can_be_set_for_one_type() -> None:
     assert (made.idle_timeout_s(small), made.idle_timeout_s(large)) == (300.0, 60.0)
 
 
+def test_the_last_idle_timeout_counts_whether_its_schedule_names_types_or_not() -> None:
+    of_one, of_all = a_schedule(node_types=("large",), idle_timeout_s=60.0), a_schedule(idle_timeout_s=900.0)
+    for schedules, expected in (((of_one, of_all), (900.0, 900.0)), ((of_all, of_one), (900.0, 60.0))):
+        made = scheduled("2026-11-23T09:00", *schedules)
+        assert tuple(map(made.idle_timeout_s, made.node_types)) == expected
+
+
 def test_of_two_that_are_open_the_last_counts_and_ensembles_keep_their_nodes() -> None:
     two = a_schedule(nodes_min=2), a_schedule(nodes_min=1)
     assert scheduled("2026-11-23T09:00", *two).limits.nodes_min == 1
