@@ -57,8 +57,12 @@ class Outputs:
         self._site = site
         self._metrics = Metrics(self.board)
         self._writer = HistoryWriter(
-            site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
+            site.state_dir / HISTORY_FILE,
+            succeeds=site.acts,
+            size_max_bytes=site.journal.size_max_bytes,
+            begins_anew=site.flux.simulated,
         )
+        earlier = HistoryReader(self._writer.path, site.journal.size_max_bytes)
         self._samples = SampleKeeper(self.board, site.state_dir / SAMPLES_FILE)
         self._notifier = Notifier(site.notify, site.path.parent, site.cluster)
         self._history_thread = HistoryThread(
@@ -69,7 +73,7 @@ class Outputs:
                 self._samples.take_in,
                 self._notifier.take_in,
             ],
-            HistoryReader(self._writer.path, site.journal.size_max_bytes).charged_until_at,
+            earlier.charged_until_at if not site.flux.simulated else lambda: 0.0,
         )
         self.servers: list[WebServer] = []
         self._steering: SteeringWatch | None = None  # None if the site wants no web server, and so no steering
@@ -150,7 +154,8 @@ class Outputs:
 
     def start(self, service: SteeredService, job_end: Callable[[JobId], JobEnd | None] | None = None) -> None:
         """Start the threads, and the web servers unless ``[Web] listen = off``."""
-        self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
+        if not self._site.flux.simulated:  # its time begins again
+            self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
         self._writer.start()
         self._history_thread.start()
         self._notifier.start()
