@@ -869,6 +869,16 @@ def test_a_prepaid_type_above_the_price_limit_is_bought_and_not_warned_of(tmp_pa
     assert site_warnings(site_of(tmp_path, dear, ("Node cpu", "prepaid", "1"))) == ()
 
 
+@pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "head.example:8080", "10.0.0.1:8080"])
+def test_jobs_that_other_machines_may_see_are_warned_of(tmp_path: Path, listen: str) -> None:
+    everybody = ("Web", "jobs_shown_to", "everybody")
+    (warning,) = site_warnings(site_of(tmp_path, ("Web", "listen", listen), everybody))
+    assert f"listen = {listen} with jobs_shown_to = everybody" in warning
+    assert site_warnings(site_of(tmp_path, ("Web", "listen", listen))) == ()
+    for private in ("127.0.0.1:8080", "[::1]:8080", "localhost:8080", "unix", "unix:/run/web.sock", "off"):
+        assert site_warnings(site_of(tmp_path, ("Web", "listen", private), everybody)) == ()
+
+
 def test_a_large_type_without_a_property_is_warned_of(tmp_path: Path) -> None:
     (warning,) = site_warnings(site_of(tmp_path, *gpu_type(gpus="0", cores="64")))
     assert "[Node gpu] is a large type without a property" in warning

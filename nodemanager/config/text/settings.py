@@ -686,6 +686,12 @@ class WebSettings(SectionSettings):
     grpc_plaintext: _YesOrNo = False
 
     @property
+    def listens_beyond_this_machine(self) -> bool:
+        """Whether other machines may reach the dashboard."""
+        on_tcp = self.listen != "off" and not self.listen.startswith("unix")
+        return on_tcp and not is_loopback(self.listen.rpartition(":")[0])
+
+    @property
     def exposes_plaintext(self) -> bool:
         """Whether other machines would reach the gRPC service, which has neither TLS nor token."""
         served = self.grpc_plaintext and self.grpc_listen != "off"
