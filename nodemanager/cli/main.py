@@ -34,40 +34,43 @@ from nodemanager.config.site import ConfigError
 DENIED = os.strerror(errno.EACCES)
 WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
-_IN_ORDER = (  # as --help lists them
-    run.RUN,
-    check.CHECK,
-    init.INIT,
-    init.START_COMMAND,
-    cloud.CLOUD_TEST,
-    cloud.PRICES,
-    joining.JOIN_SERVICE,
-    joining.ROTATE_CERT,
-    what_if.SIMULATE,
-    what_if.SUGGEST,
-    ENSEMBLE,
-    in_job.DATA_SAFE,
-    in_job.RELEASE_IDLE,
-    slots.SLOTS,
-    slots.RESIZE,
-    slots.EXPAND,
-    asking.STATUS,
-    asking.TOP,
-    asking.NODES,
-    asking.JOBS,
-    asking.PEERS,
-    asking.EXPLAIN,
-    asking.PLAN,
-    asking.EVENTS,
-    asking.REPORT,
-    steering.HOLD,
-    steering.RELEASE,
-    steering.RETIRE,
-    steering.PAUSE,
-    steering.RESUME,
-    steering.RELOAD,
-)
-VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _IN_ORDER}
+GROUPS: Mapping[str, Sequence[Verb]] = {  # as --help lists them
+    "look": (
+        asking.STATUS,
+        asking.TOP,
+        asking.NODES,
+        asking.JOBS,
+        asking.PEERS,
+        asking.EXPLAIN,
+        asking.PLAN,
+        asking.EVENTS,
+        asking.REPORT,
+    ),
+    "steer": (
+        steering.HOLD,
+        steering.RELEASE,
+        steering.RETIRE,
+        steering.PAUSE,
+        steering.RESUME,
+        steering.RELOAD,
+        slots.SLOTS,
+        slots.RESIZE,
+        slots.EXPAND,
+    ),
+    "set up": (
+        init.INIT,
+        check.CHECK,
+        init.START_COMMAND,
+        run.RUN,
+        cloud.CLOUD_TEST,
+        cloud.PRICES,
+        joining.JOIN_SERVICE,
+        joining.ROTATE_CERT,
+    ),
+    "what if": (what_if.SIMULATE, what_if.SUGGEST),
+    "in jobs": (ENSEMBLE, in_job.DATA_SAFE, in_job.RELEASE_IDLE),
+}
+VERBS: Mapping[str, Verb] = {verb.name: verb for verbs in GROUPS.values() for verb in verbs}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -102,10 +105,10 @@ def _run_verb(arguments: Sequence[str] | None) -> int:
     try:
         return _run_chosen(make_parser(given).parse_args(given))
     except WrongUse as error:
-        as_json = "--json" in given
-        if not as_json:
-            print(error.usage, end="", file=sys.stderr)
-        return print_error(error, EXIT_USAGE, as_json=as_json)
+        status = print_error(error, EXIT_USAGE, as_json="--json" in given)
+        if "--json" not in given:
+            print(error.read_on, file=sys.stderr)
+        return status
 
 
 def _run_chosen(chosen: argparse.Namespace) -> int:
@@ -149,7 +152,7 @@ def make_parser(given: Sequence[str] | None = None) -> Parser:
         metavar="SITE.INI",
         help="the site file, which the verbs need that work on a site",
     )
-    add_verbs(parser, VERBS.values(), asking.NAMES, given)
+    add_verbs(parser, GROUPS, asking.NAMES, given)
     return parser
 
 

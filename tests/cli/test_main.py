@@ -1,5 +1,6 @@
 """The command line, as a user meets it."""
 
+import json
 import os
 import shlex
 import shutil
@@ -68,6 +69,24 @@ def test_check_marks_its_warnings_and_notes(tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr()
     marks = [line.removeprefix(f"{site}: ").partition(":")[0] for line in (said.out + said.err).splitlines()]
     assert set(marks) == {"warning", "note", "good; 2 node types, 6 slots, mode act"}, said
+
+
+def test_check_as_json_has_every_line_with_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.ini"
+    text = LOCAL.read_text().replace("price_per_hour_max = 10.00", "price_per_hour_max = 0.50")
+    site.write_text(text)
+    assert main.main(["check", "--config", str(site)]) == 0
+    said = capsys.readouterr()
+    assert main.main(["check", "--json", "--config", str(site)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["good"] is True
+    found = {f"{it['subject']}: {it['verdict']}: {it['text']}" for it in document["findings"]}
+    assert found == {line for line in (said.out + said.err).splitlines() if "good;" not in line}
+    site.write_text(text + "[Web]\ntokens_file = none\n")
+    assert main.main(["check", "--json", "--config", str(site)]) == 78
+    document = json.loads(capsys.readouterr().out)
+    assert document["good"] is False
+    assert any(it["verdict"] == "fault" and "[Web] tokens_file" in it["text"] for it in document["findings"])
 
 
 def test_check_warns_of_a_state_dir_that_cannot_be_written(
@@ -163,7 +182,7 @@ def test_an_argument_that_a_verb_does_not_take_is_refused(capsys: pytest.Capture
 
 WRONG_USES = {
     "chek": 'no verb "chek": did you mean check?',
-    "frobnicate": "see flux-node-manager --help",
+    "frobnicate": "Read more: flux-node-manager --help",
     "explain jop f2": '"jop" is not allowed: did you mean job?',
     "explain job f2 --att 2h": "explain: there is no option --att: did you mean --at?",
     "hold": "required: NODE",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from nodemanager.cli.listing import Listing
 from nodemanager.cli.parsing.exit_status import (
     EXIT_FAILED,
     EXIT_NO_PERMISSION,
@@ -87,8 +88,26 @@ def show(document: Any, chosen: Namespace, console: Console, shown: Callable[[An
     """Print a document as JSON, or as ``shown`` makes it for the terminal."""
     if chosen.json:
         print(json.dumps(document, indent=2))
+        return
+    made = shown(readable(document))
+    if isinstance(made, Listing):
+        print_listing(made, chosen, console)
     else:
-        console.print(shown(readable(document)))
+        console.print(made)
+
+
+def print_listing(made: Listing, chosen: Namespace, console: Console) -> None:
+    """Print a list as a table, or as ``-o`` and ``--no-headers`` say; then notes go to standard error."""
+    if not (chosen.format or chosen.no_headers):
+        console.print(made)
+        return
+    if chosen.format:
+        lines = made.lines(chosen.format, headers=not chosen.no_headers)
+        print(*lines, sep="\n", end="\n" if made.rows or not chosen.no_headers else "")
+    elif made.rows:
+        console.print(made.table(headers=False))
+    for note in (*made.above, *made.notes):
+        print(note, file=sys.stderr)
 
 
 def readable(document: Any) -> Any:
