@@ -30,6 +30,7 @@ from nodemanager.cli.verbs import asking, check, cloud, init, joining, run, slot
 from nodemanager.cli.verbs.service_call import not_for_guests, print_error
 from nodemanager.config.load import load_site
 from nodemanager.config.site import ConfigError
+from nodemanager.core.reason_text import use_currency
 
 DENIED = os.strerror(errno.EACCES)
 WRITE_ERRORS = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -133,6 +134,7 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
     from nodemanager.flux.bindings import use_bridge
 
     use_bridge(site.flux.bridge)
+    use_currency(site.currency)
     return verb.act(site, chosen)
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from nodemanager.cli import listing
 from nodemanager.cli.listing import Listing
-from nodemanager.core.reason_text import format_duration, format_money
+from nodemanager.core.reason_text import MONEY_FIGURES, format_duration, format_money
 from nodemanager.core.slots import DEFAULT_CLOUD
 
 STATES = ("requested", "booting", "idle", "busy", "lost", "draining", "stopping", "gone")
@@ -147,7 +147,7 @@ def _extras(nodes: Mapping[str, Any]) -> str:
         ("intruders", "INTRUDERS"),
     )
     drained = "".join(
-        f", {it['count']} drained by {who} ({it['price_per_hour']:g} an hour)"
+        f", {it['count']} drained by {who} ({money(it['price_per_hour'])} an hour)"
         for who, it in (("Flux itself", nodes["drained"]["flux"]), ("a person", nodes["drained"]["person"]))
         if it["count"]
     )
@@ -417,6 +417,8 @@ def _figure(name: str, value: Any) -> str:
         return clock(value)
     if name.endswith("_s") and isinstance(value, int | float):
         return span(value)
+    if name in MONEY_FIGURES and isinstance(value, int | float):
+        return money(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -100,6 +100,7 @@ class Site:
     peers: Mapping[str, PeerSettings]  # other instances that jobs may run in
     ensembles: Mapping[str, EnsembleSettings]  # that the service runs
     schedules: Mapping[str, ScheduleSettings]  # in the order of the file
+    currency: str = ""  # of every amount that people see; decides nothing
     cloud_name: CloudName = DEFAULT_CLOUD
     # Of several clouds, the site as if each were the only one; then the fields above describe the first. {}: one.
     parts: Mapping[CloudName, Site] = field(default_factory=dict)

@@ -869,6 +869,17 @@ def test_a_prepaid_type_above_the_price_limit_is_bought_and_not_warned_of(tmp_pa
     assert site_warnings(site_of(tmp_path, dear, ("Node cpu", "prepaid", "1"))) == ()
 
 
+@pytest.mark.parametrize("currency", ["EUR", "€", "$", ""])
+def test_a_currency_is_a_code_or_a_symbol(tmp_path: Path, currency: str) -> None:
+    assert site_of(tmp_path, ("Site", "currency", currency)).currency == currency
+
+
+@pytest.mark.parametrize("currency", ["eur", "EURO", "E", "1", "€€", "\x1b", "<b>"])
+def test_what_is_no_currency_is_a_fault(tmp_path: Path, currency: str) -> None:
+    fault = the_fault(tmp_path, ("Site", "currency", currency))
+    assert 'a code such as "EUR", or one symbol such as "€" is needed' in fault.problem
+
+
 @pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "head.example:8080", "10.0.0.1:8080"])
 def test_jobs_that_other_machines_may_see_are_warned_of(tmp_path: Path, listen: str) -> None:
     everybody = ("Web", "jobs_shown_to", "everybody")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
+import unicodedata
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -362,6 +363,12 @@ def _builtin(text: str) -> str:
     return text
 
 
+def _currency(text: str) -> str:
+    is_code = len(text) == 3 and text.isascii() and text.isalpha() and text.isupper()
+    _require(not text or is_code or (len(text) == 1 and unicodedata.category(text) == "Sc"))
+    return text
+
+
 def _endpoint(text: str) -> str:
     if text:
         parts = _http(text)
@@ -544,6 +551,7 @@ class SiteSettings(SectionSettings):
     cluster_uuid: Annotated[str, ValueFormat("a UUID", _uuid)] = ""
     state_dir: _Path
     mode: Annotated[Mode, _one_of(Mode)] = Mode.OBSERVE
+    currency: Annotated[str, ValueFormat('a code such as "EUR", or one symbol such as "€"', _currency)] = ""
 
 
 class FluxSettings(SectionSettings):
