@@ -8,14 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from nodemanager.cli import listing
 from nodemanager.cli.listing import Listing
 from nodemanager.cli.parsing.exit_status import EXIT_OK, EXIT_UNAVAILABLE
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
-from nodemanager.cli.service_client import Client, ServiceUnreachable, make_client, quote_segment
 from nodemanager.cli.terminal import shows_unicode_ids, unicode_id
 from nodemanager.cli.verbs.service_call import (
     UsageError,
@@ -26,12 +23,13 @@ from nodemanager.cli.verbs.service_call import (
     show,
     with_exit_status,
 )
-from nodemanager.config.site import Site
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
-from nodemanager.planner.policy import Policy
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from nodemanager.cli.service_client import Client
+    from nodemanager.config.site import Site
 
 KINDS = ("job", "node", "type", "ensemble")
 NAMED = ("jobs", "nodes", "types", "ensembles")
@@ -47,6 +45,7 @@ def status(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 def top(site: Site, chosen: Namespace) -> int:
     """Show nodes, waiting jobs and events live, with keys to explain, hold, retire and pause."""
+    from nodemanager.cli.service_client import ServiceUnreachable, make_client
     from nodemanager.cli.top.command import NoTerminal, run_top
 
     try:
@@ -91,6 +90,8 @@ def _explain(parser: Parser) -> None:
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Explain why a job waits, a node or an ensemble's nodes are kept or not, or a node type is bought or not."""
     del site
+    from nodemanager.cli.service_client import quote_segment
+
     kind, name = chosen.kind, chosen.name
     # "2h ago" is by the service's clock, because a simulated service has its own.
     at = parse_moment(chosen.at, "--at", lambda span_s: client.status()["at"] - span_s) if chosen.at else None
@@ -104,7 +105,10 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
 
 def plan(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Show what would be ordered now with the site that --config names. Nothing is ordered."""
+    from pydantic import TypeAdapter
+
     from nodemanager.cli import tables
+    from nodemanager.planner.policy import Policy
     from nodemanager.service.assembly.cluster import with_cluster_uuid
     from nodemanager.service.assembly.policy import policy_of
 

@@ -16,13 +16,11 @@ from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_O
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.site_warnings import warnings_of
-from nodemanager.config.site import Site
 from nodemanager.core.notation import escape_unprintable
-from nodemanager.core.reason_text import format_money
-from nodemanager.core.slots import OnlyFor
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.findings import Finding
+    from nodemanager.config.site import Site
     from nodemanager.core.nodes import Launch
     from nodemanager.core.ports import CloudPort
     from nodemanager.core.slots import NodeType
@@ -163,6 +161,8 @@ def _check_online(site: Site, output: _Output) -> None:
 
 def _gpu_notes(site: Site) -> Iterator[str]:
     """What follows from ``only_for`` for jobs without GPUs, where a site sets it."""
+    from nodemanager.core.reason_text import format_money
+    from nodemanager.core.slots import OnlyFor
 
     def per_core(node_type: NodeType) -> Decimal:
         return node_type.price_per_hour / node_type.cores

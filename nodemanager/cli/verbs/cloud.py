@@ -21,11 +21,11 @@ from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.terminal import make_console
 from nodemanager.cli.verbs.service_call import print_error, print_listing
 from nodemanager.cli.verbs.site_warnings import print_warnings
-from nodemanager.config.site import Site
 
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison
     from nodemanager.config.price_list import PriceTable
+    from nodemanager.config.site import Site
 
 
 def _cloud_test(parser: Parser) -> None:

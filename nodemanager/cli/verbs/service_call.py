@@ -17,24 +17,22 @@ from nodemanager.cli.parsing.exit_status import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from nodemanager.cli.service_client import (
-    Client,
-    NotAllowed,
-    NotTheOwner,
-    RequestDeclined,
-    ServiceUnreachable,
-    make_client,
-)
 from nodemanager.cli.terminal import escape_document, make_console, shows_unicode_ids, with_unicode_ids
-from nodemanager.config.site import Site
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
 
 if TYPE_CHECKING:  # only what shows something on a terminal loads Rich: the service does without its 4 MB
     from rich.console import Console, RenderableType
 
+    from nodemanager.cli.service_client import Client, NotAllowed
+    from nodemanager.config.site import Site
+
+    ServiceVerb = Callable[[Client, Site, Namespace, Console], None]
+
 
 def not_for_guests(why: str) -> NotAllowed:
     """Say what a user has who may not ask the service itself."""
+    from nodemanager.cli.service_client import NotAllowed
+
     return NotAllowed(
         f"{why}. Only the owner of the Flux instance may ask the service. What every user has:\n"
         "  why your jobs wait:   flux jobs -o '{id.f58:>12} {user.nodes}'\n"
@@ -49,13 +47,18 @@ class UsageError(Exception):
     """The command line is incomplete or wrong. The message shows the correct form."""
 
 
-ServiceVerb = Callable[[Client, Site, Namespace, "Console"], None]
-
-
 def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
     """Wrap a verb for the command line: errors go to standard error and become an exit status."""
 
     def verb(site: Site, chosen: Namespace) -> int:
+        from nodemanager.cli.service_client import (
+            NotAllowed,
+            NotTheOwner,
+            RequestDeclined,
+            ServiceUnreachable,
+            make_client,
+        )
+
         try:
             ask(make_client(site), site, chosen, make_console(soft_wrap=not sys.stdout.isatty()))
         except UsageError as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from nodemanager.config.site import Site, site_warnings
-from nodemanager.config.state_folder import STATE_DIR_EFFECT, why_not_writable
+if TYPE_CHECKING:
+    from nodemanager.config.site import Site
 
 
 def print_warnings(site: Site, *, by_init: bool = False) -> None:
@@ -17,6 +18,7 @@ def print_warnings(site: Site, *, by_init: bool = False) -> None:
 def warnings_of(site: Site, *, by_init: bool = False) -> tuple[str, ...]:
     """The warnings about a site that can be found without asking its account."""
     from nodemanager.cloud.providers import provider_warnings
+    from nodemanager.config.site import site_warnings
     from nodemanager.flux.setup.bootstrap import bootstrap_warnings, guest_warnings
 
     written = () if by_init else (*bootstrap_warnings(site), *_state_dir_warnings(site))
@@ -24,6 +26,8 @@ def warnings_of(site: Site, *, by_init: bool = False) -> tuple[str, ...]:
 
 
 def _state_dir_warnings(site: Site) -> tuple[str, ...]:
+    from nodemanager.config.state_folder import STATE_DIR_EFFECT, why_not_writable
+
     if not (why := why_not_writable(site.state_dir)):
         return ()
     return (f"[Site] state_dir: {why}. {STATE_DIR_EFFECT}",)

@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 from nodemanager.cli import listing
 from nodemanager.cli.listing import Listing
@@ -16,7 +17,9 @@ from nodemanager.cli.parsing.verb import Verb, positive
 from nodemanager.cli.terminal import make_console
 from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cli.verbs.service_call import print_listing
-from nodemanager.config.site import Site
+
+if TYPE_CHECKING:
+    from nodemanager.config.site import Site
 
 
 def _slots(parser: Parser) -> None:

@@ -247,8 +247,8 @@ def _note(study: Study) -> str:
         notes.append(
             f"With the nodes and prices of {name}, no fleet costs less than {format_total(bounds.work)}, however "
             f"long jobs wait, and none less than {format_total(bounds.same_starts)} with every job starting when "
-            f"it did on its fixed cluster: {name} costs {study.compared[name].cost / bounds.work:.3f} times as much."
-            " "
+            f"it did on its fixed cluster: {name} costs {study.compared[name].cost / bounds.work:.3f} times as "
+            "much. "
             if bounds.work
             else ""
         )
