@@ -26,7 +26,7 @@ from nodemanager.cli.parsing.exit_status import (
 )
 from nodemanager.cli.parsing.parser import Parser, WrongUse
 from nodemanager.cli.parsing.verb import PROGRAM, Verb, add_verbs
-from nodemanager.cli.verbs import asking, check, cloud, init, joining, run, slots, steering, what_if
+from nodemanager.cli.verbs import asking, check, cloud, init, joining, run, slots, steering, support, what_if
 from nodemanager.cli.verbs.service_call import not_for_guests, print_error
 
 DENIED = os.strerror(errno.EACCES)
@@ -64,6 +64,7 @@ GROUPS: Mapping[str, Sequence[Verb]] = {  # as --help lists them
         cloud.PRICES,
         joining.JOIN_SERVICE,
         joining.ROTATE_CERT,
+        support.SUPPORT_BUNDLE,
     ),
     "what if": (what_if.SIMULATE, what_if.SUGGEST),
     "in jobs": (ENSEMBLE, in_job.DATA_SAFE, in_job.RELEASE_IDLE),
@@ -125,6 +126,8 @@ def _run_chosen(chosen: argparse.Namespace) -> int:
         return init.new_site(chosen)
     if chosen.config is None:
         chosen.usage_error("give the site file: --config SITE.INI")
+    if verb.takes_file:
+        return verb.act(Path(chosen.config), chosen)
     from nodemanager.config.load import load_site
     from nodemanager.config.site import ConfigError
 

@@ -877,7 +877,7 @@ def test_a_currency_is_a_code_or_a_symbol(tmp_path: Path, currency: str) -> None
 @pytest.mark.parametrize("currency", ["eur", "EURO", "E", "1", "€€", "\x1b", "<b>"])
 def test_what_is_no_currency_is_a_fault(tmp_path: Path, currency: str) -> None:
     fault = the_fault(tmp_path, ("Site", "currency", currency))
-    assert 'a code such as "EUR", or one symbol such as "€" is needed' in fault.problem
+    assert 'a code such as "EUR", or one symbol such as "$" is needed' in fault.problem
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "head.example:8080", "10.0.0.1:8080"])

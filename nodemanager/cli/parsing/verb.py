@@ -24,7 +24,8 @@ def _no_options(parser: Parser) -> None:
 class Verb:
     """One verb. ``example``: the command line after it, without ``--config``.
 
-    ``act`` takes the site, unless ``has_site`` is false, and the parsed command line, and returns the exit status.
+    ``act`` takes the site, or its file if ``takes_file``, and the parsed command line; without ``has_site`` only
+    the latter. It returns the exit status.
     Its docstring is the verb's help.
     """
 
@@ -35,6 +36,7 @@ class Verb:
     prints_json: bool = False
     columns: Sequence[Column] = ()  # of the list that it prints
     has_site: bool = True
+    takes_file: bool = False  # works on a site with faults too
     with_credentials: bool = True  # the site's cloud credentials are needed
     is_service: bool = False  # prints nothing
     for_guests: bool = False  # there is another way for users who may not read the site

@@ -551,7 +551,7 @@ class SiteSettings(SectionSettings):
     cluster_uuid: Annotated[str, ValueFormat("a UUID", _uuid)] = ""
     state_dir: _Path
     mode: Annotated[Mode, _one_of(Mode)] = Mode.OBSERVE
-    currency: Annotated[str, ValueFormat('a code such as "EUR", or one symbol such as "€"', _currency)] = ""
+    currency: Annotated[str, ValueFormat('a code such as "EUR", or one symbol such as "$"', _currency)] = ""
 
 
 class FluxSettings(SectionSettings):
