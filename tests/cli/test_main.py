@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from nodemanager.cli import cloud_test, main
+from nodemanager.cli.in_job import command as in_job_command
 from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cloud.local.port import Store
 from nodemanager.config.load import load_site
@@ -229,6 +230,17 @@ def test_init_without_flux_says_how_to_get_it(
     site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
     assert main.main(["init", "--config", str(site), "--output", str(tmp_path / "flux")]) == 1
     assert "flux-core" in capsys.readouterr().err
+
+
+def test_a_verb_in_a_job_says_how_to_get_flux_in_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(uri: str) -> object:
+        raise BindingsMissing(f"none at {uri}\nget them")
+
+    monkeypatch.setattr(in_job_command, "connection", missing)
+    assert main.main(["data-safe", "f2", "--uri", "local:///x"]) == 69
+    assert capsys.readouterr().err == "none at local:///x\nget them\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
