@@ -27,29 +27,17 @@ from urllib.parse import quote
 from nodemanager.cli.parsing.verb import PROGRAM
 from nodemanager.config.clouds import is_cloud_section
 from nodemanager.config.provider import provider_named
-from nodemanager.config.sections import ENSEMBLE, NODE, PEER, SCHEDULE
+from nodemanager.config.sections import ENSEMBLE, NODE, PEER, SCHEDULE, SETTINGS
 from nodemanager.config.text.ini import Document, is_secret_key, read_ini, without_url_secrets
 from nodemanager.config.text.providers import PROVIDERS
 from nodemanager.config.text.settings import (
     HOST_NAME,
-    BudgetSettings,
     CloudSettings,
-    DisruptionSettings,
     EnsembleSettings,
-    FluxSettings,
-    JoinSettings,
-    JournalSettings,
-    LimitsSettings,
     NodeSettings,
-    NotifySettings,
     PeerSettings,
-    PolicySettings,
     ScheduleSettings,
     SectionSettings,
-    SimulationSettings,
-    SiteSettings,
-    TimingSettings,
-    WebSettings,
     allowed_keys,
 )
 from nodemanager.core.notation import escape_unprintable
@@ -66,20 +54,6 @@ SHORTEST_SECRET = 4  # characters: shorter ones occur in any text
 SHORTEST_UNKNOWN = 8  # of the value of an unknown key, which is probably a number or a name
 COMMAND_WITHIN_S = 60.0
 
-SETTINGS: Mapping[str, type[SectionSettings]] = {
-    "Site": SiteSettings,
-    "Flux": FluxSettings,
-    "Limits": LimitsSettings,
-    "Timing": TimingSettings,
-    "Policy": PolicySettings,
-    "Join": JoinSettings,
-    "Budget": BudgetSettings,
-    "Disruption": DisruptionSettings,
-    "Web": WebSettings,
-    "Journal": JournalSettings,
-    "Notify": NotifySettings,
-    "Simulation": SimulationSettings,
-}
 NAMED_SETTINGS: Mapping[str, type[SectionSettings]] = {
     NODE: NodeSettings,
     PEER: PeerSettings,

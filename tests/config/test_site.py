@@ -869,6 +869,25 @@ def test_a_prepaid_type_above_the_price_limit_is_bought_and_not_warned_of(tmp_pa
     assert site_warnings(site_of(tmp_path, dear, ("Node cpu", "prepaid", "1"))) == ()
 
 
+def test_a_key_of_another_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+    fault = the_fault(tmp_path, ("Limits", "stop_lead", "1m"))
+    assert fault.problem == "no such key here: it belongs in [Policy]"
+
+
+def test_a_comment_behind_a_value_is_told_where_it_belongs(tmp_path: Path) -> None:
+    fault = the_fault(tmp_path, ("Limits", "nodes_max", "8 ; eight"))
+    assert fault.problem == "a whole number of 1 or more is needed. A comment needs a line of its own"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("aws", "ec2"), ("AWS", "ec2"), ("google", "gce"), ("k8s", "minicluster")]
+)
+def test_a_provider_by_another_name_is_told_its_name_here(tmp_path: Path, written: str, meant: str) -> None:
+    assert f"write {meant}" in [
+        fault.problem for fault in faults_of(tmp_path, text_of(("Cloud", "provider", written)))
+    ]
+
+
 @pytest.mark.parametrize("currency", ["EUR", "€", "$", ""])
 def test_a_currency_is_a_code_or_a_symbol(tmp_path: Path, currency: str) -> None:
     assert site_of(tmp_path, ("Site", "currency", currency)).currency == currency

@@ -222,7 +222,24 @@ def _one_of(choices: type[StrEnum]) -> ValueFormat:
     return ValueFormat(" or ".join(choices), read)
 
 
+# What other programs call them.
+_PROVIDERS_ELSEWHERE = {
+    "aws": "ec2",
+    "amazon": "ec2",
+    "google": "gce",
+    "gcp": "gce",
+    "gcloud": "gce",
+    "nova": "openstack",
+    "k8s": "minicluster",
+    "kubernetes": "minicluster",
+    "ssh": "static",
+    "localhost": "local",
+}
+
+
 def _provider(text: str) -> str:
+    if meant := _PROVIDERS_ELSEWHERE.get(text.lower()):
+        raise ValueError(f"write {meant}")
     _require(text in PROVIDERS)
     return text
 
