@@ -76,12 +76,17 @@ versions.txt    of this program, Python, Flux and the libraries
 _PRIVATE_KEY = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
 )
-_USER_OF_ADDRESS = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*://)[^/\s@\"']*:[^/\s@\"']*@", re.IGNORECASE)
+# Bounded, so that a long word in a log does not take long.
+_USER_OF_ADDRESS = re.compile(
+    r"(?<![a-z0-9+.-])(?P<scheme>[a-z][a-z0-9+.-]{0,30}://)[^/\s@\"':]{0,256}:[^/\s@\"']{0,256}@", re.IGNORECASE
+)
 # As in password=x, --token x, "client_secret": "x", Authorization: Bearer x.
-_NAME = r"[\w.-]*(?:secret|passw(?:or)?d|passphrase|token|(?:api|access|private)[-_]?key|authorization)[\w.-]*"
+_WORD = r"(?:secret|passw(?:or)?d|passphrase|token|(?:api|access|private)[-_]?key|authorization)"
+_NAME = rf"[\w.-]{{0,64}}?{_WORD}[\w.-]{{0,64}}"
 _VALUE = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'|[^\s,;}\]]+"
 _NAMED_SECRET = re.compile(
-    rf"(?P<name>(?:{_NAME}[\"']?\s*[:=]\s*|--{_NAME}\s+)(?:bearer\s+|basic\s+)?|\bbearer\s+)(?P<value>{_VALUE})",
+    rf"(?<![\w.-])(?P<name>(?:{_NAME}[\"']?\s{{0,4}}[:=]\s{{0,4}}|--{_NAME}\s{{1,4}})(?:bearer\s+|basic\s+)?|bearer\s+)"
+    rf"(?P<value>{_VALUE})",
     re.IGNORECASE,
 )
 
@@ -105,9 +110,11 @@ def write_bundle(site_file: Path, output: Path | None, log: Path | None) -> Path
                 entry = tarfile.TarInfo(f"{name}/{member}")
                 entry.size, entry.mode, entry.mtime = len(content), 0o600, int(time.time())
                 bundle.addfile(entry, io.BytesIO(content))
-    except OSError as error:
+    except BaseException as error:
         path.unlink(missing_ok=True)
-        raise BundleError(f"{path} cannot be written: {error.strerror}") from error
+        if isinstance(error, OSError):
+            raise BundleError(f"{path} cannot be written: {error.strerror}") from error
+        raise
     return path
 
 

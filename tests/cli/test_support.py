@@ -118,6 +118,15 @@ def test_the_log_of_the_test_has_every_secret_that_the_rules_must_find(full_of_s
     assert remove("AWS_ACCESS_KEY_ID and others are not set") == "AWS_ACCESS_KEY_ID and others are not set"
 
 
+@pytest.mark.parametrize(
+    "character", ["a", "-", ":", '"', "=", " ", "a:", "token", "://", "x:y@", "-----BEGIN KEY"]
+)
+def test_a_long_line_of_a_log_is_read_in_linear_time(tmp_path: Path, character: str) -> None:
+    """A line of a megabyte would take hours otherwise."""
+    remove = Secrets(read_ini(tmp_path / "none", {}), {"A_TOKEN": "hush-hush"}).remove
+    assert remove(f"{character * 200_000} hush-hush").endswith("(left out)")
+
+
 def test_it_has_the_decisions_and_versions_and_overwrites_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
