@@ -56,7 +56,10 @@ PRICES = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Rows by the keys of their columns. ``notes``: what belongs below the rows. ``hidden``: columns not shown."""
+    """Rows by the keys of their columns. ``notes``: what belongs below the rows, or instead of them.
+
+    ``above``: what belongs above the rows. ``hidden``: columns that are not shown.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Mapping[str, Cell]]
@@ -82,7 +85,8 @@ class Listing:
     def __rich__(self) -> RenderableType:
         from rich.console import Group  # noqa: PLC0415
 
-        return Group(*self.above, self.table(), *self.notes)
+        table = () if self.notes and not self.rows else (self.table(),)
+        return Group(*self.above, *table, *self.notes)
 
     def lines(self, row_format: str, *, headers: bool = True) -> Iterator[str]:
         """Each row in a format that :func:`read_format` has read, after a line with the names of the columns."""

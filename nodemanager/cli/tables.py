@@ -280,7 +280,7 @@ def jobs(document: Mapping[str, Any]) -> Listing:
     """Format the list of jobs, or their counts if the client may not see them."""
     if not document["shown"]:
         hidden = f"{_count(document['total'], 'job')}; only the owner may see them. {_waiting(document['waiting'])}"
-        return Listing((), (), [Text(hidden)])
+        return Listing(listing.JOBS, (), [Text(hidden)])
     rows = [
         {
             "job": job["job"],
@@ -302,7 +302,7 @@ def jobs(document: Mapping[str, Any]) -> Listing:
 def peers(document: Mapping[str, Any]) -> Listing:
     """Format the list of peers."""
     if not document["delegates"]:
-        return Listing((), (), [Text("The site has no [Peer NAME]: no job runs in another instance")])
+        return Listing(listing.PEERS, (), [Text("The site has no [Peer NAME]: no job runs in another instance")])
     rows = []
     for peer in document["peers"]:
         load = peer["load"] or {}

@@ -47,10 +47,10 @@ def test_rows_alone_are_a_table_without_headers_and_lines(capsys: pytest.Capture
         ["large", "2", "1", "0", "1", "n[1-2]"],
     ]
     assert err == "a note\n"
-    assert printed(Listing((), (), ["only the owner may see them"]), capsys, no_headers=True) == (
-        "",
-        "only the owner may see them\n",
-    )
+    hidden = Listing(listing.SLOTS, (), ["only the owner may see them"])
+    assert printed(hidden, capsys, no_headers=True) == ("", "only the owner may see them\n")
+    assert printed(hidden, capsys, format="{type}") == ("type\n", "only the owner may see them\n")
+    assert printed(hidden, capsys) == ("only the owner may see them\n", "")
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,10 @@ def test_prices_are_json_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["prices", "--config", str(EC2), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["price_list"]["currency"] == "USD"
-    assert [(row["node_type"], row["result"]) for row in document["prices"]][:2] == [
-        ("small", "same"),
-        ("large", "same"),
+    assert [(row["node_type"], row["site"], row["list"], row["result"]) for row in document["prices"]] == [
+        ("small", 0.1785, 0.1785, "same"),
+        ("large", 1.428, 1.428, "same"),
+        ("gpu", 0.4, None, "spot: in no list"),
     ]
     assert main.main(["prices", "--config", str(EC2), "-n", "-o", "{node_type} {size}"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == "small c7i.xlarge"

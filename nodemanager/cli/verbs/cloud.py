@@ -117,7 +117,15 @@ def _print_prices(compared: Sequence[PriceComparison], table: PriceTable, chosen
     ]
     if chosen.json:
         of_list = {"source": table.source, "updated": str(table.updated or ""), "currency": table.currency}
-        print(json.dumps({"price_list": of_list, "prices": rows}, indent=2))
+        numbers = [
+            {
+                "site": float(it.price_per_hour),
+                "list": float(listed) if (listed := it.table_price_per_hour) else None,
+            }
+            for it in compared
+        ]
+        prices = [row | number for row, number in zip(rows, numbers, strict=True)]
+        print(json.dumps({"price_list": of_list, "prices": prices}, indent=2))
         return
     date = f"of {table.updated}" if table.updated else "without a date"
     place = f"region {regions[0] or '(none)'}" if len(regions) == 1 else f"regions {', '.join(regions)}"
