@@ -86,6 +86,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "the site file's folder.",
         "mode": "`observe`: decide and report, change nothing. `act`: carry the decisions out. A node type can "
         "have its own mode.",
+        "currency": "Written with every amount, for people only: prices are never converted. Default: amounts are "
+        "plain numbers.",
     },
     "Flux": {
         "uri": "How to reach rank 0: `local://PATH` with the path of its socket, relative to the site file's "

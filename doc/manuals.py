@@ -51,8 +51,12 @@ def command_page(parser: Parser) -> str:
     lines = [_head(PROGRAM, 1, "cloud nodes for a Flux instance")]
     lines += [".SH SYNOPSIS", f".B {_text(PROGRAM)}", SYNOPSIS]
     lines += [".SH DESCRIPTION", _text(parser.description or ""), ".PP", *DESCRIPTION, ".SH VERBS"]
-    for name, verb in _verbs_of(parser):
-        lines += _verb_items(name, verb)
+    verbs = dict(_verbs_of(parser))
+    for title, names in parser.groups.items():
+        lines += [
+            f".SS {_text(title.capitalize())}",
+            *(line for it in names for line in _verb_items(it, verbs[it])),
+        ]
     lines += [".SH OPTIONS", *(line for action in parser.options() for line in _item(action)), *JSON_ITEM]
     lines.append(".SH EXIT STATUS")
     for status, meaning in EXIT_STATUS.findall(parser.epilog or ""):

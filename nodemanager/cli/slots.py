@@ -49,12 +49,17 @@ class TypeRow:
     leased: int
     movable: int
 
-    def __str__(self) -> str:
-        hosts = compress_hostlist(self.slots) if self.slots else "-"
-        return f"{self.type_name:16} {len(self.slots):5} {self.online:7} {self.leased:7} {self.movable:8}  {hosts}"
-
-
-HEADER = f"{'type':16} {'slots':>5} {'online':>7} {'leased':>7} {'movable':>8}  names"
+    @property
+    def cells(self) -> dict[str, str]:
+        """The columns of ``listing.SLOTS``."""
+        return {
+            "type": self.type_name,
+            "slots": str(len(self.slots)),
+            "online": str(self.online),
+            "leased": str(self.leased),
+            "movable": str(self.movable),
+            "names": compress_hostlist(self.slots) if self.slots else "-",
+        }
 
 
 def parse_counts(texts: Iterable[str]) -> dict[TypeName, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -11,7 +12,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from nodemanager.core.reason_text import format_duration, format_money
+from nodemanager.cli import listing
+from nodemanager.cli.listing import Listing
+from nodemanager.core.reason_text import MONEY_FIGURES, format_duration, format_money
 from nodemanager.core.slots import DEFAULT_CLOUD
 
 STATES = ("requested", "booting", "idle", "busy", "lost", "draining", "stopping", "gone")
@@ -29,6 +32,7 @@ DUE_MAX = 10  # how many nodes to be replaced are listed
 NO_CLOUD = "(not recorded)"  # by versions that did not keep the cloud
 MIB = 1 << 20
 SILENT_MAX_S = 15.0  # as in /healthz
+_CAPITAL = re.compile(r"(?<!^)[A-Z]")
 STARTED_JOB_STATES = ("run", "cleanup")
 JOB_STATES = ("depend", "priority", "sched", "run", "cleanup", "inactive")
 
@@ -90,7 +94,7 @@ def _status_head(document: Mapping[str, Any]) -> Table:
             ("cluster", f"{document['cluster']}  ({_mode(document)})"),
             ("decides", _decides(document)),
             ("queue", ", ".join(f"{jobs.get(state, 0)} {state}" for state in JOB_STATES if jobs.get(state))),
-            ("waiting", "no plan" if document["stands_still"] else _counts(document["jobs_waiting"]) or "none"),
+            ("waiting", "no plan" if document["stands_still"] else _waiting(document["jobs_waiting"]) or "none"),
             ("nodes", f"{total} of {limits['nodes_max']} at most" + _extras(document["nodes"])),
             (
                 "cost",
@@ -143,7 +147,7 @@ def _extras(nodes: Mapping[str, Any]) -> str:
         ("intruders", "INTRUDERS"),
     )
     drained = "".join(
-        f", {it['count']} drained by {who} ({it['price_per_hour']:g} an hour)"
+        f", {it['count']} drained by {who} ({money(it['price_per_hour'])} an hour)"
         for who, it in (("Flux itself", nodes["drained"]["flux"]), ("a person", nodes["drained"]["person"]))
         if it["count"]
     )
@@ -152,6 +156,10 @@ def _extras(nodes: Mapping[str, Any]) -> str:
 
 def _counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {code}" for code, count in sorted(counts.items(), key=lambda it: -it[1]))
+
+
+def _waiting(by_code: Mapping[str, int]) -> str:
+    return _counts({code.replace("_", " "): count for code, count in by_code.items()})
 
 
 def _nodes_by_type(document: Mapping[str, Any]) -> Table:
@@ -242,64 +250,77 @@ def _troubles(document: Mapping[str, Any]) -> list[RenderableType]:
 # --- lists ------------------------------------------------------------------------------------------------
 
 
-def nodes(document: Mapping[str, Any]) -> Table:
+def nodes(document: Mapping[str, Any]) -> Listing:
     """Format the list of nodes."""
-    table = _table("slot", "type", "state", "since", "paid for", "cost", "because", right=["paid for", "cost"])
-    for node in document["nodes"]:
-        state = node["state"] + (" (held)" if node["held"] else " (to retire)" if node["to_retire"] else "")
-        table.add_row(
-            node["slot"],
-            node["node_type"],
-            Text(state, style=STYLES.get(node["state"], "")),
-            span(document["at"] - node["since_at"]),
-            span(node["window"]["left_s"]) if node["window"] else "-",
-            money(node["cost"]),
-            why(node["reason"]),
-        )
-    return table
+    return Listing(listing.NODES, [_node_cells(node, document["at"]) for node in document["nodes"]])
 
 
-def jobs(document: Mapping[str, Any]) -> RenderableType:
+def _node_cells(node: Mapping[str, Any], at: float) -> dict[str, str | Text]:
+    state = node["state"] + (" (held)" if node["held"] else " (to retire)" if node["to_retire"] else "")
+    return {
+        "slot": node["slot"],
+        "type": node["node_type"],
+        "state": Text(state, style=STYLES.get(node["state"], "")),
+        "since": span(at - node["since_at"]),
+        "paid_for": span(node["window"]["left_s"]) if node["window"] else "-",
+        "cost": money(node["cost"]),
+        "because": why(node["reason"]),
+        "node": node["node"],
+        "rank": str(node["rank"]),
+        "size": node["size"] or "-",
+        "market": node["market"] or "-",
+        "cloud": node["cloud"],
+        "zone": node["zone"] or "-",
+        "price": money(node["price_per_hour"]),
+        "jobs": ",".join(node["jobs"]) or "-",
+    }
+
+
+def jobs(document: Mapping[str, Any]) -> Listing:
     """Format the list of jobs, or their counts if the client may not see them."""
     if not document["shown"]:
-        return Text(
-            f"{_count(document['total'], 'job')}; only the owner may see them. {_counts(document['waiting'])}"
-        )
-    table = _table("job", "user", "state", "wants", "waits", "because", right=["waits"])
-    for job in document["jobs"]:
-        table.add_row(
-            job["job"],
-            job["user"],
-            job["state"],
-            _wants(job),
-            span(job["waits_s"]),
-            why(job["reason"]) or ", ".join(job["on"]),
-        )
-    left_out = document["total"] - len(document["jobs"])
-    return Group(table, Text(f"and {left_out} more", style="dim")) if left_out > 0 else table
+        hidden = f"{_count(document['total'], 'job')}; only the owner may see them. {_waiting(document['waiting'])}"
+        return Listing(listing.JOBS, (), [Text(hidden)])
+    rows = [
+        {
+            "job": job["job"],
+            "user": job["user"],
+            "state": job["state"],
+            "wants": _wants(job),
+            "waits": span(job["waits_s"]),
+            "because": why(job["reason"]) or ", ".join(job["on"]),
+            "queue": job["queue"] or "-",
+            "priority": str(job["priority"]),
+            "on": ",".join(job["on"]) or "-",
+        }
+        for job in document["jobs"]
+    ]
+    left_out = document["total"] - len(rows)
+    return Listing(listing.JOBS, rows, [Text(f"and {left_out} more", style="dim")] if left_out > 0 else ())
 
 
-def peers(document: Mapping[str, Any]) -> RenderableType:
+def peers(document: Mapping[str, Any]) -> Listing:
     """Format the list of peers."""
     if not document["delegates"]:
-        return Text("The site has no [Peer NAME]: no job runs in another instance")
-    # Free of all: nodes and cores. Ours: our jobs there, of those allowed.
-    columns = ("peer", "state", "nodes", "cores", "waiting", "wait", "price", "ours")
-    table = _table(*columns, right=columns[2:])
+        return Listing(listing.PEERS, (), [Text("The site has no [Peer NAME]: no job runs in another instance")])
+    rows = []
     for peer in document["peers"]:
         load = peer["load"] or {}
-        table.add_row(
-            peer["name"],
-            _peer_state(peer),
-            f"{load['nodes_free']}/{load['nodes']}" if load else "-",
-            f"{load['cores_free']}/{load['cores']}" if load else "-",
-            str(load["waiting"]) if load else "-",
-            span(load.get("wait_s")),
-            money(peer["price_per_core_hour"]),
-            f"{peer['jobs']}/{peer['jobs_max']}",
+        rows.append(
+            {
+                "peer": peer["name"],
+                "state": _peer_state(peer),
+                "nodes": f"{load['nodes_free']}/{load['nodes']}" if load else "-",
+                "cores": f"{load['cores_free']}/{load['cores']}" if load else "-",
+                "waiting": str(load["waiting"]) if load else "-",
+                "wait": span(load.get("wait_s")),
+                "price": money(peer["price_per_core_hour"]),
+                "ours": f"{peer['jobs']}/{peer['jobs_max']}",
+            }
         )
-    fault = [Text(f"No job is delegated now: {document['fault']}", style="red")] if document["fault"] else []
-    return Group(*fault, table)
+    fault = document["fault"]
+    above = [Text(f"No job is delegated now: {fault}", style="red")] if fault else []
+    return Listing(listing.PEERS, rows, above=above)
 
 
 def _peer_state(peer: Mapping[str, Any]) -> Text:
@@ -396,6 +417,8 @@ def _figure(name: str, value: Any) -> str:
         return clock(value)
     if name.endswith("_s") and isinstance(value, int | float):
         return span(value)
+    if name in MONEY_FIGURES and isinstance(value, int | float):
+        return money(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -485,10 +508,10 @@ def _history(history: Sequence[Mapping[str, Any]]) -> Table:
 def plan(document: Mapping[str, Any]) -> Group:
     """Format a plan."""
     table = _table("order", "node", "type", "for jobs", "because")
-    would = [{**action, "order": f"would {action['order']}"} for action in document["would"]]
+    would = [{**action, "order": f"would {words(action['order'])}"} for action in document["would"]]
     for action in (*document["actions"], *would):
         table.add_row(
-            action["order"],
+            words(action["order"]),
             action["slot"] or action["node"] or action.get("job") or "",
             action["node_type"] or "",
             ", ".join(action["serves"]),
@@ -499,28 +522,51 @@ def plan(document: Mapping[str, Any]) -> Group:
         types.add_row(name, str(document["nodes_wanted"].get(name, 0)), why(reason))
     still = document["stands_still"]
     first = Text(why(still), style="bold red") if still else Text(f"{len(document['actions'])} orders")
-    waiting = Text(f"waiting jobs: {_counts(document['jobs_waiting']) or 'none'}")
+    waiting = Text(f"waiting jobs: {_waiting(document['jobs_waiting']) or 'none'}")
     parts: list[RenderableType] = [first, *([table] if table.rows else []), types, waiting]
     return Group(*parts)
 
 
 def event(document: Mapping[str, Any]) -> Text:
     """Format an event in one line."""
-    text = Text(f"{clock(document['at'])}  ", style="dim")
-    text.append(f"{document['kind']:<10} ", style="bold" if document["kind"] in ("decided", "alarm") else "")
-    text.append(f"{document['what']:<14} {document['subject']}", style="")
-    if (document["kind"], document["what"]) == ("standstill", "ends"):
-        text.append("  decides again", style="cyan")  # its reason is why nothing was decided
-    elif document["reason"]:
-        text.append(f"  {why(document['reason'])}", style="cyan")
-    elif document["figures"].get("detail"):
-        text.append(f"  {document['figures']['detail']}", style="dim")
-    elif document["figures"].get("story"):
-        text.append(f"  was {document['figures'].get('was', '')}", style="dim")
-    elif by := document["figures"].get("by"):
-        words = document["figures"].get("why")
-        text.append(f"  by {by}{f': {words}' if words else ''}", style="dim")
+    cells = event_cells(document)
+    text = Text(f"{cells['at']}  ", style="dim")
+    text.append(f"{cells['kind']:<10} ", style="bold" if document["kind"] in ("decided", "alarm") else "")
+    text.append(f"{cells['what']:<14} {cells['subject']}", style="")
+    if cells["because"]:
+        text.append(f"  {cells['because']}", style="cyan" if document["reason"] else "dim")
     return text
+
+
+def event_cells(document: Mapping[str, Any]) -> dict[str, str]:
+    """The columns of an event."""
+    return {
+        "at": clock(document["at"]),
+        "kind": document["kind"],
+        "what": words(document["what"]),
+        "subject": document["subject"],
+        "because": _why_event(document),
+    }
+
+
+def words(order: str) -> str:
+    """Write the kind of an order in words: ``CreateNode`` is "create node". Other texts stay as they are."""
+    return _CAPITAL.sub(r" \g<0>", order).lower() if order[:1].isupper() else order
+
+
+def _why_event(document: Mapping[str, Any]) -> str:
+    figures = document["figures"]
+    if (document["kind"], document["what"]) == ("standstill", "ends"):
+        return "decides again"  # its reason is why nothing was decided
+    if document["reason"]:
+        return why(document["reason"])
+    if figures.get("detail"):
+        return str(figures["detail"])
+    if figures.get("story"):
+        was = figures.get("was", "")
+        return f"was {was}" if was not in ("", "unknown") else ""
+    by, reason = figures.get("by"), figures.get("why")
+    return f"by {by}{f': {reason}' if reason else ''}" if by else ""
 
 
 def report(document: Mapping[str, Any]) -> Group:

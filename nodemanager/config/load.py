@@ -153,6 +153,7 @@ class _SiteLoader:
             cluster_uuid=cluster_uuid,
             state_dir=state_dir,
             mode=site.mode,
+            currency=site.currency,
             flux=flux,
             cloud=complete_cloud(cloud, self._folder),
             credentials=MappingProxyType({}),

@@ -13,6 +13,7 @@ from nodemanager.core.slots import CloudName
 
 # A reload applies only these. At the start, all other settings were built into adapters, threads or the instance.
 RELOADABLE: Mapping[str, frozenset[str] | None] = {  # None: every key
+    "site": frozenset({"currency"}),
     "limits": None,
     "budget": None,
     "disruption": None,
@@ -86,7 +87,7 @@ def _restart_keys(name: str, old: object, new: object) -> Iterator[str]:
         for key in _changed_keys(old, new):
             if key in left_out or not (taken is None or key in taken):
                 yield f"[{name.title()}] {key_in_file(type(old), key)}"
-    else:
+    elif name not in (RELOADABLE["site"] or ()):
         yield f"[Site] {name}"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +20,19 @@ from nodemanager.config.text.settings import (
     HOST_NAME_ALLOWED,
     NAME,
     NAME_ALLOWED,
+    BudgetSettings,
+    DisruptionSettings,
+    FluxSettings,
+    JoinSettings,
+    JournalSettings,
+    LimitsSettings,
+    NotifySettings,
+    PolicySettings,
     SectionSettings,
+    SimulationSettings,
+    SiteSettings,
+    TimingSettings,
+    WebSettings,
     allowed_keys,
 )
 
@@ -53,6 +66,23 @@ SECTIONS = (
     "Simulation",
 )
 
+# The sections without a name of their own, but those of clouds, whose keys depend on the provider.
+SETTINGS: Mapping[str, type[SectionSettings]] = {
+    "Site": SiteSettings,
+    "Flux": FluxSettings,
+    "Limits": LimitsSettings,
+    "Timing": TimingSettings,
+    "Policy": PolicySettings,
+    "Join": JoinSettings,
+    "Budget": BudgetSettings,
+    "Disruption": DisruptionSettings,
+    "Web": WebSettings,
+    "Journal": JournalSettings,
+    "Notify": NotifySettings,
+    "Simulation": SimulationSettings,
+}
+_COMMENT = re.compile(r"\s[;#]")
+
 _S = TypeVar("_S", bound=SectionSettings)
 
 
@@ -69,8 +99,11 @@ class Sections:
         allowed = allowed_keys(settings)
         entries = self.document.section(name).entries
         for key in entries.keys() - allowed.keys():
-            nearest = nearest_name(key, allowed)
+            elsewhere = [it for it, other in SETTINGS.items() if it != name and key in allowed_keys(other)]
+            nearest = nearest_name(key, allowed) if not elsewhere else ""
             problem = "no such key" + ("" if nearest else f"; the keys are {', '.join(allowed)}")
+            if elsewhere:
+                problem = f"no such key here: it belongs in [{elsewhere[0]}]"
             # Nobody knows whether the value of an unknown key is a secret.
             self.faults.append(self.document.fault(name, key, problem, nearest, shows_value=False))
         texts = {key: entry.text for key, entry in entries.items() if key in allowed and entry.text is not None}
@@ -80,7 +113,9 @@ class Sections:
             for detail in error.errors():
                 key = str(detail["loc"][0])
                 if detail["type"] != "missing":
-                    self.fault(name, key, str(detail["ctx"]["error"]))
+                    comment = _COMMENT.search(entries[key].written) if key in entries else None
+                    advice = ". A comment needs a line of its own" if comment else ""
+                    self.fault(name, key, f"{detail['ctx']['error']}{advice}")
                 elif key not in entries:  # a key that is there names an unset variable, which is already a fault
                     self.fault(name, key, f"must be given: {allowed[key]}")
             return None

@@ -32,6 +32,7 @@ from nodemanager.config.text.settings import (
     ScheduleSettings,
     SimulationSettings,
     TimingSettings,
+    Viewers,
     WebSettings,
 )
 from nodemanager.core.notation import format_fsd
@@ -99,6 +100,7 @@ class Site:
     peers: Mapping[str, PeerSettings]  # other instances that jobs may run in
     ensembles: Mapping[str, EnsembleSettings]  # that the service runs
     schedules: Mapping[str, ScheduleSettings]  # in the order of the file
+    currency: str = ""  # of every amount that people see; decides nothing
     cloud_name: CloudName = DEFAULT_CLOUD
     # Of several clouds, the site as if each were the only one; then the fields above describe the first. {}: one.
     parts: Mapping[CloudName, Site] = field(default_factory=dict)
@@ -223,7 +225,7 @@ def name_file(state_dir: Path) -> Path:
 
 def site_warnings(site: Site) -> tuple[str, ...]:
     """Warn about probable mistakes in a valid site, one text each."""
-    return (*_unaffordable_types(site), *_short_lived_types(site), *_unguarded_types(site))
+    return (*_unaffordable_types(site), *_short_lived_types(site), *_unguarded_types(site), *_shown_jobs(site))
 
 
 def _unaffordable_types(site: Site) -> Iterator[str]:
@@ -265,4 +267,13 @@ def _unguarded_types(site: Site) -> Iterator[str]:
         yield (
             f"[Node {node_type.name}] is a {kind} type without a property: Flux may start small jobs on it. "
             "Give it a property, and let jobs or a queue require it."
+        )
+
+
+def _shown_jobs(site: Site) -> Iterator[str]:
+    if site.web.jobs_shown_to is Viewers.EVERYBODY and site.web.listens_beyond_this_machine:
+        yield (
+            f"[Web] listen = {site.web.listen} with jobs_shown_to = everybody: whoever reaches this address sees "
+            "all jobs and their users, without TLS. Listen on 127.0.0.1, behind a proxy with TLS, or set "
+            "jobs_shown_to = owner."
         )

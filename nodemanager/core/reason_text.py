@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from typing import get_type_hints
 
 from nodemanager.core.notation import compress_hostlist, format_fsd, format_job_id
-from nodemanager.core.reason_codes import Code, Figure
+from nodemanager.core.reason_codes import Code, Figure, Figures
 from nodemanager.core.reasons import Reason
 
 # Figures that name a moment by the monotonic clock, which means nothing outside this process.
@@ -25,6 +26,8 @@ MOMENT_FIGURES: Mapping[str, str] = {
     "settles_at_s": "settles_at",
     "since_s": "since_at",
 }
+# Amounts. The history and HTTP have them as floats.
+MONEY_FIGURES = frozenset(name for name, kind in get_type_hints(Figures).items() if kind is Decimal)
 JOB_FIGURES = frozenset({"job", "jobs"})  # if they hold ids; ``jobs`` may also be a count
 _USER = re.compile(r"\buser ([0-9]{1,10})\b")  # an account, as ``planner.budget`` names it
 # "1 jobs" and "1 other jobs", where a sentence counts: no digit, "." or letter before it.
@@ -111,19 +114,48 @@ def _format_figure(name: str, value: Figure) -> str:
         return format_wall_time(float(value))
     if name.endswith("_s"):
         return format_duration(float(value))
-    if isinstance(value, Decimal):
+    if isinstance(value, Decimal) or name in MONEY_FIGURES:
         return format_money(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+_currency = ""  # of every amount that this process writes for people
+
+
+def use_currency(currency: str) -> None:
+    """Write all amounts from now on in the site's currency: a code of three letters, a symbol, or "" for none."""
+    global _currency  # noqa: PLW0603 - a process works on one site, which has one currency
+    _currency = currency
+
+
+def used_currency() -> str:
+    """The currency in use; "" if there is none."""
+    return _currency
+
+
+def with_currency(amount: str) -> str:
+    """Add the currency to a written amount: "12.50 EUR", "€12.50"."""
+    if not _currency:
+        return amount
+    if _currency.isalpha():
+        return f"{amount} {_currency}"
+    sign = "-" if amount.startswith("-") else ""
+    return f"{sign}{_currency}{amount.removeprefix('-')}"
+
+
 def format_money(amount: Decimal | float) -> str:
-    """Write an amount to four digits, with 2 to 6 decimals: "12.50", "0.0116", "0.000234"."""
+    """Write an amount to four digits, with 2 to 6 decimals: "12.50", "0.0116", "0.000234"; with the currency."""
     value = float(amount)
     if not math.isfinite(value):
         return str(value)
     digits = 3 - math.floor(math.log10(abs(value))) if value else 0
     whole, _, decimals = f"{value:.{max(2, min(6, digits))}f}".partition(".")
-    return f"{whole}.{decimals.rstrip('0'):0<2}"
+    return with_currency(f"{whole}.{decimals.rstrip('0'):0<2}")
+
+
+def format_total(amount: float) -> str:
+    """Write a sum to two decimals: "12,345.60"; with the currency."""
+    return with_currency(f"{amount:,.2f}")
 
 
 def format_duration(span_s: float) -> str:

@@ -25,7 +25,7 @@ from nodemanager.core.facts import SteeringSeen
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.ports import Info
 from nodemanager.core.reason_codes import Code
-from nodemanager.core.reason_text import format_money, to_sentence
+from nodemanager.core.reason_text import format_money, to_sentence, use_currency
 from nodemanager.delegation.view import DelegationEvent, DelegationView, PeerRun
 from nodemanager.history.events import HistoryEvent
 from nodemanager.history.follower import HistoryThread, HistoryUpdate
@@ -55,10 +55,15 @@ class Outputs:
     def __init__(self, site: Site) -> None:
         self.board = Board()
         self._site = site
+        use_currency(site.currency)
         self._metrics = Metrics(self.board)
         self._writer = HistoryWriter(
-            site.state_dir / HISTORY_FILE, succeeds=site.acts, size_max_bytes=site.journal.size_max_bytes
+            site.state_dir / HISTORY_FILE,
+            succeeds=site.acts,
+            size_max_bytes=site.journal.size_max_bytes,
+            begins_anew=site.flux.simulated,
         )
+        earlier = HistoryReader(self._writer.path, site.journal.size_max_bytes)
         self._samples = SampleKeeper(self.board, site.state_dir / SAMPLES_FILE)
         self._notifier = Notifier(site.notify, site.path.parent, site.cluster)
         self._history_thread = HistoryThread(
@@ -69,7 +74,7 @@ class Outputs:
                 self._samples.take_in,
                 self._notifier.take_in,
             ],
-            HistoryReader(self._writer.path, site.journal.size_max_bytes).charged_until_at,
+            earlier.charged_until_at if not site.flux.simulated else lambda: 0.0,
         )
         self.servers: list[WebServer] = []
         self._steering: SteeringWatch | None = None  # None if the site wants no web server, and so no steering
@@ -150,7 +155,8 @@ class Outputs:
 
     def start(self, service: SteeredService, job_end: Callable[[JobId], JobEnd | None] | None = None) -> None:
         """Start the threads, and the web servers unless ``[Web] listen = off``."""
-        self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
+        if not self._site.flux.simulated:  # its time begins again
+            self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
         self._writer.start()
         self._history_thread.start()
         self._notifier.start()
@@ -188,12 +194,13 @@ class Outputs:
             return ()
 
     def reload(self, site: Site) -> None:
-        """Use the site's notices, and the named tokens as their file has them now.
+        """Use the site's notices and currency, and the named tokens as their file has them now.
 
         Raises ``TokenError``, with nothing changed.
         """
         self._team.tokens = _read_team(site)
         self._notifier.use(site.notify)
+        use_currency(site.currency)
 
     def stop(self, within_s: float) -> None:
         """Stop in an order in which the last decisions are still written. Each step takes at most ``within_s``."""
@@ -276,7 +283,8 @@ class NoticeTracker:
         left = left_by_period(published.snapshot, published.policy)
         low = frozenset(key for key, amount in left.items() if amount <= BUDGET_LEFT * budgets[key])
         for owner, period in sorted(low - self._low):
-            text = f"{format_money(left[owner, period])} is left of {budgets[owner, period]} for the {period}"
+            of_budget = format_money(budgets[owner, period])
+            text = f"{format_money(left[owner, period])} is left of {of_budget} for the {period}"
             whose = f"{period} of {owner}" if owner else period
             text += f" of the {owner}" if owner else ""
             yield Notice(NoticeKind.BUDGET, published.snapshot.wall_at, text, (whose,))

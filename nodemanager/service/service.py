@@ -15,7 +15,6 @@ import pykka
 import structlog
 
 from nodemanager.actors.base import Fate
-from nodemanager.actors.delegation.delegator import DelegatorMessage
 from nodemanager.actors.manager import Manager, Publication
 from nodemanager.actors.messages import Mailbox, UsePolicy
 from nodemanager.actors.ticker import Ticker, WakingMailbox
@@ -33,6 +32,7 @@ from nodemanager.web.api.control import ReloadRefused
 from nodemanager.web.state.token import TokenError
 
 if TYPE_CHECKING:
+    from nodemanager.actors.delegation.delegator import DelegatorMessage
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
 

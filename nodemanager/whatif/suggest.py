@@ -21,6 +21,7 @@ from rich.text import Text
 from nodemanager.config.site import Site
 from nodemanager.config.text.edit import diff_of_site
 from nodemanager.core.notation import NotationError, format_fsd, parse_fsd
+from nodemanager.core.reason_text import format_total
 from nodemanager.history.store.schema import HISTORY_FILE
 from nodemanager.service import logs
 from nodemanager.whatif.cloud.learned import LearnedCloud, learn_from
@@ -157,7 +158,7 @@ def _print_advice(workload: Workload, advice: Advice) -> None:
     before = advice.before
     console.print(
         f"{_jobs_text(workload, before)}, replayed with {advice.tried} other settings. "
-        f"Savings below {advice.noise:,.2f} are noise and not shown."
+        f"Savings below {format_total(advice.noise)} are noise and not shown."
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("setting", "cost", "saved", "mean wait", "95 %"):
@@ -174,7 +175,7 @@ def _add_row(table: Table, name: str, figures: Figures, before: Figures) -> None
     saved = 1 - figures.cost / before.cost if before.cost else 0.0
     cells = (
         name,
-        f"{figures.cost:,.2f}",
+        format_total(figures.cost),
         f"{saved:.1%}" if figures is not before else "",
         format_short_span(figures.wait_mean_s),
         format_short_span(figures.wait_p95_s),
@@ -185,8 +186,8 @@ def _add_row(table: Table, name: str, figures: Figures, before: Figures) -> None
 def _nothing_to_suggest(workload: Workload, advice: Advice, longer_wait_s: float) -> str:
     return (
         f"Nothing to suggest. {_jobs_text(workload, advice.before)}: none of {advice.tried} other settings "
-        f"saves more than {advice.noise:,.2f} of {advice.before.cost:,.2f}, serves as many jobs, and lets them "
-        f"wait at most {format_fsd(longer_wait_s)} longer on the mean"
+        f"saves more than {format_total(advice.noise)} of {format_total(advice.before.cost)}, serves as many jobs, "
+        f"and lets them wait at most {format_fsd(longer_wait_s)} longer on the mean"
     )
 
 

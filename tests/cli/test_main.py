@@ -1,5 +1,6 @@
 """The command line, as a user meets it."""
 
+import json
 import os
 import shlex
 import shutil
@@ -13,6 +14,7 @@ import pytest
 import structlog
 
 from nodemanager.cli import cloud_test, main
+from nodemanager.cli.in_job import command as in_job_command
 from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cloud.local.port import Store
 from nodemanager.config.load import load_site
@@ -68,6 +70,24 @@ def test_check_marks_its_warnings_and_notes(tmp_path: Path, capsys: pytest.Captu
     said = capsys.readouterr()
     marks = [line.removeprefix(f"{site}: ").partition(":")[0] for line in (said.out + said.err).splitlines()]
     assert set(marks) == {"warning", "note", "good; 2 node types, 6 slots, mode act"}, said
+
+
+def test_check_as_json_has_every_line_with_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = tmp_path / "site.ini"
+    text = LOCAL.read_text().replace("price_per_hour_max = 10.00", "price_per_hour_max = 0.50")
+    site.write_text(text)
+    assert main.main(["check", "--config", str(site)]) == 0
+    said = capsys.readouterr()
+    assert main.main(["check", "--json", "--config", str(site)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["good"] is True
+    found = {f"{it['subject']}: {it['verdict']}: {it['text']}" for it in document["findings"]}
+    assert found == {line for line in (said.out + said.err).splitlines() if "good;" not in line}
+    site.write_text(text + "[Web]\ntokens_file = none\n")
+    assert main.main(["check", "--json", "--config", str(site)]) == 78
+    document = json.loads(capsys.readouterr().out)
+    assert document["good"] is False
+    assert any(it["verdict"] == "fault" and "[Web] tokens_file" in it["text"] for it in document["findings"])
 
 
 def test_check_warns_of_a_state_dir_that_cannot_be_written(
@@ -163,7 +183,7 @@ def test_an_argument_that_a_verb_does_not_take_is_refused(capsys: pytest.Capture
 
 WRONG_USES = {
     "chek": 'no verb "chek": did you mean check?',
-    "frobnicate": "see flux-node-manager --help",
+    "frobnicate": "Read more: flux-node-manager --help",
     "explain jop f2": '"jop" is not allowed: did you mean job?',
     "explain job f2 --att 2h": "explain: there is no option --att: did you mean --at?",
     "hold": "required: NODE",
@@ -210,6 +230,17 @@ def test_init_without_flux_says_how_to_get_it(
     site.write_text(LOCAL.read_text().replace("../state", str(tmp_path)))
     assert main.main(["init", "--config", str(site), "--output", str(tmp_path / "flux")]) == 1
     assert "flux-core" in capsys.readouterr().err
+
+
+def test_a_verb_in_a_job_says_how_to_get_flux_in_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(uri: str) -> object:
+        raise BindingsMissing(f"none at {uri}\nget them")
+
+    monkeypatch.setattr(in_job_command, "connection", missing)
+    assert main.main(["data-safe", "f2", "--uri", "local:///x"]) == 69
+    assert capsys.readouterr().err == "none at local:///x\nget them\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

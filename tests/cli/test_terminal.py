@@ -28,8 +28,16 @@ STEERS = "\x1b]0;owned\x07 \x1b[2J \x9b31m \u202e gone"
 
 def a_node(text: str) -> dict[str, Any]:
     return {
+        "node": "cloud1-1",
         "slot": "cloud1",
+        "rank": 1,
         "node_type": "cloud",
+        "size": "",
+        "market": "",
+        "cloud": "default",
+        "zone": "",
+        "jobs": [],
+        "price_per_hour": 0.1,
         "state": "idle",
         "since_at": 0.0,
         "window": None,
@@ -53,7 +61,7 @@ class Answering(Client):
 
 def printed(verb: Callable[..., None], document: Any, capsys: pytest.CaptureFixture[str], *subjects: str) -> str:
     kind, name = subjects or ("", "")
-    chosen = Namespace(json=False, kind=kind, name=name, at=None, follow=False)
+    chosen = Namespace(json=False, kind=kind, name=name, at=None, follow=False, format=None, no_headers=False)
     service = Answering(UnixSocket(Path("/nonexistent")), Path("/nonexistent"), document)
     verb(service, load_site(SITE), chosen, make_console(width=400))
     return capsys.readouterr().out

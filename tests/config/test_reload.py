@@ -40,6 +40,7 @@ def restart_for(folder: Path, *changes: tuple[str, str]) -> tuple[str, ...]:
         ("slots = small[1-6]", "slots = small[1-6]\nimage = another"),
         ("provider = simulated", "provider = simulated\nimage = another"),
         ("[Web]", "[Web]\ntokens_file = tokens"),
+        ("mode = act", "mode = act\ncurrency = EUR"),
     ],
 )
 def test_what_only_decisions_depend_on_is_taken_up(tmp_path: Path, before: str, after: str) -> None:

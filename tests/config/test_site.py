@@ -869,6 +869,46 @@ def test_a_prepaid_type_above_the_price_limit_is_bought_and_not_warned_of(tmp_pa
     assert site_warnings(site_of(tmp_path, dear, ("Node cpu", "prepaid", "1"))) == ()
 
 
+def test_a_key_of_another_section_is_told_where_it_belongs(tmp_path: Path) -> None:
+    fault = the_fault(tmp_path, ("Limits", "stop_lead", "1m"))
+    assert fault.problem == "no such key here: it belongs in [Policy]"
+
+
+def test_a_comment_behind_a_value_is_told_where_it_belongs(tmp_path: Path) -> None:
+    fault = the_fault(tmp_path, ("Limits", "nodes_max", "8 ; eight"))
+    assert fault.problem == "a whole number of 1 or more is needed. A comment needs a line of its own"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("aws", "ec2"), ("AWS", "ec2"), ("google", "gce"), ("k8s", "minicluster")]
+)
+def test_a_provider_by_another_name_is_told_its_name_here(tmp_path: Path, written: str, meant: str) -> None:
+    assert f"write {meant}" in [
+        fault.problem for fault in faults_of(tmp_path, text_of(("Cloud", "provider", written)))
+    ]
+
+
+@pytest.mark.parametrize("currency", ["EUR", "€", "$", ""])
+def test_a_currency_is_a_code_or_a_symbol(tmp_path: Path, currency: str) -> None:
+    assert site_of(tmp_path, ("Site", "currency", currency)).currency == currency
+
+
+@pytest.mark.parametrize("currency", ["eur", "EURO", "E", "1", "€€", "\x1b", "<b>"])
+def test_what_is_no_currency_is_a_fault(tmp_path: Path, currency: str) -> None:
+    fault = the_fault(tmp_path, ("Site", "currency", currency))
+    assert 'a code such as "EUR", or one symbol such as "$" is needed' in fault.problem
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:8080", "[::]:8080", "head.example:8080", "10.0.0.1:8080"])
+def test_jobs_that_other_machines_may_see_are_warned_of(tmp_path: Path, listen: str) -> None:
+    everybody = ("Web", "jobs_shown_to", "everybody")
+    (warning,) = site_warnings(site_of(tmp_path, ("Web", "listen", listen), everybody))
+    assert f"listen = {listen} with jobs_shown_to = everybody" in warning
+    assert site_warnings(site_of(tmp_path, ("Web", "listen", listen))) == ()
+    for private in ("127.0.0.1:8080", "[::1]:8080", "localhost:8080", "unix", "unix:/run/web.sock", "off"):
+        assert site_warnings(site_of(tmp_path, ("Web", "listen", private), everybody)) == ()
+
+
 def test_a_large_type_without_a_property_is_warned_of(tmp_path: Path) -> None:
     (warning,) = site_warnings(site_of(tmp_path, *gpu_type(gpus="0", cores="64")))
     assert "[Node gpu] is a large type without a property" in warning

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from decimal import Decimal
 
 import pytest
@@ -11,8 +12,10 @@ from nodemanager.core.reason_text import (
     ClockReading,
     format_duration,
     format_money,
+    format_total,
     format_wall_time,
     to_sentence,
+    use_currency,
     with_user_names,
 )
 from nodemanager.core.reasons import Reason, because
@@ -99,6 +102,24 @@ def test_money_has_as_many_decimals_as_it_needs(amount: Decimal | float, text: s
 def test_a_price_in_a_sentence_is_not_rounded_to_nothing() -> None:
     shown = said("price_per_hour_max", node_type="small", left=Decimal("0.0042"))
     assert "the 0.0042 left" in shown
+
+
+@pytest.fixture
+def euros() -> Iterator[None]:
+    use_currency("EUR")
+    yield
+    use_currency("")
+
+
+def test_every_amount_has_the_currency_of_the_site(euros: None) -> None:
+    del euros
+    assert format_money(12.5) == "12.50 EUR"
+    assert format_total(-1234.5) == "-1,234.50 EUR"
+    assert "the 0.0042 EUR left" in said("price_per_hour_max", node_type="small", left=Decimal("0.0042"))
+    assert "the 0.0042 EUR left" in said("price_per_hour_max", node_type="small", left=0.0042), "from the history"
+    use_currency("€")
+    assert (format_money(12.5), format_total(-1234.5)) == ("€12.50", "-€1,234.50")
+    assert format_money(float("inf")) == "inf"
 
 
 def test_clock_time() -> None:

@@ -122,7 +122,7 @@ def notes_of_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> list[s
     # As many nodes as slots, so that check has nothing to say about that.
     site.write_text((CONFIG / "embedded.ini").read_text().replace("nodes_max = 8", "nodes_max = 10"))
     loaded = replace(load_site(site), state_dir=tmp_path)
-    check(loaded, argparse.Namespace(online=False))
+    check(loaded, argparse.Namespace(online=False, json=False))
     return [it.removeprefix(f"{site}: note: ") for it in capsys.readouterr().out.splitlines() if "note:" in it]
 
 

@@ -36,12 +36,35 @@ def test_the_command_line_loads_no_verb_before_one_is_chosen() -> None:
     modules = loaded("-c", "import sys, nodemanager.cli.main; print(*sys.modules, sep='\\n')")
     assert not modules & {
         "libcloud",
+        "pydantic",
+        "rich",
+        "importlib.metadata",
+        "http.client",
+        "nodemanager.config",
+        "nodemanager.core.ports",
+        "nodemanager.planner",
         "uvicorn",
         "starlette",
         "cryptography",
         "nodemanager.service",
         "nodemanager.whatif",
     }
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_load_neither_settings_nor_libraries(option: str) -> None:
+    program = f"""
+import contextlib, io, sys
+from nodemanager.cli.main import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main([{option!r}])
+print(*sys.modules, sep="\\n")
+"""
+    modules = loaded("-c", program)
+    ours = {name for name in modules if name.startswith("nodemanager.") and not name.startswith("nodemanager.cli")}
+    assert ours == {"nodemanager.core", "nodemanager.core.notation"}
+    assert not modules & {"pydantic", "rich", "http.client"}
+    assert ("importlib.metadata" in modules) is (option == "--version"), "it takes as long as the rest"
 
 
 def test_a_verb_does_without_the_libraries_of_others() -> None:
@@ -61,3 +84,10 @@ def test_only_the_sites_provider_is_loaded(provider: str) -> None:
     modules = loaded("-c", FACTORY.format(path=path, environment=ENVIRONMENT))
     assert modules & set(DRIVERS.values()) == {DRIVERS[provider]}
     assert ("cryptography" in modules) is (provider == "gce"), "it has seven megabytes"
+
+
+def test_the_service_loads_delegation_only_for_a_site_with_peers() -> None:
+    modules = loaded(
+        "-c", "import sys; from nodemanager.service import outputs, service; print(*sys.modules, sep='\\n')"
+    )
+    assert not modules & {"nodemanager.actors.delegation", "nodemanager.delegation.ports", "nodemanager.whatif"}

@@ -108,7 +108,7 @@ def test_the_budget_of_a_cloud_is_told_with_its_name() -> None:
     snapshot = replace(made.snapshot, nodes={}, spending=replace(made.snapshot.spending, amounts=spent))
     (notice,) = NoticeTracker().update(Follower().follow([replace(made, snapshot=snapshot)]))
     assert notice.subjects == ("day of cloud default",)
-    assert "of 10 for the day of the cloud default" in notice.text
+    assert "of 10.00 for the day of the cloud default" in notice.text
 
 
 def test_notices_of_a_kind_become_one() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from nodemanager.cli.main import main
 from nodemanager.core.notation import format_job_id
+from nodemanager.core.reason_text import use_currency
 from nodemanager.history.follower import Follower
 from nodemanager.history.store.writer import HistoryWriter
 from nodemanager.planner.burst import Bursts, WayToRun
@@ -70,6 +71,21 @@ def test_a_few_nodes_are_strips_that_say_what_each_does(browser: Browser, tmp_pa
         assert all(painted(browser, canvas) for canvas in ("chart-nodes", "chart-queue", "chart-price"))
         browser.screenshot(tmp_path / "few.png")
         assert browser.errors == []
+
+
+@pytest.mark.parametrize(("currency", "shown_as"), [("EUR", "0.40 EUR"), ("€", "€0.40")])
+def test_every_amount_has_the_currency_of_the_site(browser: Browser, currency: str, shown_as: str) -> None:
+    use_currency(currency)
+    try:
+        with served(a_stand_of_two_clouds()) as url:
+            browser.open(url, width=1440, height=1800)
+            browser.until("document.body?.dataset.turns >= 1")
+            row = browser.value("document.querySelectorAll('#clouds tbody tr')[1].innerText")
+            tile = browser.value("document.getElementById('tile-price').textContent")
+    finally:
+        use_currency("")
+    assert shown_as in row
+    assert currency in tile
 
 
 def test_a_click_explains(browser: Browser) -> None:

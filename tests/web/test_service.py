@@ -31,6 +31,7 @@ from nodemanager.web.api import sse
 from nodemanager.web.listen import CannotListen, TcpAddress, UnixSocket, listen, listen_addresses, parse_listen
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
+from nodemanager.web.state.samples import SAMPLES_FILE, read_samples
 from nodemanager.web.state.token import TokenError, read_or_make_token, read_token
 from nodemanager.web.thread import WebServer
 from tests.live.instance import eventually, free_port
@@ -350,6 +351,25 @@ def test_a_service_on_tcp_has_the_owner_s_socket_too_and_the_verbs_use_it(tcp_si
         assert Client(socket_place, tcp_site.state_dir / "no-token").get("/jobs")["shown"] is True
     finally:
         outputs.stop(STOP_S)
+
+
+def test_a_simulated_site_started_twice_shows_nothing_of_the_first_run(tcp_site: Site) -> None:
+    def run_once() -> None:
+        outputs = Outputs(tcp_site)
+        outputs.start(a_stand().manager)
+        try:
+            assert not (tcp_site.state_dir / "journal.sqlite").exists()
+            assert not outputs.board.samples()
+            outputs.publish(a_fleet(6))
+            eventually("the run is on record", (tcp_site.state_dir / "journal.sqlite").exists)
+            eventually("the charts have it", lambda: bool(outputs.board.samples()))
+        finally:
+            outputs.stop(STOP_S)
+
+    run_once()
+    run_once()
+    assert (tcp_site.state_dir / "journal.sqlite.before").exists()
+    assert read_samples(tcp_site.state_dir / SAMPLES_FILE), "which the second run did not resume"
 
 
 def test_a_socket_whose_path_would_be_too_long_is_left_out_beside_tcp(tmp_path: Path) -> None:

@@ -53,5 +53,5 @@ def _tell(line: str) -> None:
 
 
 def _fail(text: str, status: int) -> int:
-    print(escape_unprintable(text), file=sys.stderr)
+    print(*map(escape_unprintable, text.split("\n")), sep="\n", file=sys.stderr)  # some say how to get Flux
     return status

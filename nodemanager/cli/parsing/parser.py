@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
 
 class WrongUse(Exception):
-    """The command line is wrong. The message names the fault and what to give instead."""
+    """The command line is wrong. The message names the fault and what to give instead.
 
-    def __init__(self, message: str, usage: str) -> None:
+    ``read_on``: where to read more.
+    """
+
+    def __init__(self, message: str, read_on: str) -> None:
         super().__init__(message)
-        self.usage = usage
+        self.read_on = read_on
 
 
 class Parser(argparse.ArgumentParser):
     """Raises :class:`WrongUse` at an unknown verb, option or argument, and names the nearest known one."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
-        # Descriptions wrap; examples keep their lines.
-        super().__init__(*arguments, **{"formatter_class": _HelpFormatter, **settings})
+        self.groups: Mapping[str, Sequence[str]] = {}  # the verbs by the title that --help gives them
+        super().__init__(*arguments, **settings)
+
+    def _get_formatter(self) -> argparse.HelpFormatter:
+        return _HelpFormatter(self.prog, self.groups)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse, and raise if an argument is left over. argparse would let the outer parser report it."""
@@ -42,18 +48,18 @@ class Parser(argparse.ArgumentParser):
         known = [option for action in self.options() for option in action.option_strings]
         if self.verbs() is not None:
             self.error(f"no option {name} is allowed before the verb: the options of a verb follow it")
-        self.error(f"there is no option {name}{nearest(name, known) or f': see {self.prog} --help'}")
+        self.error(f"there is no option {name}{nearest(name, known)}")
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`WrongUse`. argparse would print the message and exit."""
-        raise WrongUse(f"{self.prog}: {message}", self.format_usage())
+        raise WrongUse(f"{self.prog}: {message}", f"Read more: {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
         choices = [str(choice) for choice in action.choices]
         if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001 - argparse names no public type
-            hint = nearest(str(value), [name for name, _ in self.verbs() or ()]) or f": see {self.prog} --help"
+            hint = nearest(str(value), [name for name, _ in self.verbs() or ()])
             raise argparse.ArgumentError(None, f'there is no verb "{value}"{hint}')
         hint = nearest(str(value), choices) or f": give one of {', '.join(choices)}"
         raise argparse.ArgumentError(action, f'"{value}" is not allowed{hint}')
@@ -84,7 +90,23 @@ class Parser(argparse.ArgumentParser):
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Wraps a text, except for lines that are indented, such as examples."""
+    """Wraps a text, except for lines that are indented, such as examples. Lists verbs below titles."""
+
+    def __init__(self, prog: str, groups: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(prog)
+        self._groups = groups
+
+    def _format_action(self, action: argparse.Action) -> str:
+        if not self._groups or not isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            return super()._format_action(action)
+        by_name = {shown.dest: shown for shown in action._choices_actions}  # noqa: SLF001
+        lines = []
+        for title, names in self._groups.items():
+            lines.append(f"{' ' * self._current_indent}{title}:\n")
+            self._indent()
+            lines += [super(_HelpFormatter, self)._format_action(by_name[name]) for name in names]
+            self._dedent()
+        return "".join(lines)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if any(line.startswith("  ") for line in text.splitlines()):

@@ -8,27 +8,28 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
+from nodemanager.cli import listing
+from nodemanager.cli.listing import Listing
 from nodemanager.cli.parsing.exit_status import EXIT_OK, EXIT_UNAVAILABLE
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
-from nodemanager.cli.service_client import Client, ServiceUnreachable, make_client, quote_segment
 from nodemanager.cli.terminal import shows_unicode_ids, unicode_id
 from nodemanager.cli.verbs.service_call import (
     UsageError,
     parse_moment,
     print_error,
+    print_listing,
     readable,
     show,
     with_exit_status,
 )
-from nodemanager.config.site import Site
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
-from nodemanager.planner.policy import Policy
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from nodemanager.cli.service_client import Client
+    from nodemanager.config.site import Site
 
 KINDS = ("job", "node", "type", "ensemble")
 NAMED = ("jobs", "nodes", "types", "ensembles")
@@ -44,6 +45,7 @@ def status(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 def top(site: Site, chosen: Namespace) -> int:
     """Show nodes, waiting jobs and events live, with keys to explain, hold, retire and pause."""
+    from nodemanager.cli.service_client import ServiceUnreachable, make_client
     from nodemanager.cli.top.command import NoTerminal, run_top
 
     try:
@@ -88,6 +90,8 @@ def _explain(parser: Parser) -> None:
 def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Explain why a job waits, a node or an ensemble's nodes are kept or not, or a node type is bought or not."""
     del site
+    from nodemanager.cli.service_client import quote_segment
+
     kind, name = chosen.kind, chosen.name
     # "2h ago" is by the service's clock, because a simulated service has its own.
     at = parse_moment(chosen.at, "--at", lambda span_s: client.status()["at"] - span_s) if chosen.at else None
@@ -101,7 +105,10 @@ def explain(client: Client, site: Site, chosen: Namespace, console: Console) -> 
 
 def plan(client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     """Show what would be ordered now with the site that --config names. Nothing is ordered."""
+    from pydantic import TypeAdapter
+
     from nodemanager.cli import tables
+    from nodemanager.planner.policy import Policy
     from nodemanager.service.assembly.cluster import with_cluster_uuid
     from nodemanager.service.assembly.policy import policy_of
 
@@ -119,6 +126,8 @@ def events(client: Client, site: Site, chosen: Namespace, console: Console) -> N
     """Show recent events; with --follow, also new ones as they happen."""
     del site
     recent = client.get("/events/recent")["events"]
+    if chosen.format and not chosen.no_headers and not chosen.json:
+        print_listing(Listing(listing.EVENTS, ()), chosen, console)
     for event in recent:
         _show_event(event, chosen, console)
     if chosen.follow:
@@ -130,9 +139,13 @@ def events(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 def _show_event(event: Mapping[str, Any], chosen: Namespace, console: Console) -> None:
     if chosen.json:
         print(json.dumps(event), flush=True)
-    else:
-        from nodemanager.cli import tables
+        return
+    from nodemanager.cli import tables
 
+    if chosen.format:
+        row = tables.event_cells(readable(event))
+        print(*Listing(listing.EVENTS, [row]).lines(chosen.format, headers=False), flush=True)
+    else:
         console.print(tables.event(readable(event)))
 
 
@@ -173,9 +186,16 @@ def names(client: Client, site: Site, chosen: Namespace, console: Console) -> No
 
 STATUS = Verb(name="status", act=with_exit_status(status), example="--json", prints_json=True, for_guests=True)
 TOP = Verb(name="top", act=top)
-NODES = Verb(name="nodes", act=with_exit_status(nodes), prints_json=True, for_guests=True)
-JOBS = Verb(name="jobs", act=with_exit_status(jobs), prints_json=True, for_guests=True)
-PEERS = Verb(name="peers", act=with_exit_status(peers), prints_json=True)
+NODES = Verb(
+    name="nodes",
+    act=with_exit_status(nodes),
+    example="-o '{slot:<12} {state:<9} {cost:>8}'",
+    prints_json=True,
+    columns=listing.NODES,
+    for_guests=True,
+)
+JOBS = Verb(name="jobs", act=with_exit_status(jobs), prints_json=True, columns=listing.JOBS, for_guests=True)
+PEERS = Verb(name="peers", act=with_exit_status(peers), prints_json=True, columns=listing.PEERS)
 EXPLAIN = Verb(
     name="explain",
     act=with_exit_status(explain),
@@ -186,7 +206,12 @@ EXPLAIN = Verb(
 )
 PLAN = Verb(name="plan", act=with_exit_status(plan), prints_json=True)
 EVENTS = Verb(
-    name="events", act=with_exit_status(events), add_options=_events, example="--follow", prints_json=True
+    name="events",
+    act=with_exit_status(events),
+    add_options=_events,
+    example="--follow",
+    prints_json=True,
+    columns=listing.EVENTS,
 )
 REPORT = Verb(
     name="report", act=with_exit_status(report), add_options=_report, example="--since 30d", prints_json=True

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
-from nodemanager.cli.verbs.site_warnings import print_warnings
-from nodemanager.config.site import Site
+from nodemanager.cli.verbs.site_warnings import warnings_of
 from nodemanager.core.notation import escape_unprintable
-from nodemanager.core.reason_text import format_money
-from nodemanager.core.slots import OnlyFor
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.findings import Finding
+    from nodemanager.config.site import Site
     from nodemanager.core.nodes import Launch
     from nodemanager.core.ports import CloudPort
     from nodemanager.core.slots import NodeType
@@ -36,49 +37,97 @@ def _check(parser: Parser) -> None:
     )
 
 
+@dataclass(slots=True)
+class _Output:
+    """Prints what was found, each line with its label, or collects it for ``--json``."""
+
+    path: Path
+    as_json: bool
+    found: list[dict[str, str]] = field(default_factory=list)
+    has_fault: bool = False
+
+    def say(self, label: str, text: str) -> None:
+        """Tell of the site file: "note", "warning" or "fault"."""
+        self.has_fault = self.has_fault or label == "fault"
+        if self.as_json:
+            self.found.append({"verdict": label, "subject": str(self.path), "text": text, "remedy": ""})
+        else:
+            print(f"{self.path}: {label}: {text}", file=sys.stdout if label == "note" else sys.stderr)
+
+    def tell(self, finding: Finding, part: Site | None, where: str) -> None:
+        """Tell of the account, the instance or the machine."""
+        words = part.cloud_section.in_own_words if part is not None else str
+        self.has_fault = self.has_fault or str(finding.verdict) == "fault"
+        if self.as_json:
+            subject, text = where + finding.subject, words(finding.text)
+            verdict, remedy = str(finding.verdict), words(finding.remedy)
+            self.found.append({"verdict": verdict, "subject": subject, "text": text, "remedy": remedy})
+        else:
+            print(where + escape_unprintable(words(str(finding))), flush=True)
+
+    def end(self, status: int) -> int:
+        if self.as_json:
+            print(
+                json.dumps({"site": str(self.path), "good": not self.has_fault, "findings": self.found}, indent=2)
+            )
+        return status
+
+
 def check(site: Site, chosen: argparse.Namespace) -> int:
     """Check the site file and print its faults and warnings."""
     from nodemanager.flux.setup.bootstrap import FluxTooOld, gpu_warning
     from nodemanager.flux.setup.existing import delegation_faults
 
-    print_warnings(site)
+    output = _Output(site.path, chosen.json)
+    for warning in warnings_of(site):
+        output.say("warning", warning)
     try:
-        warning = gpu_warning(site)
+        gpus = gpu_warning(site)
     except FluxTooOld as error:
-        print(f"{site.path}: {error}", file=sys.stderr)
-        return EXIT_UNAVAILABLE
-    if warning:
-        print(f"{site.path}: warning: {warning}", file=sys.stderr)
+        output.say("fault", str(error))
+        return output.end(EXIT_UNAVAILABLE)
+    if gpus:
+        output.say("warning", gpus)
+    for note in _notes(site):
+        output.say("note", note)
+    undelegated = (f"no job can be delegated: {fault}" for fault in delegation_faults(site))
+    for fault in (*_ensemble_faults(site), *_grpc_faults(site), *_token_faults(site), *undelegated):
+        output.say("fault", fault)
+    if output.has_fault:
+        return output.end(EXIT_CONFIG)
+    slots = _slots_of(site)
+    types = f"{len(site.node_types)} node type{'s' if len(site.node_types) != 1 else ''}"
+    if not chosen.json:
+        print(f"{site.path}: good; {types}, {slots} slots, mode {site.mode_text}")
+    if chosen.online:
+        _check_online(site, output)
+    return output.end(EXIT_FAILED if output.has_fault else EXIT_OK)
+
+
+def _slots_of(site: Site) -> int:
+    return sum(len(node_type.slots) for node_type in site.node_types)
+
+
+def _notes(site: Site) -> Iterator[str]:
     if not site.flux.simulated:
-        effects = dict.fromkeys(part.rules.poweroff_effect for part in site.by_cloud.values())
-        print(*(f"{site.path}: note: {it}" for it in effects), sep="\n")
+        yield from dict.fromkeys(part.rules.poweroff_effect for part in site.by_cloud.values())
     for part in site.by_cloud.values():
         if key := part.missing_for_batches:
-            print(
-                f"{site.path}: note: each node is created by a call of its own; one call creates several if"
+            yield (
+                "each node is created by a call of its own; one call creates several if"
                 f" [{part.cloud_section.section}] {key} is set"
             )
-    slots = sum(len(node_type.slots) for node_type in site.node_types)
-    if slots > site.limits.nodes_max:
-        print(
-            f"{site.path}: note: {slots} slots, but nodes_max = {site.limits.nodes_max}: a job for more than"
-            f" {site.limits.nodes_max} nodes can never run"
-        )
-    print(*(f"{site.path}: note: {note}\n" for note in (*_gpu_notes(site), *_gpu_costs(site))), sep="", end="")
-    undelegated = (f"{site.path}: no job can be delegated: {fault}" for fault in delegation_faults(site))
-    if faults := (*_ensemble_faults(site), *_grpc_faults(site), *_token_faults(site), *undelegated):
-        print(*faults, sep="\n", file=sys.stderr)
-        return EXIT_CONFIG
-    types = f"{len(site.node_types)} node type{'s' if len(site.node_types) != 1 else ''}"
-    print(f"{site.path}: good; {types}, {slots} slots, mode {site.mode_text}")
-    return _check_online(site) if chosen.online else EXIT_OK
+    slots, nodes_max = _slots_of(site), site.limits.nodes_max
+    if slots > nodes_max:
+        yield f"{slots} slots, but nodes_max = {nodes_max}: a job for more than {nodes_max} nodes can never run"
+    yield from _gpu_notes(site)
+    yield from _gpu_costs(site)
 
 
-def _check_online(site: Site) -> int:
+def _check_online(site: Site, output: _Output) -> None:
     from nodemanager.cli.cloud_test import make_test_site, user_data
     from nodemanager.cli.online.checks import check_cloud, check_flux, check_state_dir
     from nodemanager.cli.prices import bundled_prices, compare_site_prices
-    from nodemanager.cloud.common.findings import Verdict
     from nodemanager.cloud.providers import check_creates, cloud_factory
     from nodemanager.service.assembly.cluster import NotInitialised, with_cluster_uuid
     from nodemanager.service.assembly.ports import SystemClock, size_service
@@ -100,22 +149,20 @@ def _check_online(site: Site) -> int:
         return check_cloud(part, make_port, lambda: check_creates(part, script, clock), prices)
 
     parts = site.by_cloud.values()
-    is_good = True
     for part, findings in (
         *((part, of_cloud(part)) for part in parts),
         (None, check_state_dir(site)),
         (None, check_flux(site)),
     ):
+        where = f"cloud {part.cloud_name}: " if part is not None and len(parts) > 1 else ""
         for finding in findings:
-            where = f"cloud {part.cloud_name}: " if part is not None and len(parts) > 1 else ""
-            text = part.cloud_section.in_own_words(str(finding)) if part is not None else str(finding)
-            print(where + escape_unprintable(text), flush=True)
-            is_good = is_good and finding.verdict is not Verdict.FAULT
-    return EXIT_OK if is_good else EXIT_FAILED
+            output.tell(finding, part, where)
 
 
 def _gpu_notes(site: Site) -> Iterator[str]:
     """What follows from ``only_for`` for jobs without GPUs, where a site sets it."""
+    from nodemanager.core.reason_text import format_money
+    from nodemanager.core.slots import OnlyFor
 
     def per_core(node_type: NodeType) -> Decimal:
         return node_type.price_per_hour / node_type.cores
@@ -175,7 +222,7 @@ def _grpc_faults(site: Site) -> list[str]:
     try:
         load_grpc()
     except GrpcMissing as error:
-        return [f"{site.path}: {key}: {error}"]
+        return [f"{key}: {error}"]
     return []
 
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nodemanager.cli import listing
+from nodemanager.cli.listing import Listing
 from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
+from nodemanager.cli.terminal import make_console
+from nodemanager.cli.verbs.service_call import print_error, print_listing
 from nodemanager.cli.verbs.site_warnings import print_warnings
-from nodemanager.config.site import Site
 
 if TYPE_CHECKING:
     from nodemanager.cli.prices import PriceComparison
     from nodemanager.config.price_list import PriceTable
+    from nodemanager.config.site import Site
 
 
 def _cloud_test(parser: Parser) -> None:
@@ -79,10 +85,9 @@ def prices(site: Site, chosen: argparse.Namespace) -> int:
     try:
         table = read_table(Path(chosen.table)) if chosen.table else bundled_prices(site)
     except PriceTableError as error:
-        print(error, file=sys.stderr)
-        return EXIT_FAILED
+        return print_error(error, EXIT_FAILED, as_json=chosen.json)
     compared = compare_site_prices(site, table, (chosen.region,) if chosen.region else ())
-    _print_prices(compared, table)
+    _print_prices(compared, table, chosen)
     return EXIT_OK if all(row.agrees for row in compared) else EXIT_FAILED
 
 
@@ -96,29 +101,53 @@ def _site_of_cloud(site: Site, name: str) -> Site | None:
     return parts.get(name)
 
 
-def _print_prices(compared: Sequence[PriceComparison], table: PriceTable) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from nodemanager.cli.terminal import make_console
-
+def _print_prices(compared: Sequence[PriceComparison], table: PriceTable, chosen: argparse.Namespace) -> None:
     regions = list(dict.fromkeys(row.region for row in compared))
-    shown = Table(box=box.SIMPLE_HEAD)
-    # On a narrow terminal too, names to look up and figures must not be wrapped.
-    for title in ("node type", "size", *(["region"] if len(regions) > 1 else []), "market", "site", "list", ""):
-        shown.add_column(title, no_wrap=title not in {"node type", ""}, overflow="fold")
-    for row in compared:
-        listed = "-" if row.table_price_per_hour is None else f"{round(row.table_price_per_hour, 5).normalize():f}"
-        where = [row.region] if len(regions) > 1 else []
-        prices = f"{row.price_per_hour}", listed, str(row.match)
-        shown.add_row(row.node_type, row.size, *where, str(row.market), *prices)
-    make_console().print(shown)
+    rows = [
+        {
+            "node_type": row.node_type,
+            "size": row.size,
+            "region": row.region,
+            "market": str(row.market),
+            "site": f"{row.price_per_hour}",
+            "list": "-" if row.table_price_per_hour is None else _listed(row.table_price_per_hour),
+            "result": str(row.match),
+        }
+        for row in compared
+    ]
+    if chosen.json:
+        of_list = {"source": table.source, "updated": str(table.updated or ""), "currency": table.currency}
+        numbers = [
+            {
+                "site": float(it.price_per_hour),
+                "list": float(listed) if (listed := it.table_price_per_hour) else None,
+            }
+            for it in compared
+        ]
+        prices = [row | number for row, number in zip(rows, numbers, strict=True)]
+        print(json.dumps({"price_list": of_list, "prices": prices}, indent=2))
+        return
     date = f"of {table.updated}" if table.updated else "without a date"
     place = f"region {regions[0] or '(none)'}" if len(regions) == 1 else f"regions {', '.join(regions)}"
     currency = f" in {table.currency}," if table.currency else ""
-    print(f"Prices per hour, on demand. The price list is {table.source} {date},{currency} {place}.")
-    print("The service decides only by the site's prices.")
+    notes = (
+        f"Prices per hour, on demand. The price list is {table.source} {date},{currency} {place}.",
+        "The service decides only by the site's prices.",
+    )
+    hidden = () if len(regions) > 1 else ("region",)
+    print_listing(Listing(listing.PRICES, rows, notes, hidden=hidden), chosen, make_console())
+
+
+def _listed(price: Decimal) -> str:
+    return f"{round(price, 5).normalize():f}"
 
 
 CLOUD_TEST = Verb(name="cloud-test", act=cloud_test, add_options=_cloud_test)
-PRICES = Verb(name="prices", act=prices, add_options=_prices, example="--table prices.toml --region eu-central-1")
+PRICES = Verb(
+    name="prices",
+    act=prices,
+    add_options=_prices,
+    example="--table prices.toml --region eu-central-1",
+    prints_json=True,
+    columns=listing.PRICES,
+)

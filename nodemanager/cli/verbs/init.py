@@ -8,17 +8,21 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_OK, EXIT_UNAVAILABLE
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.site_warnings import print_warnings
-from nodemanager.cloud.providers import cloud_provider
-from nodemanager.config.site import JoinMethod, Site
-from nodemanager.config.text.providers import PROVIDERS
+
+if TYPE_CHECKING:
+    from nodemanager.config.site import Site
 
 
 def _init(parser: Parser) -> None:
+    from nodemanager.cloud.providers import cloud_provider
+    from nodemanager.config.text.providers import PROVIDERS
+
     parser.add_argument(
         "--output",
         metavar="PATH",
@@ -56,6 +60,7 @@ def _nested(parser: Parser) -> None:
 
 def init(site: Site, chosen: argparse.Namespace) -> int:
     """Write a first site file, or the bootstrap of an elastic instance, or print what to add to an existing one."""
+    from nodemanager.config.site import JoinMethod
     from nodemanager.flux.setup.bootstrap import BootstrapError, FluxTooOld, find_bootstrap, write_bootstrap
     from nodemanager.join.key_material import MaterialError, make_material
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from nodemanager.cli.parsing.exit_status import EXIT_CONFIG, EXIT_FAILED, EXIT_OK
 from nodemanager.cli.parsing.verb import Verb
-from nodemanager.config.site import Site
+
+if TYPE_CHECKING:
+    from nodemanager.config.site import Site
 
 ROTATED_TEXT = """\
 Replaced: {certificate}. Running brokers keep the old certificate until they end.

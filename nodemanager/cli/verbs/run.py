@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from nodemanager.cli.parsing.verb import Verb
 from nodemanager.cli.verbs.failures import report_failure
 from nodemanager.cli.verbs.site_warnings import print_warnings
-from nodemanager.config.site import Site
-from nodemanager.join.open_files import FILES_MAX, raise_file_limit
 
 if TYPE_CHECKING:
+    from nodemanager.config.site import Site
     from nodemanager.service.floors import Floors
     from nodemanager.service.outputs import Outputs
     from nodemanager.service.service import Companion
@@ -23,6 +22,7 @@ def run(site: Site, chosen: argparse.Namespace) -> int:
     """Run the service in the foreground until SIGTERM or SIGINT."""
     load_structlog_without_rich()
     from nodemanager.flux.bindings import BindingsMissing
+    from nodemanager.join.open_files import FILES_MAX, raise_file_limit
     from nodemanager.service import logs, service
     from nodemanager.service.assembly.cluster import NotInitialised, record_cluster_name, with_cluster_uuid
     from nodemanager.service.assembly.ports import NodesCannotJoin, make_ports

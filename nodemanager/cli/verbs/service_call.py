@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from nodemanager.cli.listing import Listing
 from nodemanager.cli.parsing.exit_status import (
     EXIT_FAILED,
     EXIT_NO_PERMISSION,
@@ -16,24 +17,22 @@ from nodemanager.cli.parsing.exit_status import (
     EXIT_UNAVAILABLE,
     EXIT_USAGE,
 )
-from nodemanager.cli.service_client import (
-    Client,
-    NotAllowed,
-    NotTheOwner,
-    RequestDeclined,
-    ServiceUnreachable,
-    make_client,
-)
 from nodemanager.cli.terminal import escape_document, make_console, shows_unicode_ids, with_unicode_ids
-from nodemanager.config.site import Site
 from nodemanager.core.notation import NotationError, escape_unprintable, parse_fsd
 
 if TYPE_CHECKING:  # only what shows something on a terminal loads Rich: the service does without its 4 MB
     from rich.console import Console, RenderableType
 
+    from nodemanager.cli.service_client import Client, NotAllowed
+    from nodemanager.config.site import Site
+
+    ServiceVerb = Callable[[Client, Site, Namespace, Console], None]
+
 
 def not_for_guests(why: str) -> NotAllowed:
     """Say what a user has who may not ask the service itself."""
+    from nodemanager.cli.service_client import NotAllowed
+
     return NotAllowed(
         f"{why}. Only the owner of the Flux instance may ask the service. What every user has:\n"
         "  why your jobs wait:   flux jobs -o '{id.f58:>12} {user.nodes}'\n"
@@ -48,13 +47,18 @@ class UsageError(Exception):
     """The command line is incomplete or wrong. The message shows the correct form."""
 
 
-ServiceVerb = Callable[[Client, Site, Namespace, "Console"], None]
-
-
 def with_exit_status(ask: ServiceVerb) -> Callable[[Site, Namespace], int]:
     """Wrap a verb for the command line: errors go to standard error and become an exit status."""
 
     def verb(site: Site, chosen: Namespace) -> int:
+        from nodemanager.cli.service_client import (
+            NotAllowed,
+            NotTheOwner,
+            RequestDeclined,
+            ServiceUnreachable,
+            make_client,
+        )
+
         try:
             ask(make_client(site), site, chosen, make_console(soft_wrap=not sys.stdout.isatty()))
         except UsageError as error:
@@ -87,8 +91,26 @@ def show(document: Any, chosen: Namespace, console: Console, shown: Callable[[An
     """Print a document as JSON, or as ``shown`` makes it for the terminal."""
     if chosen.json:
         print(json.dumps(document, indent=2))
+        return
+    made = shown(readable(document))
+    if isinstance(made, Listing):
+        print_listing(made, chosen, console)
     else:
-        console.print(shown(readable(document)))
+        console.print(made)
+
+
+def print_listing(made: Listing, chosen: Namespace, console: Console) -> None:
+    """Print a list as a table, or as ``-o`` and ``--no-headers`` say; then notes go to standard error."""
+    if not (chosen.format or chosen.no_headers):
+        console.print(made)
+        return
+    if chosen.format:
+        lines = made.lines(chosen.format, headers=not chosen.no_headers)
+        print(*lines, sep="\n", end="\n" if made.rows or not chosen.no_headers else "")
+    elif made.rows:
+        console.print(made.table(headers=False))
+    for note in (*made.above, *made.notes):
+        print(note, file=sys.stderr)
 
 
 def readable(document: Any) -> Any:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
-from nodemanager.cli.parsing.exit_status import EXIT_FAILED, EXIT_OK
+from nodemanager.cli import listing
+from nodemanager.cli.listing import Listing
+from nodemanager.cli.parsing.exit_status import EXIT_OK
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb, positive
+from nodemanager.cli.terminal import make_console
 from nodemanager.cli.verbs.failures import report_failure
-from nodemanager.config.site import Site
+from nodemanager.cli.verbs.service_call import print_listing
+
+if TYPE_CHECKING:
+    from nodemanager.config.site import Site
 
 
 def _slots(parser: Parser) -> None:
@@ -25,20 +34,27 @@ def slots(site: Site, chosen: argparse.Namespace) -> int:
     from nodemanager.service.assembly.cluster import NotInitialised
 
     if site.flux.simulated:
-        print(f"{site.path}: [Flux] uri = simulated: there is no instance to ask", file=sys.stderr)
-        return EXIT_FAILED
+        problem = f"{site.path}: [Flux] uri = simulated: there is no instance to ask"
+        return report_failure(slot_verbs.SlotsError(problem), as_json=chosen.json)
     try:
         instance = slot_verbs.SlotsClient(site)
         if chosen.slots:
             answer = instance.change(slot_verbs.parse_counts(chosen.slots))
             if answer.why:
-                print(f"Nothing was changed: {answer.why}", file=sys.stderr)
-                return EXIT_FAILED
+                return report_failure(
+                    slot_verbs.SlotsError(f"Nothing was changed: {answer.why}"), as_json=chosen.json
+                )
             moved = ", ".join(f"{slot} is of type {name} now" for slot, name in answer.moves.items())
-            print(moved or "Nothing to change.")
-        print(slot_verbs.HEADER, *instance.rows(), sep="\n")
+            if not chosen.json:
+                print(moved or "Nothing to change.")
+        rows = instance.rows()
+        if chosen.json:
+            print(json.dumps({"types": [asdict(row) for row in rows]}, indent=2))
+        else:
+            console = make_console(soft_wrap=not sys.stdout.isatty())
+            print_listing(Listing(listing.SLOTS, [row.cells for row in rows]), chosen, console)
     except (BindingsMissing, NotInitialised, slot_verbs.SlotsError, FluxError) as error:
-        return report_failure(error)
+        return report_failure(error, as_json=chosen.json)
     return EXIT_OK
 
 
@@ -95,6 +111,13 @@ def expand(site: Site, chosen: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-SLOTS = Verb(name="slots", act=slots, add_options=_slots, example="--slots large=8 gpu=2")
+SLOTS = Verb(
+    name="slots",
+    act=slots,
+    add_options=_slots,
+    example="--slots large=8 gpu=2",
+    prints_json=True,
+    columns=listing.SLOTS,
+)
 RESIZE = Verb(name="resize", act=resize, add_options=_resize, example="--slots large=64")
 EXPAND = Verb(name="expand", act=expand, add_options=_expand, example="f23Abc -N 2")

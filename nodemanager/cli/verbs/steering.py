@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
-from nodemanager.cli.service_client import Client, quote_segment
 from nodemanager.cli.verbs.service_call import parse_moment, show, with_exit_status
-from nodemanager.config.site import Site
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from nodemanager.cli.service_client import Client
+    from nodemanager.config.site import Site
 
 
 def _node_option(parser: Parser) -> None:
@@ -61,6 +62,8 @@ def retire(client: Client, site: Site, chosen: Namespace, console: Console) -> N
     if chosen.node:
         _steer_node("replace", "will be replaced when its turn comes", client, site, chosen, console)
         return
+    from nodemanager.cli.service_client import quote_segment
+
     path = f"/replace-all/{quote_segment(chosen.type)}" if chosen.type else "/replace-all"
     document = client.post(path, _order(client, chosen))
     _show_done(document, f"{len(document['nodes'])} nodes will be replaced in turns", chosen, console)
@@ -91,6 +94,8 @@ def reload(client: Client, site: Site, chosen: Namespace, console: Console) -> N
 
 def _steer_node(verb: str, done: str, client: Client, site: Site, chosen: Namespace, console: Console) -> None:
     del site
+    from nodemanager.cli.service_client import quote_segment
+
     name = chosen.node
     _show_done(
         client.post(f"/{verb}/{quote_segment(name)}", _order(client, chosen)), f"{name} {done}", chosen, console

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from nodemanager.cli.parsing.exit_status import EXIT_INTERRUPTED
 from nodemanager.cli.parsing.parser import Parser
 from nodemanager.cli.parsing.verb import Verb
-from nodemanager.config.site import Site
+
+if TYPE_CHECKING:
+    from nodemanager.config.site import Site
 
 
 def _simulate(parser: Parser) -> None:

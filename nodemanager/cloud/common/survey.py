@@ -129,14 +129,15 @@ class Questions:
     def choose(self, what: str, option: str, given: str | None, choices: Sequence[tuple[str, str]]) -> str:
         """Return the answer: ``given``, or the one typed, or the first choice.
 
-        ``choices``: each a value and a text about it, the best first. Any other value may be given too.
+        ``what``: a noun, without an article. ``choices``: each a value and a text about it, the best first. Any
+        other value may be given too. Raises ``Unanswered`` if nobody can be asked, and there are no choices.
         """
         if given:
             return given
         if self._ask is not None:
             return self._choose_on_terminal(self._ask, what, choices)
         if not choices:
-            raise Unanswered(f"give {option}: there is no {what} to choose from")
+            raise Unanswered(f"give {option}: the {what}")
         return choices[0][0]
 
     @staticmethod

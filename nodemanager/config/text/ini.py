@@ -48,7 +48,7 @@ class Fault:
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else str(self.file)
         value = "" if self.value is None else f" = {_shown(self.value)}"
-        key = _without_url_secrets(self.key)
+        key = without_url_secrets(self.key)
         subject = " ".join(part for part in (f"[{self.section}]" if self.section else "", key + value) if part)
         meant = f'; did you mean "{self.nearest}"?' if self.nearest else ""
         return escape_unprintable(": ".join(part for part in (place, subject, self.problem + meant) if part))
@@ -228,7 +228,7 @@ class _DocumentBuilder:
         self._faults.append(Fault(self._file, problem, line, section, key))
 
 
-def _without_url_secrets(value: str) -> str:
+def without_url_secrets(value: str) -> str:
     """Shorten each web address to its host: a webhook's path is its secret, and so may a user or a query be."""
     return _WEB_ADDRESS.sub(
         lambda found: (
@@ -239,6 +239,6 @@ def _without_url_secrets(value: str) -> str:
 
 
 def _shown(value: str) -> str:
-    value = _without_url_secrets(value)
+    value = without_url_secrets(value)
     shortened = value if len(value) <= _VALUE_SHOWN_MAX else value[: _VALUE_SHOWN_MAX - 1] + "…"
     return json.dumps(shortened, ensure_ascii=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import shlex
+import unicodedata
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -221,7 +222,24 @@ def _one_of(choices: type[StrEnum]) -> ValueFormat:
     return ValueFormat(" or ".join(choices), read)
 
 
+# What other programs call them.
+_PROVIDERS_ELSEWHERE = {
+    "aws": "ec2",
+    "amazon": "ec2",
+    "google": "gce",
+    "gcp": "gce",
+    "gcloud": "gce",
+    "nova": "openstack",
+    "k8s": "minicluster",
+    "kubernetes": "minicluster",
+    "ssh": "static",
+    "localhost": "local",
+}
+
+
 def _provider(text: str) -> str:
+    if meant := _PROVIDERS_ELSEWHERE.get(text.lower()):
+        raise ValueError(f"write {meant}")
     _require(text in PROVIDERS)
     return text
 
@@ -359,6 +377,12 @@ def _zone_subnets(text: str) -> tuple[tuple[str, str], ...]:
 
 def _builtin(text: str) -> str:
     _require(text == "builtin")
+    return text
+
+
+def _currency(text: str) -> str:
+    is_code = len(text) == 3 and text.isascii() and text.isalpha() and text.isupper()
+    _require(not text or is_code or (len(text) == 1 and unicodedata.category(text) == "Sc"))
     return text
 
 
@@ -544,6 +568,7 @@ class SiteSettings(SectionSettings):
     cluster_uuid: Annotated[str, ValueFormat("a UUID", _uuid)] = ""
     state_dir: _Path
     mode: Annotated[Mode, _one_of(Mode)] = Mode.OBSERVE
+    currency: Annotated[str, ValueFormat('a code such as "EUR", or one symbol such as "$"', _currency)] = ""
 
 
 class FluxSettings(SectionSettings):
@@ -684,6 +709,12 @@ class WebSettings(SectionSettings):
     grpc_listen: Annotated[str, ValueFormat('"HOST:PORT" or "off"', _grpc_listen)] = "off"
     grpc_material: _Path = Path("grpc")
     grpc_plaintext: _YesOrNo = False
+
+    @property
+    def listens_beyond_this_machine(self) -> bool:
+        """Whether other machines may reach the dashboard."""
+        on_tcp = self.listen != "off" and not self.listen.startswith("unix")
+        return on_tcp and not is_loopback(self.listen.rpartition(":")[0])
 
     @property
     def exposes_plaintext(self) -> bool:

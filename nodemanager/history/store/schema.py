@@ -11,6 +11,7 @@ ENTRIES_KEPT_S = 35 * 86_400.0  # and the waits of jobs
 JOBS_KEPT_S = 100 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0  # and lives
 SIZE_MAX_BYTES = 1 << 30  # of the file, unless the site says otherwise
+EARLIER_RUN_SUFFIX = ".before"  # appended to the name of the file of the last simulated run
 SET_ASIDE_SUFFIX = ".unusable-"  # appended, with the time in seconds, to the name of an unusable file
 
 MIGRATIONS: tuple[str, ...] = (

@@ -29,7 +29,13 @@ import structlog
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.store.pruning import delete_older, thin
 from nodemanager.history.store.rows import Rows
-from nodemanager.history.store.schema import SET_ASIDE_SUFFIX, SIZE_MAX_BYTES, check_schema, migrate
+from nodemanager.history.store.schema import (
+    EARLIER_RUN_SUFFIX,
+    SET_ASIDE_SUFFIX,
+    SIZE_MAX_BYTES,
+    check_schema,
+    migrate,
+)
 
 FLUSH_S = 1.0
 WAITING_MAX = 2000
@@ -46,10 +52,20 @@ class HistoryWriter:
 
     ``succeeds``: whether to continue the file once another process that writes it has ended.
     ``size_max_bytes``: when the file is larger than this, its oldest rows are deleted.
+    ``begins_anew``: whether to move the history of an earlier run aside. Simulated time begins again at each start,
+    so an earlier run would count as today, or as the future.
     """
 
-    def __init__(self, path: Path, *, succeeds: bool = True, size_max_bytes: int = SIZE_MAX_BYTES) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        succeeds: bool = True,
+        size_max_bytes: int = SIZE_MAX_BYTES,
+        begins_anew: bool = False,
+    ) -> None:
         self.path = path
+        self._begins_anew = begins_anew  # until it has been done
         self._size_max_bytes = size_max_bytes
         self.is_written_elsewhere = False  # whether another process writes the file now
         self._succeeds = succeeds
@@ -70,6 +86,9 @@ class HistoryWriter:
         self._log: Any = structlog.get_logger()
 
     def start(self) -> None:
+        if self._begins_anew:
+            with suppress(OSError):  # the first write tries again, and reports why it cannot
+                self._take_lock()
         self._thread.start()
 
     @property
@@ -213,8 +232,7 @@ class HistoryWriter:
             )
             self._disconnect()
         if self._connection is None:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._lock.take()
+            self._take_lock()
             # It shows what users ran, so only the owner may read it.
             os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))
             connection = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level="DEFERRED")
@@ -230,6 +248,19 @@ class HistoryWriter:
                 raise
             self._connection, self._file = connection, _file_id(self.path)
         return self._connection
+
+    def _take_lock(self) -> None:
+        """Take the lock, and once it is held, move the file of an earlier run aside if there must be none."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock.take()
+        if not self._begins_anew:
+            return
+        for ending in ("-shm", "-wal", ""):
+            earlier = self.path.with_name(f"{self.path.name}{EARLIER_RUN_SUFFIX}{ending}")
+            earlier.unlink(missing_ok=True)  # of the run before that
+            with suppress(FileNotFoundError):
+                self.path.with_name(self.path.name + ending).rename(earlier)
+        self._begins_anew = False
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Raise ``DatabaseError`` if the file is damaged anywhere, even where the next write would not notice.

@@ -15,16 +15,12 @@ from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.core.nodes import FailureKind, Launch
 from nodemanager.core.ports import Clock, CloudError, CloudPort, CloudWatch, FluxPort, FluxWatch, Info, JoinPort
 from nodemanager.core.slots import CloudName, Misfit, TypeName
-from nodemanager.delegation.choose import Peer, Targets
-from nodemanager.delegation.jobs import PeerName
-from nodemanager.delegation.ports import (
-    HomePort,
-    PeerPort,
-)
 
 if TYPE_CHECKING:
     from nodemanager.cloud.common.request import BatchScript, UserDataSource
     from nodemanager.cloud.minicluster.port import SizeService
+    from nodemanager.delegation.choose import Peer, Targets
+    from nodemanager.delegation.ports import HomePort, PeerPort
     from nodemanager.flux.instance import RealFlux
     from nodemanager.join.identity.google_keys import GoogleKeys
 
@@ -141,6 +137,9 @@ def _delegation_ports(site: Site, flux: RealFlux, clock: Clock) -> DelegationPor
 
 def targets_of(site: Site) -> Targets:
     """Take from the site where jobs may go."""
+    from nodemanager.delegation.choose import Peer, Targets  # noqa: PLC0415
+    from nodemanager.delegation.jobs import PeerName  # noqa: PLC0415
+
     peers = tuple(
         Peer(PeerName(name), peer.uri, peer.price_per_core_hour, peer.jobs_max, peer.output_max_bytes)
         for name, peer in site.peers.items()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pykka
 
 from nodemanager.actors.base import CrashOnlyActor, Fate
 from nodemanager.actors.cloud import CloudWatcher, CloudWorker
-from nodemanager.actors.delegation.delegator import Delegator, DelegatorMessage, StartDelegation
 from nodemanager.actors.flux import FluxWorker
 from nodemanager.actors.join import JoinClerk
 from nodemanager.actors.manager import Manager, Publication
@@ -21,6 +20,9 @@ from nodemanager.core.ports import Clock
 from nodemanager.delegation.view import DelegationView
 from nodemanager.planner.policy import Policy
 from nodemanager.service.assembly.ports import DelegationPorts, SitePorts
+
+if TYPE_CHECKING:
+    from nodemanager.actors.delegation.delegator import DelegatorMessage
 
 A = TypeVar("A", bound=CrashOnlyActor)
 
@@ -87,6 +89,9 @@ def wire_delegation(
     spawn: Spawn = spawn_in_thread,
 ) -> Mailbox[DelegatorMessage]:
     """Start the delegator. Returns its mailbox, which needs ticks."""
+    # Few sites delegate, and it has a tenth of all that the service loads.
+    from nodemanager.actors.delegation.delegator import Delegator, StartDelegation  # noqa: PLC0415
+
     delegator: Mailbox[DelegatorMessage] = spawn(
         Delegator, ports.home(), ports.peer, ports.targets, cluster_uuid, clock, publish, fate
     )

@@ -21,7 +21,7 @@ from nodemanager.core.nodes import LaunchId, NodeState
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode
 from nodemanager.core.reason_codes import Figure
-from nodemanager.core.reason_text import ClockReading, to_sentence, with_user_names
+from nodemanager.core.reason_text import ClockReading, to_sentence, used_currency, with_user_names
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
@@ -135,6 +135,7 @@ def status(published: Publication) -> Document:
             "price_per_hour_left": float(policy.limits.price_per_hour_max - plan.price_per_hour),
         },
         "price_per_hour": float(plan.price_per_hour),
+        "currency": used_currency(),
         "due": due_documents(published),
         "blocks": blocks(snapshot, clock),
         "warnings": [reason_document(warning, clock) for warning in plan.warnings],

@@ -31,17 +31,27 @@ export async function ask(path) {
   const response = await fetch(path, { headers });
   const answer = await response.json();
   if (!response.ok) throw new Error(answer.error ?? `status ${response.status}`);
+  if (typeof answer.currency === "string") currency = answer.currency; // only the status has it
   return answer;
 }
 
 // --- formats --------------------------------------------------------------------------------------------
 
+let currency = "";
+
+// As on the command line: a code after the amount, a symbol before it.
 export function money(amount) {
   if (amount === null || amount === undefined) return "–";
-  if (Math.abs(amount) >= 1000) return amount.toLocaleString("en", { maximumFractionDigits: 0 });
+  const written = digits(Math.abs(amount));
+  const sign = amount < 0 ? "-" : "";
+  return /^[A-Z]/.test(currency) ? `${sign}${written} ${currency}` : `${sign}${currency}${written}`;
+}
+
+function digits(amount) {
+  if (amount >= 1000) return amount.toLocaleString("en", { maximumFractionDigits: 0 });
   // Four digits, as on the command line: a small machine costs 0.0116 an hour.
-  const digits = amount ? Math.max(2, Math.min(6, 3 - Math.floor(Math.log10(Math.abs(amount))))) : 2;
-  return amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: digits });
+  const decimals = amount ? Math.max(2, Math.min(6, 3 - Math.floor(Math.log10(amount)))) : 2;
+  return amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: decimals });
 }
 
 export function span(seconds) {
@@ -52,10 +62,13 @@ export function span(seconds) {
   return minutes ? `${minutes}m${String(rest).padStart(2, "0")}s` : `${rest}s`;
 }
 
+const AMOUNTS = new Set(["budget", "cost", "cost_today", "egress", "forecast", "instead_per_hour", "left", "other_cost", "per_day", "price_per_hour", "price_per_hour_max", "spent"]);
+
 export function figure(name, value) {
   if (Array.isArray(value)) return value.join(", ");
   if (typeof value === "number" && name.endsWith("_at")) return new Date(value * 1000).toLocaleString();
   if (typeof value === "number" && name.endsWith("_s")) return span(value);
+  if (typeof value === "number" && AMOUNTS.has(name)) return money(value);
   return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(2) : String(value);
 }
 

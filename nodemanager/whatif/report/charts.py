@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 
+from nodemanager.core.reason_text import format_total
 from nodemanager.whatif.replay.result import Curve, Outcome
 from nodemanager.whatif.report.findings import format_span, shorten
 from nodemanager.whatif.study.study import pareto_front
@@ -100,7 +101,8 @@ def _points(group: Group, plane: Plane) -> list[str]:
         parts.append(f'<polyline points="{line}" class="line {group.kind}"/>')
     for outcome in group.outcomes:
         x, y = plane.place(outcome)
-        label = escape(f"{outcome.policy}: cost {outcome.cost:,.2f}, mean wait {format_span(outcome.wait_mean_s)}")
+        wait = format_span(outcome.wait_mean_s)
+        label = escape(f"{outcome.policy}: cost {format_total(outcome.cost)}, mean wait {wait}")
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if group.joined else 6}" class="dot {group.kind}">'
             f"<title>{label}</title></circle>"
@@ -201,7 +203,7 @@ def _bar(outcome: Outcome, x: Scale, left: float, y: float, tall: float) -> list
     paid = 0.0
     for kind, name in cost_parts([outcome]):
         cost = max(0.0, getattr(outcome, f"cost_{kind}"))
-        label = escape(f"{outcome.policy}, {name}: {cost:,.2f} ({cost / (outcome.cost or 1):.1%})")
+        label = escape(f"{outcome.policy}, {name}: {format_total(cost)} ({cost / (outcome.cost or 1):.1%})")
         wide = max(0.0, x(paid + cost) - x(paid) - 1.5)
         parts.append(
             f'<rect x="{x(paid):.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" class="part {kind}">'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nodemanager.core.reason_text import format_total
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.study.study import Study
 
@@ -17,9 +18,9 @@ def compare(main: Outcome, other: Outcome, *, p95: bool = True) -> str:
     more = main.jobs_served - other.jobs_served
     if more:
         fewer = f"{abs(more):,} job{'' if abs(more) == 1 else 's'} {'more' if more > 0 else 'fewer'}"
-        return f"serves {fewer}, for {main.cost:,.2f} instead of {other.cost:,.2f}"
+        return f"serves {fewer}, for {format_total(main.cost)} instead of {format_total(other.cost)}"
     if not main.jobs_served:
-        return f"neither serves a job, for {main.cost:,.2f} and {other.cost:,.2f}"
+        return f"neither serves a job, for {format_total(main.cost)} and {format_total(other.cost)}"
     return f"{_compare_cost(main, other)}, {_compare_wait(main, other, p95=p95)}"
 
 
@@ -77,11 +78,11 @@ def headline(study: Study) -> str:
     main, others = study.main, {**study.compared, **study.baselines}
     if len(others) > 1:
         parts = "; ".join(f"with {name}: {compare(main, other, p95=False)}" for name, other in others.items())
-        return f"{_unserved_prefix(main)}{main.policy} costs {main.cost:,.2f}. Compared {parts}."
+        return f"{_unserved_prefix(main)}{main.policy} costs {format_total(main.cost)}. Compared {parts}."
     if found := sentences(study):
         return found[0]
     waits = f"mean wait {format_span(main.wait_mean_s)}, p95 wait {format_span(main.wait_p95_s)}"
-    return f"{_unserved_prefix(main)}{main.cost:,.2f} for {main.jobs_served:,} jobs, {waits}."
+    return f"{_unserved_prefix(main)}{format_total(main.cost)} for {main.jobs_served:,} jobs, {waits}."
 
 
 def details(study: Study) -> list[str]:
@@ -93,8 +94,8 @@ def details(study: Study) -> list[str]:
 def misused_nodes(outcome: Outcome) -> list[str]:
     """What was spent on nodes with GPUs that ran only jobs without GPUs, type by type."""
     return [
-        f"{it.misused} {name} node{'' if it.misused == 1 else 's'} for {it.cost_misused:,.2f} ran only jobs "
-        "without GPUs."
+        f"{it.misused} {name} node{'' if it.misused == 1 else 's'} for {format_total(it.cost_misused)} ran only "
+        "jobs without GPUs."
         for name, it in outcome.types.items()
         if it.misused
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
+from nodemanager.core.reason_text import format_total
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.report import charts
 from nodemanager.whatif.report.findings import compare, details, format_short_span, format_span, headline
@@ -173,7 +174,7 @@ def _cost_row(study: Study, outcome: Outcome) -> tuple[str, ...]:
     comparable = outcome is not study.main and outcome.cost > 0 and outcome.serves_as_many(study.main)
     return (
         outcome.policy,
-        f"{outcome.cost:,.2f}",
+        format_total(outcome.cost),
         f"{study.main.cost / outcome.cost:.3f}" if comparable else "",
         format_short_span(outcome.wait_mean_s),
         format_short_span(outcome.wait_median_s),
@@ -212,7 +213,7 @@ def _restart_row(_: Study, outcome: Outcome) -> tuple[str, ...]:
         outcome.policy,
         f"{outcome.restarts:,} times",
         f"{outcome.lost_core_hours:,.1f}",
-        f"{outcome.cost_lost:,.2f}",
+        format_total(outcome.cost_lost),
         f"{outcome.cost_lost / outcome.cost:.1%}" if outcome.cost else "-",
     )
 
@@ -226,7 +227,7 @@ def _types(outcome: Outcome) -> str:
             f"{it.nodes:,}",
             f"{it.hours:,.1f}",
             f"{it.hours_paid:,.1f}",
-            f"{it.cost:,.2f}",
+            format_total(it.cost),
             *(
                 f"{part / it.cost:.1%}" if it.cost else "-"
                 for part in (getattr(it, f"cost_{kind}") for kind, _ in parts)
@@ -244,9 +245,10 @@ def _note(study: Study) -> str:
         notes.append(_bounds(study.bounds, study.main, study.baselines.get("fixed")))
     for name, bounds in study.compared_bounds.items():
         notes.append(
-            f"With the nodes and prices of {name}, no fleet costs less than {bounds.work:,.2f}, however long jobs "
-            f"wait, and none less than {bounds.same_starts:,.2f} with every job starting when it did on its fixed "
-            f"cluster: {name} costs {study.compared[name].cost / bounds.work:.3f} times as much. "
+            f"With the nodes and prices of {name}, no fleet costs less than {format_total(bounds.work)}, however "
+            f"long jobs wait, and none less than {format_total(bounds.same_starts)} with every job starting when "
+            f"it did on its fixed cluster: {name} costs {study.compared[name].cost / bounds.work:.3f} times as "
+            "much. "
             if bounds.work
             else ""
         )
@@ -277,8 +279,8 @@ def _bounds(bounds: CostBounds, main: Outcome, fixed: Outcome | None) -> str:
     over = f": this site costs {main.cost / bounds.work:.3f} times as much" if comparable else ""
     served = f" that serves the {fixed.jobs_served:,} jobs of the fixed cluster" if fixed and not comparable else ""
     return (
-        f"No fleet{served} costs less than {bounds.work:,.2f}, however long jobs wait{over}; none costs less than "
-        f"{bounds.same_starts:,.2f} with every job starting when it did on the fixed cluster. "
+        f"No fleet{served} costs less than {format_total(bounds.work)}, however long jobs wait{over}; none costs "
+        f"less than {format_total(bounds.same_starts)} with every job starting when it did on the fixed cluster. "
     )
 
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from nodemanager.core.reason_text import format_total
 from nodemanager.whatif.replay.result import Outcome
 from nodemanager.whatif.report.findings import details, format_short_span, headline, shorten
 from nodemanager.whatif.study.study import TELL_EVERY, Study
@@ -68,7 +69,7 @@ def print_summary(study: Study, console: Console) -> None:
             _print(
                 console,
                 f"{run.policy}: jobs restarted {run.restarts:,} times; {run.lost_core_hours:,.1f} core-hours were "
-                f"lost, at a cost of {run.cost_lost:,.2f}",
+                f"lost, at a cost of {format_total(run.cost_lost)}",
             )
     for name, changes in study.differences.items():
         for key, (here, there) in changes.items():
@@ -90,14 +91,14 @@ def _print_bounds(study: Study, console: Console) -> None:
     if study.bounds is not None:
         _print(
             console,
-            f"no fleet costs less than {study.bounds.work:,.2f}, or less than {study.bounds.same_starts:,.2f} with "
-            "every job starting when it did on the fixed cluster",
+            f"no fleet costs less than {format_total(study.bounds.work)}, or less than "
+            f"{format_total(study.bounds.same_starts)} with every job starting when it did on the fixed cluster",
         )
     for name, bounds in study.compared_bounds.items():
         _print(
             console,
-            f"{name}: with its nodes and prices no fleet costs less than {bounds.work:,.2f}, or less than "
-            f"{bounds.same_starts:,.2f} with every job starting when it did on its fixed cluster",
+            f"{name}: with its nodes and prices no fleet costs less than {format_total(bounds.work)}, or less than "
+            f"{format_total(bounds.same_starts)} with every job starting when it did on its fixed cluster",
         )
 
 
@@ -156,7 +157,7 @@ def _cloud(study: Study) -> Table:
 def _row(outcome: Outcome, main: Outcome) -> tuple[str, ...]:
     return (
         outcome.policy,
-        f"{outcome.cost:,.2f}",
+        format_total(outcome.cost),
         f"{outcome.cost / main.cost:.3f}"
         if main.cost and (outcome is main or outcome.serves_as_many(main))
         else "",

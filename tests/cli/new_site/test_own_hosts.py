@@ -139,7 +139,7 @@ def test_on_a_terminal_everything_is_asked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({}, "give --hosts"),
+        ({}, r"^give --hosts: the hosts, such as node\[01-16\]$"),
         ({"hosts": "node[1-"}, "--hosts node"),
         ({"hosts": "node1,-oProxyCommand=reboot"}, "is no host name"),
         (

@@ -226,6 +226,32 @@ def test_a_second_start_goes_on_where_the_first_ended(path: Path) -> None:
     assert len(HistoryReader(path).events()) == 2 * count
 
 
+def test_of_a_simulated_site_the_history_of_an_earlier_run_is_moved_aside(path: Path) -> None:
+    """Simulated time begins again, so yesterday's run would be in today's bill."""
+    for kept in range(3):  # also a third time, when something was moved before
+        journal = HistoryWriter(path, begins_anew=True)
+        journal.start()
+        assert not path.exists(), "before the first row"
+        journal.stop(STOP_S)
+        write(path, *[a_story()] * (kept + 1))
+    first = len(HistoryReader(path).events()) // 3
+    earlier = path.with_name(f"{path.name}.before")
+    assert len(HistoryReader(earlier).events()) == 2 * first, "of the run before, and not of all"
+
+
+def test_a_simulated_run_never_adds_to_the_history_of_one_that_still_runs(path: Path) -> None:
+    running, second = HistoryWriter(path), HistoryWriter(path, begins_anew=True)
+    running.write(a_story()[:3])
+    second.write(a_story())
+    assert second.failure
+    running.close()
+    second.write(a_story())
+    second.close()
+    write(path.with_name("once"), a_story())
+    assert len(HistoryReader(path).events()) == len(HistoryReader(path.with_name("once")).events()) * 2
+    assert HistoryReader(path.with_name(f"{path.name}.before")).events()
+
+
 def test_one_that_is_deleted_while_it_is_written_begins_anew_with_a_message(path: Path) -> None:
     with capture_logs() as logs:
         write(path, a_story(), a_story(), between=path.unlink)
