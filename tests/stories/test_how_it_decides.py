@@ -78,12 +78,6 @@ def short_job() -> World:
     return a_world(a_type("hourly", price="0.40"), by_the_second).job(tasks(1), duration_s=120.0)
 
 
-def zone() -> World:
-    world = a_world(replace(SMALL, zones=("eu-a", "eu-b")), LARGE).job(tasks(1))
-    block = Block(NOW_S + 90, FailureKind.CAPACITY, "no small left")
-    return world.but(blocks={Scope(TypeName("small"), Market.ON_DEMAND, "eu-a"): block})
-
-
 def one_zone() -> World:
     world = a_world(replace(SMALL, zones=("eu-a", "eu-b")), LARGE, nodes_max=10)
     world.node("small1", NodeState.IDLE, launch=replace(a_launch("small1", world.policy), zone="eu-b"))
@@ -105,7 +99,7 @@ def window() -> World:
 
 EXAMPLES: Mapping[str, Callable[[], World]] = {
     made.__name__: made
-    for made in (mix, worst_fit, gpu_taken, gang, stuck, soon, short_job, zone, one_zone, spent, window)
+    for made in (mix, worst_fit, gpu_taken, gang, stuck, soon, short_job, one_zone, spent, window)
 }
 
 
