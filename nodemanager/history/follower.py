@@ -20,6 +20,7 @@ from nodemanager.delegation.view import PeerRun
 from nodemanager.history.cost_ledger import CostLedger, Costs
 from nodemanager.history.ended_jobs import EndedJob, EndedJobTracker
 from nodemanager.history.events import EventTracker, HistoryEvent
+from nodemanager.history.fleet_samples import FleetSample, FleetSampler
 from nodemanager.history.node_lives import LifeTracker, NodeLife
 from nodemanager.history.observe_savings import ObserveSavings, SavingsTracker
 from nodemanager.planner.frozen import replace
@@ -40,7 +41,8 @@ def rest_s(worked_s: float) -> float:
 class HistoryUpdate:
     """What happened in some publications since those before. ``newest``: the last of them.
 
-    ``life_changes``: each changed life as (before, now), before being None for a new node.
+    ``life_changes``: each changed life as (before, now), before being None for a new node. ``sample``: the fleet,
+    if it is time for one; ``minute``: the sample of the last minute, if one is over.
     """
 
     newest: Publication
@@ -53,11 +55,14 @@ class HistoryUpdate:
     savings: ObserveSavings | None = None
     ended_jobs: tuple[EndedJob, ...] = ()
     peer_runs: tuple[PeerRun, ...] = ()
+    sample: FleetSample | None = None
+    minute: FleetSample | None = None
 
     @property
     def has_rows(self) -> bool:
         """Whether there is anything to write to the history file."""
-        return any((self.events, self.life_changes, self.costs, self.savings, self.ended_jobs, self.peer_runs))
+        lists = (self.events, self.life_changes, self.costs, self.ended_jobs, self.peer_runs)
+        return any(lists) or self.savings is not None or self.minute is not None
 
     @property
     def condensed(self) -> HistoryUpdate:
@@ -78,10 +83,12 @@ class Follower:
         self._spend = CostLedger(charged_until_at)
         self._advice = SavingsTracker()
         self._ended = EndedJobTracker()
+        self._fleet = FleetSampler()
 
     def follow(self, publications: Sequence[Publication]) -> HistoryUpdate:
         """Take at least one publication: the newest last and complete, the earlier ones possibly condensed."""
         newest = publications[-1]
+        sample, minute = self._fleet.update(newest)
         facts = tuple(fact for it in publications for fact in it.facts)
         return HistoryUpdate(
             newest=newest,
@@ -93,6 +100,8 @@ class Follower:
             charged_until_at=self._spend.charged_until_at,
             savings=self._advice.update(publications),
             ended_jobs=self._ended.update(publications),
+            sample=sample,
+            minute=minute,
         )
 
 

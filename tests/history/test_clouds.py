@@ -99,7 +99,7 @@ def as_before(path: Path) -> None:
             " PRIMARY KEY (hour, node_type, userid, queue, use)) WITHOUT ROWID;"
             " INSERT INTO spend SELECT hour, node_type, userid, queue, use, SUM(cost), SUM(node_s) FROM newer"
             " GROUP BY hour, node_type, userid, queue, use; DROP TABLE newer; DROP TABLE charged;"
-            " PRAGMA user_version = 7;"
+            " DROP TABLE fleet; PRAGMA user_version = 7;"
         )
 
 

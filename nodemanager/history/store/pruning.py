@@ -11,6 +11,7 @@ from nodemanager.history.store.schema import ENTRIES_KEPT_S, JOBS_KEPT_S, SPEND_
 TABLES = (
     ("entries", "at", 1.0, ENTRIES_KEPT_S),
     ("waits", "at", 1.0, ENTRIES_KEPT_S),
+    ("fleet", "at", 1.0, ENTRIES_KEPT_S),
     ("lives", "requested_at", 1.0, SPEND_KEPT_S),
     ("jobs", "submitted_at", 1.0, JOBS_KEPT_S),
     ("peer_runs", "ended_at", 1.0, SPEND_KEPT_S),

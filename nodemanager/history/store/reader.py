@@ -7,18 +7,21 @@ import math
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
 
 from nodemanager.history.cost_ledger import HOUR_S, JOB_USE, NOBODY
+from nodemanager.history.fleet_samples import FleetSample
 from nodemanager.history.node_lives import FAILED_OUTCOMES, NodeLife
 from nodemanager.history.observe_savings import format_savings
 from nodemanager.history.store.schema import ENTRIES_KEPT_S, SET_ASIDE_SUFFIX, SIZE_MAX_BYTES
 
 DAY_S = 86_400.0
 ENTRIES_MAX = 1000
+CREATE_FAILED = "create_"  # how the outcomes of boots begin whose create failed
 BUSY_S = 1.0
 
 TEXT_COLUMNS = ("kind", "subject", "what", "code", "figures", "node_type")  # of the table ``entries``
@@ -33,6 +36,55 @@ SELECT_STOP_DURATIONS = """
 
 class HistoryUnreadable(Exception):
     """The history file is missing or cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreHours:
+    """The core-hours of nodes that cost money, and those of them that running jobs held."""
+
+    used: float
+    paid: float
+
+    @property
+    def share(self) -> float | None:
+        """The utilisation, from 0 to 1; None if no core was paid for."""
+        return self.used / self.paid if self.paid > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFigures:
+    """How many jobs began, and how long they waited, in seconds. None if there were none."""
+
+    jobs: int
+    median_s: float | None
+    p95_s: float | None
+
+
+@dataclass(slots=True)
+class BootFigures:
+    """The boots of a node type. ``median_s``, ``p95_s``: from the request until the node joined.
+
+    ``failures``: the boots that ended without a join, by outcome. Boots that were given up as no longer needed
+    are none.
+    """
+
+    joined: int = 0
+    median_s: float | None = None
+    p95_s: float | None = None
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AlwaysOn:
+    """What the nodes cost since a time, and what as many as there were at once would have cost, always on.
+
+    ``nodes``: the most nodes at once of each type. ``cost_always_on``: their price for the whole time.
+    """
+
+    since_at: float
+    cost: float
+    cost_always_on: float
+    nodes: Mapping[str, int]
 
 
 class HistoryReader:
@@ -248,6 +300,73 @@ class HistoryReader:
         """Whether the file's costs have a column. A manager of an older version may still write it."""
         return bool(self._rows("SELECT 1 FROM pragma_table_info('spend') WHERE name = ?", column))
 
+    # --- the fleet over time ---
+
+    def fleet(self, since_at: float, until_at: float, step_s: float) -> list[FleetSample]:
+        """The fleet over time, oldest first: of each ``step_s`` the last sample, with the means of the cores."""
+        if not self._has_fleet():
+            return []
+        rows = self._rows(
+            "SELECT MAX(at) AS at, by_state, by_type, jobs_waiting, jobs_running, price_per_hour,"
+            " COALESCE(SUM(cores_used * span_s) / SUM(span_s), cores_used) AS cores_used,"
+            " COALESCE(SUM(cores_paid * span_s) / SUM(span_s), cores_paid) AS cores_paid,"
+            " SUM(span_s) AS span_s FROM fleet WHERE at >= ? AND at <= ?"
+            " GROUP BY CAST(at / ? AS INTEGER) ORDER BY at",
+            since_at,
+            until_at,
+            step_s,
+        )
+        try:
+            return [_parse_sample(row) for row in rows]
+        except (ValueError, TypeError, AttributeError) as fault:
+            raise HistoryUnreadable(f"{self._path}: a sample of the fleet is damaged: {fault}") from fault
+
+    def core_hours(self, since_at: float, until_at: float) -> CoreHours:
+        """The core-hours that the nodes cost, and those of them that jobs used."""
+        rows = (
+            self._rows(
+                "SELECT COALESCE(SUM(cores_used * span_s) / 3600.0, 0.0) AS used,"
+                " COALESCE(SUM(cores_paid * span_s) / 3600.0, 0.0) AS paid FROM fleet WHERE at >= ? AND at <= ?",
+                since_at,
+                until_at,
+            )
+            if self._has_fleet()
+            else [{"used": 0.0, "paid": 0.0}]
+        )
+        return CoreHours(**rows[0])
+
+    def always_on(self, since_at: float, until_at: float) -> AlwaysOn | None:
+        """Compare the cost with that of as many nodes of each type as there were at once, always on.
+
+        Costs are kept by the hour, so both begin with the hour of ``since_at``, or where the fleet was first
+        recorded. None if it was not.
+        """
+        if not self._has_fleet():
+            return None
+        hour_at = since_at // HOUR_S * HOUR_S
+        (row,) = self._rows("SELECT MIN(at) AS at FROM fleet WHERE at >= ? AND at <= ?", hour_at, until_at)
+        if row["at"] is None:
+            return None
+        from_at = float(row["at"])
+        peaks = self._rows(
+            "SELECT key AS node_type, MAX(json_extract(value, '$[0]')) AS nodes,"
+            " MAX(json_extract(value, '$[1]')) AS price_per_hour FROM fleet, json_each(fleet.by_type)"
+            " WHERE at >= ? AND at <= ? GROUP BY key ORDER BY key",
+            from_at,
+            until_at,
+        )
+        hours = (until_at - from_at) / HOUR_S
+        return AlwaysOn(
+            from_at,
+            self.cost_since(from_at),
+            sum(it["price_per_hour"] for it in peaks) * hours,
+            {it["node_type"]: it["nodes"] for it in peaks},
+        )
+
+    def _has_fleet(self) -> bool:
+        """Whether the file has the fleet over time. A manager of an older version may still write it."""
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE name = 'fleet'"))
+
     # --- the report ---
 
     def report(self, since_at: float, until_at: float) -> dict[str, Any]:
@@ -281,7 +400,7 @@ class HistoryReader:
             "by_cloud": self._clouds(since_at, hour),
             "misused": self.misused(since_at),
             "by_peer": self._peers(since_at),
-            "waits": self._waits(since_at),
+            "waits": asdict(self.waits(since_at)),
             "observed": self._observed(since_at),
             "boots": self._boots(since_at),
             "failures": self._rows(
@@ -337,9 +456,17 @@ class HistoryReader:
             since_at,
         )
 
-    def _waits(self, since_at: float) -> Mapping[str, Any]:
-        waits_s = sorted(row["wait_s"] for row in self._rows("SELECT wait_s FROM waits WHERE at >= ?", since_at))
-        return {"jobs": len(waits_s), "median_s": quantile(waits_s, 0.5), "p95_s": quantile(waits_s, 0.95)}
+    def waits(self, since_at: float) -> WaitFigures:
+        """How long the jobs waited that began since a time."""
+        (row,) = self._rows("SELECT COUNT(*) AS jobs FROM waits WHERE at >= ?", since_at)
+        jobs = int(row["jobs"])
+        return WaitFigures(jobs, self._wait_s(since_at, jobs, 0.5), self._wait_s(since_at, jobs, 0.95))
+
+    def _wait_s(self, since_at: float, jobs: int, part: float) -> float | None:
+        """The quantile ``part`` of the waits, sorted by SQLite: there may be millions."""
+        query = "SELECT wait_s FROM waits WHERE at >= ? ORDER BY wait_s LIMIT 1 OFFSET ?"
+        rows = self._rows(query, since_at, _place(jobs, part))
+        return rows[0]["wait_s"] if rows else None
 
     def _observed(self, since_at: float) -> Mapping[str, Any] | None:
         """What the decisions of observe mode would have changed; None if all decisions were carried out."""
@@ -363,6 +490,17 @@ class HistoryReader:
                 row["span_s"], row["cost"], row["cost_advised"], row["busy_touched"], p95_longer_s=longer_s
             ),
         }
+
+    def boots_by_type(self, since_at: float) -> dict[str, BootFigures]:
+        """The boots that began since a time, by node type."""
+        found: dict[str, BootFigures] = {}
+        for row in self._boots(since_at):
+            outcome, figures = row["outcome"], found.setdefault(row["node_type"], BootFigures())
+            if outcome == "joined":
+                figures.joined, figures.median_s, figures.p95_s = row["count"], row["median_s"], row["p95_s"]
+            elif outcome in FAILED_OUTCOMES or outcome.startswith(CREATE_FAILED):
+                figures.failures[outcome] = row["count"]
+        return found
 
     def _boots(self, since_at: float) -> list[dict[str, Any]]:
         rows = self._rows(
@@ -390,6 +528,17 @@ def _decode_text(found: bytes) -> str:
     return found.decode(errors="replace")
 
 
+def _parse_sample(row: Mapping[str, Any]) -> FleetSample:
+    by_state, by_type = json.loads(row["by_state"]), json.loads(row["by_type"])
+    return FleetSample(
+        **{
+            **row,
+            "by_state": {str(state): int(count) for state, count in by_state.items()},
+            "by_type": {str(name): (int(count), float(price)) for name, (count, price) in by_type.items()},
+        }
+    )
+
+
 class _CorruptEventError(Exception):
     """An event is damaged; the message says how."""
 
@@ -407,4 +556,8 @@ def _parse_event(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def quantile(ordered: Sequence[float], part: float) -> float | None:
     """The quantile ``part`` of values in ascending order, by the nearest rank. None if there are no values."""
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)] if ordered else None
+    return ordered[_place(len(ordered), part)] if ordered else None
+
+
+def _place(count: int, part: float) -> int:
+    return max(0, math.ceil(part * count) - 1)

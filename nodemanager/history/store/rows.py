@@ -15,6 +15,7 @@ from nodemanager.delegation.view import PeerRun
 from nodemanager.history.cost_ledger import CostKey, CostSum
 from nodemanager.history.ended_jobs import EndedJob
 from nodemanager.history.events import HistoryEvent
+from nodemanager.history.fleet_samples import FleetSample
 from nodemanager.history.follower import HistoryUpdate
 from nodemanager.history.node_lives import NodeLife
 from nodemanager.history.observe_savings import ObserveSavings
@@ -41,6 +42,7 @@ ADD_SAVINGS = (
     " busy_touched = busy_touched + excluded.busy_touched"
 )
 INSERT_WAIT = "INSERT OR REPLACE INTO waits VALUES (?, ?, ?, ?, ?, ?)"
+INSERT_FLEET = "INSERT OR REPLACE INTO fleet VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_JOB = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 INSERT_PEER_RUN = "INSERT OR REPLACE INTO peer_runs VALUES (?, ?, ?, ?, ?, ?, ?)"
 SET_CHARGED = "INSERT OR REPLACE INTO charged VALUES (0, ?)"
@@ -74,6 +76,7 @@ class Rows:
             (ADD_SAVINGS, [(it.hour, it.span_s, it.cost, it.cost_advised, it.busy_touched) for it in savings]),
             (INSERT_WAIT, list(_wait_rows(events, savings))),
             (INSERT_JOB, [_job_row(job) for update in updates for job in update.ended_jobs]),
+            (INSERT_FLEET, [_fleet_row(it.minute) for it in updates if it.minute is not None]),
             (INSERT_PEER_RUN, [_peer_run_row(run) for update in updates for run in update.peer_runs]),
         )
         begins_at = min([updates[0].newest.snapshot.wall_at, *(it.at for it in events)])
@@ -99,6 +102,20 @@ def _event_row(event: HistoryEvent) -> Row:
 def _peer_run_row(run: PeerRun) -> Row:
     job, remote, price = str(int(run.job)), str(int(run.remote)), float(run.price_per_core_hour)
     return job, run.peer, remote, run.cores, run.started_at, run.ended_at, price
+
+
+def _fleet_row(minute: FleetSample) -> Row:
+    return (
+        minute.at,
+        json.dumps(minute.by_state, separators=(",", ":")),
+        json.dumps(minute.by_type, separators=(",", ":")),
+        minute.jobs_waiting,
+        minute.jobs_running,
+        minute.price_per_hour,
+        minute.cores_used,
+        minute.cores_paid,
+        minute.span_s,
+    )
 
 
 def _figures_to_json(figures: Mapping[str, Figure]) -> str:

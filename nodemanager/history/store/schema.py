@@ -7,7 +7,7 @@ from contextlib import closing
 from functools import cache
 
 HISTORY_FILE = "journal.sqlite"  # in the site's state_dir
-ENTRIES_KEPT_S = 35 * 86_400.0  # and the waits of jobs
+ENTRIES_KEPT_S = 35 * 86_400.0  # and the waits of jobs, and the fleet over time
 JOBS_KEPT_S = 100 * 86_400.0
 SPEND_KEPT_S = 400 * 86_400.0  # and lives
 SIZE_MAX_BYTES = 1 << 30  # of the file, unless the site says otherwise
@@ -138,6 +138,19 @@ MIGRATIONS: tuple[str, ...] = (
     # The part of the cost that nodes with GPUs cost while they ran only jobs without GPUs.
     """
     ALTER TABLE spend ADD COLUMN misused REAL NOT NULL DEFAULT 0;
+    """,
+    """
+    CREATE TABLE fleet (            -- about one row a minute
+        at REAL PRIMARY KEY,
+        by_state TEXT NOT NULL,     -- JSON: nodes by state
+        by_type TEXT NOT NULL,      -- JSON: by type, the nodes that may cost money and their price per hour
+        jobs_waiting INTEGER NOT NULL,
+        jobs_running INTEGER NOT NULL,
+        price_per_hour REAL NOT NULL,
+        cores_used REAL NOT NULL,   -- means over span_s
+        cores_paid REAL NOT NULL,
+        span_s REAL NOT NULL
+    ) WITHOUT ROWID;
     """,
 )
 VERSION = len(MIGRATIONS)

@@ -336,7 +336,7 @@ def test_one_that_was_written_before_it_kept_provider_ids_is_read_and_continued(
             "DROP TABLE peer_runs; DROP TABLE charged; ALTER TABLE lives DROP COLUMN size;"
             " ALTER TABLE lives DROP COLUMN cloud; ALTER TABLE lives DROP COLUMN provider_id;"
             " ALTER TABLE spend DROP COLUMN misused;"
-            " PRAGMA user_version = 4;"
+            " DROP TABLE fleet; PRAGMA user_version = 4;"
         )
     (old,) = HistoryReader(path).lives(1e9)
     assert (old.launch, old.provider_id) == ("cloud1-1", "")
@@ -354,7 +354,7 @@ def test_it_says_until_when_costs_are_charged(path: Path) -> None:
     assert HistoryReader(path).charged_until_at() == WALL_AT + 600
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(
-            "DROP TABLE charged; ALTER TABLE spend DROP COLUMN misused; PRAGMA user_version = 8;"
+            "DROP TABLE charged; ALTER TABLE spend DROP COLUMN misused; DROP TABLE fleet; PRAGMA user_version = 8;"
         )
     end_of_the_hour_at = ((WALL_AT + 600) // 3600 + 1) * 3600
     assert HistoryReader(path).charged_until_at() == end_of_the_hour_at, "an older version wrote it"
