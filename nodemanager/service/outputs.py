@@ -41,7 +41,6 @@ from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.listen import UnixSocket, listen_addresses
 from nodemanager.web.state.access import Access, Team
 from nodemanager.web.state.board import Board
-from nodemanager.web.state.samples import SAMPLES_FILE, SampleKeeper, read_samples
 from nodemanager.web.state.token import NamedToken, TokenError, read_named_tokens, read_or_make_token
 from nodemanager.web.thread import WebServer
 
@@ -64,14 +63,12 @@ class Outputs:
             begins_anew=site.flux.simulated,
         )
         earlier = HistoryReader(self._writer.path, site.journal.size_max_bytes)
-        self._samples = SampleKeeper(self.board, site.state_dir / SAMPLES_FILE)
         self._notifier = Notifier(site.notify, site.path.parent, site.cluster)
         self._history_thread = HistoryThread(
             [
                 self.board.take_in,
                 self._metrics.take_in,
                 self._writer.take_in,
-                self._samples.take_in,
                 self._notifier.take_in,
             ],
             earlier.charged_until_at if not site.flux.simulated else lambda: 0.0,
@@ -155,8 +152,6 @@ class Outputs:
 
     def start(self, service: SteeredService, job_end: Callable[[JobId], JobEnd | None] | None = None) -> None:
         """Start the threads, and the web servers unless ``[Web] listen = off``."""
-        if not self._site.flux.simulated:  # its time begins again
-            self.board.resume(read_samples(self._site.state_dir / SAMPLES_FILE))
         self._writer.start()
         self._history_thread.start()
         self._notifier.start()
@@ -210,7 +205,6 @@ class Outputs:
             server.stop(within_s)
         self._history_thread.stop(within_s)
         self._notifier.stop(within_s)
-        self._samples.keep()
         self._writer.stop(within_s)
 
 

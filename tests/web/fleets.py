@@ -86,6 +86,13 @@ def a_fleet(count: int, *, waiting: int = 4, moment: int = 0) -> Publication:
     return published(policy, replace(snapshot, wall_at=WALL_AT + moment, now_s=NOW_S + moment / 1000))
 
 
+def later(publication: Publication, after_s: float) -> Publication:
+    """The same some seconds later, by both clocks."""
+    snapshot = publication.snapshot
+    moved = replace(snapshot, wall_at=snapshot.wall_at + after_s, now_s=snapshot.now_s + after_s)
+    return replace(publication, snapshot=moved)
+
+
 @dataclass
 class Manager:
     """A stand-in for the running service: takes operators' facts at once, and publishes."""

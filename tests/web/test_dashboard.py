@@ -16,18 +16,19 @@ from nodemanager.cli.main import main
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.reason_text import use_currency
 from nodemanager.history.follower import Follower
+from nodemanager.history.store.reader import HistoryReader, HistoryUnreadable
 from nodemanager.history.store.writer import HistoryWriter
 from nodemanager.planner.burst import Bursts, WayToRun
 from nodemanager.planner.policy import CloudRules
 from nodemanager.planner.snapshot import Source
 from nodemanager.web.state.board import Board
-from nodemanager.web.state.samples import SampleKeeper, read_samples
+from nodemanager.web.state.range_figures import RangeCache, chart_samples
 from tests.builders import NOW_S, WALL_AT
 from tests.history.publications import told
 from tests.paths import CONFIG
 from tests.planner.test_clouds import EAST, WEST, in_cloud, two_clouds
 from tests.web.browser import Browser, a_browser
-from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand, published, served
+from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand, later, published, served
 from tests.web.views import VIEWS, a_full_stand
 
 MANY = 5000
@@ -273,17 +274,21 @@ def test_a_result_of_simulate_is_shown_and_another_file_is_refused(browser: Brow
 
 
 def test_charts_go_on_after_a_restart(tmp_path: Path) -> None:
-    before, after = Board(lambda: 0.0), Board(lambda: 0.0)
-    file = tmp_path / "charts.json"
-    assert read_samples(file) == ()
-    for moment in (0, 100, 200):
-        one = Board(lambda: 0.0)
-        one.take_in(Follower().follow([a_fleet(5, moment=moment)]))
-        before.resume([*before.samples(), *one.samples()])
-    SampleKeeper(before, file).keep()
-    after.resume(read_samples(file))
-    assert [it.at for it in after.samples()] == [WALL_AT, WALL_AT + 100, WALL_AT + 200]
-    after.take_in(Follower().follow([a_fleet(5, moment=150)]))
-    assert [it.at for it in after.samples()] == [WALL_AT, WALL_AT + 100, WALL_AT + 150], "its clock went back"
-    file.write_text('[{"at": "no"}]', encoding="utf-8")
-    assert read_samples(file) == (), "a damaged file does no harm"
+    before = HistoryWriter(tmp_path / "journal.sqlite")
+    reader = HistoryReader(before.path)
+    with pytest.raises(HistoryUnreadable):
+        reader.fleet(0.0, WALL_AT, 60.0)
+    before.write(told(*(later(a_fleet(5), moment) for moment in (0, 100, 200))))
+    before.close()
+
+    def shown(live: Board, now_at: float = WALL_AT + 1000) -> list[float]:
+        figures = RangeCache().figures("1h", now_at, reader)
+        return [it.at for it in chart_samples(figures.samples, live.samples(), 3600.0)]
+
+    after = Board(lambda: 0.0)
+    assert shown(after) == [WALL_AT, WALL_AT + 100, WALL_AT + 200]
+    after.take_in(Follower().follow([later(a_fleet(5), 150)]))
+    assert shown(after) == [WALL_AT, WALL_AT + 100, WALL_AT + 150], "its clock went back"
+    before.path.write_text("no history", encoding="utf-8")
+    assert shown(after) == [WALL_AT + 150], "a damaged file does no harm"
+    assert "not a database" in RangeCache().figures("1h", WALL_AT, reader).failure

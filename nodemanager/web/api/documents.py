@@ -25,6 +25,7 @@ from nodemanager.core.reason_text import ClockReading, to_sentence, used_currenc
 from nodemanager.core.reasons import Reason
 from nodemanager.core.records import Mark
 from nodemanager.core.slots import Rank
+from nodemanager.history.fleet_samples import count_waiting_for_nodes
 from nodemanager.planner import billing
 from nodemanager.planner.backoff import refusal_reason
 from nodemanager.planner.billing import ownerless_strays
@@ -32,7 +33,6 @@ from nodemanager.planner.node_health import drained_nodes
 from nodemanager.planner.plan import Action, Plan
 from nodemanager.planner.snapshot import Node, Snapshot, Source
 from nodemanager.planner.trust import source_name, unsafe_clouds
-from nodemanager.web.state.board import count_waiting_for_nodes
 
 Document = dict[str, Any]
 

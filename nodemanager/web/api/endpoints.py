@@ -12,6 +12,7 @@ from nodemanager.web.api.handlers import Handler
 from nodemanager.web.api.kubernetes_metrics import API_ROOT as METRICS_API
 from nodemanager.web.api.openapi import Operation, Parameter
 from nodemanager.web.state.access import Access, AccessCheck, allow_anybody
+from nodemanager.web.state.range_figures import RANGE, RANGES_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ _AT = Parameter(
 )
 _HISTORY = Parameter("history", "query", "yes: also what the history has on it", {"type": "string"})
 _LIMIT = Parameter("limit", "query", "the largest number of items to return", {"type": "integer"})
+_RANGE = Parameter("range", "query", "how far back", {"type": "string", "enum": list(RANGES_S), "default": RANGE})
 _NAME = Parameter("name", "path", "a slot or a launch", {"type": "string"})
 _STEERING = (200, 202, 400, 404, 409)
 _OPERATOR_BODY = handlers.OrderBody.model_json_schema()
@@ -58,7 +60,10 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     Endpoint("GET", "/status", "The overview: queue, nodes, cost, warnings", handlers.status),
     Endpoint("GET", "/nodes", "All nodes, with reasons", handlers.nodes),
     Endpoint("GET", "/fleet", "All nodes in a compact form", handlers.fleet),
-    Endpoint("GET", "/history", "The fleet over time", handlers.history),
+    Endpoint(
+        "GET", "/overview", "All that the overview of the dashboard shows", handlers.overview, parameters=[_RANGE]
+    ),
+    Endpoint("GET", "/history", "The fleet over time", handlers.history, parameters=[_RANGE]),
     Endpoint("GET", "/jobs", "The active jobs, with reasons", handlers.jobs, parameters=[_LIMIT]),
     Endpoint("GET", "/peers", "The instances in which jobs of this one may run", handlers.peers),
     Endpoint("GET", "/ensembles", "The ensembles that the service runs", handlers.ensembles),

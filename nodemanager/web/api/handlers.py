@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
@@ -14,18 +14,21 @@ from nodemanager.actors.manager import Publication
 from nodemanager.actors.user_names import user_name
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.history.events import HistoryEvent
+from nodemanager.history.fleet_samples import FleetSample
 from nodemanager.history.store.reader import DAY_S, HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
 from nodemanager.planner.plan import plan as make_plan
 from nodemanager.planner.policy import Policy, scheduled_policy
 from nodemanager.planner.spending import WHOLE_SITE
 from nodemanager.web.api import documents, explain, kubernetes_metrics, panels
+from nodemanager.web.api import overview as overview_documents
 from nodemanager.web.api import peers as peer_documents
 from nodemanager.web.api.control import Control, Order
 from nodemanager.web.api.documents import Document, sources
 from nodemanager.web.api.metrics import Metrics
 from nodemanager.web.state.access import Access, RequestRefused
 from nodemanager.web.state.board import Board
+from nodemanager.web.state.range_figures import RANGE, RANGES_S, RangeCache, RangeFigures, chart_samples
 
 SINCE_MIN_S = 1.0
 BY_MAX = 64
@@ -52,6 +55,7 @@ class WebContext:
     control: Control
     access: Access
     job_end: Callable[[JobId], JobEnd | None] | None = None
+    ranges: RangeCache = field(default_factory=RangeCache)
 
 
 Handler = Callable[[WebContext, Request, bytes], Response]
@@ -75,24 +79,25 @@ def json_response(document: object, status: int = 200) -> Response:
 def status(context: WebContext, request: Request, body: bytes) -> Response:
     """Answer with the overview, the costs so far, and the age of the data."""
     del request, body
-    published = _latest_publication(context)
+    return json_response(_status_document(context, _latest_publication(context)))
+
+
+def _status_document(context: WebContext, published: Publication) -> Document:
     document = documents.status(published)
-    return json_response(
-        {
-            **document,
-            "clouds": panels.clouds(published),
-            "spent": {
-                **_cost_document(context, document["at"]),
-                "budgets": panels.budgets(published).get(WHOLE_SITE, []),
-            },
-            "journal": {
-                "size_bytes": context.reader.size_bytes(),
-                "size_max_bytes": context.reader.size_max_bytes,
-                "failure": context.board.journal_failure(),
-            },
-            "silent_s": context.board.silent_s,
-        }
-    )
+    return {
+        **document,
+        "clouds": panels.clouds(published),
+        "spent": {
+            **_cost_document(context, document["at"]),
+            "budgets": panels.budgets(published).get(WHOLE_SITE, []),
+        },
+        "journal": {
+            "size_bytes": context.reader.size_bytes(),
+            "size_max_bytes": context.reader.size_max_bytes,
+            "failure": context.board.journal_failure(),
+        },
+        "silent_s": context.board.silent_s,
+    }
 
 
 def _cost_document(context: WebContext, now_at: float) -> Document:
@@ -117,24 +122,56 @@ def fleet(context: WebContext, request: Request, body: bytes) -> Response:
     return json_response(documents.fleet(_latest_publication(context)))
 
 
-def history(context: WebContext, request: Request, body: bytes) -> Response:
-    """Answer with the samples of the fleet over time."""
-    del request, body
+def overview(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with all that the dashboard's overview shows."""
+    del body
+    published = _latest_publication(context)
+    name, figures, samples = _range(context, request, published)
+    now_at, shows_jobs = published.snapshot.wall_at, context.access.may_see_jobs(request)
+    status = _status_document(context, published)
+    status["spent"]["budgets"] = overview_documents.with_forecast(status["spent"]["budgets"], figures, now_at)
+    is_large = len(published.snapshot.nodes) > overview_documents.STRIPS_MAX
+    demand, demands = overview_documents.demand(published) if shows_jobs else ([], 0)
+    view = context.board.delegation
     return json_response(
         {
-            "samples": [
-                {
-                    "at": it.at,
-                    "nodes": it.nodes,
-                    "jobs_waiting": it.jobs_waiting,
-                    "jobs_running": it.jobs_running,
-                    "price_per_hour": it.price_per_hour,
-                    "spent": it.spent,
-                }
-                for it in context.board.samples()
-            ]
+            "at": now_at,
+            "you": {"name": context.access.name(request), "may_steer": context.access.may_steer(request)},
+            "status": status,
+            "range": overview_documents.range_document(name, figures, published),
+            "samples": overview_documents.samples(samples),
+            "types": overview_documents.types(published, figures),
+            "nodes": None if is_large else documents.nodes(published),
+            "fleet": documents.fleet(published) if is_large else None,
+            "demand": {"shown": shows_jobs, "groups": demands, "first": demand},
+            "peers": {
+                **peer_documents.peers(view),
+                "shown": shows_jobs,
+                "delegated": overview_documents.delegated_jobs(published, view) if shows_jobs else [],
+            },
+            "ensembles": panels.ensembles(context.board, shown=shows_jobs),
         }
     )
+
+
+def history(context: WebContext, request: Request, body: bytes) -> Response:
+    """Answer with the samples of the fleet over time."""
+    del body
+    name, figures, samples = _range(context, request, _latest_publication(context))
+    return json_response(
+        {"range": name, "failure": figures.failure, "samples": overview_documents.samples(samples)}
+    )
+
+
+def _range(
+    context: WebContext, request: Request, published: Publication
+) -> tuple[str, RangeFigures, list[FleetSample]]:
+    """The range that a request names, its figures, and the samples of the fleet in it."""
+    name = request.query_params.get("range", RANGE)
+    if name not in RANGES_S:
+        raise RequestRefused(400, f"range must be one of {', '.join(RANGES_S)}")
+    figures = context.ranges.figures(name, published.snapshot.wall_at, context.reader)
+    return name, figures, chart_samples(figures.samples, context.board.samples(), RANGES_S[name])
 
 
 def jobs(context: WebContext, request: Request, body: bytes) -> Response:

@@ -79,6 +79,16 @@ class Access:
         """Whether the request may see single jobs."""
         return self.jobs_for_everybody or self.by_socket or self.caller(request) is not None
 
+    def name(self, request: Request) -> str | None:
+        """The operator that the request's token names; None if it names nobody."""
+        caller = self.caller(request)
+        return caller.name if caller is not None else None
+
+    def may_steer(self, request: Request) -> bool:
+        """Whether the request has a token that may steer."""
+        caller = self.caller(request)
+        return caller is not None and caller.role is Role.OPERATE
+
     def must_see_jobs(self, request: Request) -> None:
         """Raise ``RequestRefused`` unless the request may see jobs."""
         if not self.may_see_jobs(request):

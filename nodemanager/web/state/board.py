@@ -8,46 +8,21 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 from nodemanager.actors.manager import Publication
-from nodemanager.core.reason_codes import Code
 from nodemanager.delegation.view import DelegationView
 from nodemanager.ensemble.fair_share import NodeClaim
 from nodemanager.history.events import HistoryEvent
+from nodemanager.history.fleet_samples import FleetSample
 from nodemanager.history.follower import HistoryUpdate
-from nodemanager.planner.node_index import node_index_of
-from nodemanager.planner.ranks_and_queue import queue_index_of
 
 EVENTS_MAX = 2000
 # Events that happen to every node and job all the time. The history has them; here they would crowd out the others.
 HISTORY_ONLY_KINDS = frozenset({"because", "job"})
-SAMPLES_MAX = 720
-# Why a job waits although no node would help it now.
-NEEDS_NO_NODE = frozenset({Code.HELD, Code.DEPENDENCY, Code.COPY_WAITS, Code.NOT_YET_SCHEDULED, Code.QUEUE_STOPPED})
-SAMPLE_EVERY_S = 1.0  # in real time, at first; doubled whenever the samples fill up
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """The fleet at one moment: nodes by state, jobs that wait for nodes and that run, price an hour."""
-
-    at: float
-    nodes: dict[str, int]
-    jobs_waiting: int
-    jobs_running: int
-    price_per_hour: float
-    spent: float  # since the start of this process
-
-
-def count_waiting_for_nodes(published: Publication) -> int:
-    """Count the jobs that wait, but not for their owner or another job. Without a plan: all that wait."""
-    if published.plan.stands_still is not None:
-        return queue_index_of(published.snapshot.jobs, published.snapshot.indexes.queue).waiting
-    return sum(count for code, count in published.plan.count_by_reason().items() if code not in NEEDS_NO_NODE)
+SAMPLES_MAX = 720  # about an hour
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +46,7 @@ class Board:
         self.nodes_kept: Mapping[str, int] = {}  # the nodes that are kept for each ensemble
         self.node_claims: Mapping[str, NodeClaim] = {}  # what each ensemble asks for and gets, and why
         self._events: deque[tuple[int, HistoryEvent]] = deque(maxlen=EVENTS_MAX)
-        self._samples: deque[Sample] = deque()
-        self._sample_every_s = SAMPLE_EVERY_S
-        self._sampled_s = float("-inf")
+        self._samples: deque[FleetSample] = deque(maxlen=SAMPLES_MAX)
         self._numbered = 0
         self.journal_failure: Callable[[], str] = lambda: ""  # why the history cannot be written; "" if it can
         self.spent = 0.0  # since the start of this process; an estimate
@@ -101,43 +74,15 @@ class Board:
                 self._numbered += 1
                 self._events.append((self._numbered, event))
             self.spent += sum(spent.cost for spent in update.costs.values())
-        self._sample(update.newest)
-
-    def _sample(self, published: Publication) -> None:
-        now_s = self._clock_s()
-        if now_s - self._sampled_s < self._sample_every_s:
-            return
-        self._sampled_s = now_s
-        snapshot = published.snapshot
-        waiting = queue_index_of(snapshot.jobs, snapshot.indexes.queue).waiting
-        sample = Sample(
-            at=snapshot.wall_at,
-            nodes={str(state): count for state, count in node_index_of(snapshot).count_by_state.items() if count},
-            jobs_waiting=count_waiting_for_nodes(published),
-            jobs_running=len(snapshot.jobs) - waiting,
-            price_per_hour=float(published.plan.price_per_hour),
-            spent=self.spent,
-        )
-        with self._changed:
-            while self._samples and self._samples[-1].at > sample.at:
-                self._samples.pop()  # a simulated site begins again, or the clock was set back
-            self._samples.append(sample)
-            if len(self._samples) >= SAMPLES_MAX:
-                self._samples = deque(islice(self._samples, 0, None, 2))
-                self._sample_every_s *= 2
+            if (sample := update.sample) is not None:
+                while self._samples and self._samples[-1].at > sample.at:
+                    self._samples.pop()  # a simulated site begins again, or the clock was set back
+                self._samples.append(sample)
 
     def show_ensemble(self, name: str, summary: Mapping[str, Any]) -> None:
         """Take the state of an ensemble that the service runs. Called by the ensemble's thread."""
         with self._changed:
             self._ensembles = {**self._ensembles, name: summary}
-
-    def resume(self, samples: Sequence[Sample]) -> None:
-        """Go on with the samples of an earlier process, oldest first. Called before the first publication."""
-        with self._changed:
-            self._samples = deque(samples)
-            if len(samples) > 1:
-                # Samples of the same distance fill the charts evenly.
-                self._sample_every_s = max(SAMPLE_EVERY_S, (samples[-1].at - samples[0].at) / (len(samples) - 1))
 
     # --- read ---
 
@@ -186,7 +131,7 @@ class Board:
             newer = [event for event in self._events if event[0] > number]
         return newer[-limit:]
 
-    def samples(self) -> list[Sample]:
-        """The samples so far, oldest first."""
+    def samples(self) -> list[FleetSample]:
+        """The samples of about the last hour, oldest first."""
         with self._changed:
             return list(self._samples)

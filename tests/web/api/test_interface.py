@@ -207,7 +207,8 @@ def test_over_tcp_jobs_are_shown_with_the_token_only(guarded: Stand) -> None:
 
 
 OPEN_DOCUMENTS = [
-    "/status", "/nodes", "/fleet", "/plan", "/jobs", "/peers", "/ensembles", "/costs", "/history", "/events/recent",
+    "/status", "/nodes", "/fleet", "/plan", "/jobs", "/peers", "/ensembles", "/costs", "/history", "/overview",
+    "/events/recent",
     "/metrics", "/explain/node/cpu1", "/explain/type/cpu", "/explain/node/cpu1?history=yes",
 ]  # fmt: skip
 
@@ -578,7 +579,7 @@ def test_a_stale_source_is_no_health(stand: Stand, client: TestClient) -> None:
 
 
 def test_a_silent_manager_is_unhealthy() -> None:
-    stand = a_stand(clock_s=[0.0, 1.0, 1.0, *[500.0] * 9])
+    stand = a_stand(clock_s=[0.0, 1.0, *[500.0] * 9])
     stand.post(a_fleet(3))
     with TestClient(stand.application, base_url=f"http://{HOST}") as client:
         response = client.get("/healthz")
