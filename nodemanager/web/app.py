@@ -42,6 +42,7 @@ PAGES: tuple[tuple[str, str, str], ...] = (
     ("/docs", "docs.html", "text/html; charset=utf-8"),
     ("/static/dashboard.js", "dashboard.js", "text/javascript; charset=utf-8"),
     ("/static/page.js", "page.js", "text/javascript; charset=utf-8"),
+    ("/static/steer.js", "steer.js", "text/javascript; charset=utf-8"),
     ("/static/subject.js", "subject.js", "text/javascript; charset=utf-8"),
     ("/static/panels.js", "panels.js", "text/javascript; charset=utf-8"),
     ("/static/whatif.js", "whatif.js", "text/javascript; charset=utf-8"),

@@ -34,6 +34,7 @@ class Browser:
         self._number = 0
         self._session = ""
         self.errors: list[str] = []
+        self.requested: list[str] = []  # what the page asked its host for, since it was opened
         target = self._call("Target.createTarget", {"url": "about:blank"})["targetId"]
         self._session = self._call("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -46,6 +47,7 @@ class Browser:
     def open(self, url: str, *, width: int = 1440, height: int = 1000, dark: bool = False) -> None:
         self._call("Page.navigate", {"url": "about:blank"})  # ends the requests of the page before
         self.errors.clear()
+        self.requested.clear()
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self._call("Emulation.setDeviceMetricsOverride", size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -107,6 +109,7 @@ class Browser:
                 self.errors.append(f"{parameters['entry']['text']} {parameters['entry'].get('url', '')}")
             case "Network.requestWillBeSent":
                 url = str(parameters["request"]["url"])
+                self.requested.append(url)
                 if not url.startswith(("http://127.0.0.1:", "data:", "about:")):
                     self.errors.append(f"it asks {url}")
 

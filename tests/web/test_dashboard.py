@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 def shown(nodes: int, moments: int = 3) -> Iterator[tuple[Stand, str]]:
     stand = a_stand(jobs_for_everybody=True, clock_s=[float(turn) for turn in range(10_000)])
     for moment in range(moments):
-        stand.post(a_fleet(nodes, waiting=moment + 3, moment=moment * 20))
+        stand.post(later(a_fleet(nodes, waiting=moment + 3, moment=moment * 20), 20.0 * moment))
     with served(stand) as url:
         yield stand, url
 
@@ -69,7 +69,14 @@ def test_a_few_nodes_are_strips_that_say_what_each_does(browser: Browser, tmp_pa
         assert browser.value("document.getElementById('tile-nodes').textContent") == "5 of 9"
         assert browser.value("document.querySelectorAll('#jobs tbody tr').length") == 5
         assert browser.value("document.querySelectorAll('#events li').length") > 3
-        assert all(painted(browser, canvas) for canvas in ("chart-nodes", "chart-queue", "chart-price"))
+        for chart, now in (
+            ("nodes", "Now: busy"),
+            ("queue", "running 4"),
+            ("cores", "paid 160, used 1"),
+            ("price", "6.8"),
+        ):
+            assert painted(browser, f"chart-{chart}")
+            assert now in browser.value(f"document.getElementById('chart-{chart}').getAttribute('aria-label')")
         browser.screenshot(tmp_path / "few.png")
         assert browser.errors == []
 
@@ -152,7 +159,9 @@ def test_a_service_that_is_gone_is_said_on_the_page(browser: Browser) -> None:
     with shown(5) as (_, url):
         browser.open(url)
         browser.until("document.body?.dataset.turns >= 1")
-    browser.until("document.getElementById('decides').textContent === 'unreachable'")
+    browser.until("document.getElementById('mode').textContent === 'unreachable'")
+    assert browser.value("document.getElementById('troubles').textContent.includes('What follows is of 20')")
+    assert browser.value("document.querySelectorAll('.strip').length") == 5, "what was known stays"
 
 
 def test_costs_are_shown_by_day_and_by_what_one_chooses(browser: Browser, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from nodemanager.history.store.writer import HistoryWriter
 from tests.builders import WALL_AT
 from tests.history.publications import told
 from tests.web.api.test_peers import VIEW
-from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand
+from tests.web.fleets import STOP_S, Stand, a_fleet, a_stand, later
 
 # The part of the address after #/, and what is true once the view is complete.
 VIEWS: Mapping[str, str] = {
@@ -45,7 +45,7 @@ def a_full_stand(folder: Path | None = None) -> Stand:
         jobs_for_everybody=True,
         clock_s=[float(turn) for turn in range(10_000)],
     )
-    publications = [a_fleet(5, waiting=moment + 3, moment=moment * 40) for moment in range(4)]
+    publications = [later(a_fleet(5, waiting=moment + 3, moment=moment * 40), 40.0 * moment) for moment in range(4)]
     for publication in publications:
         stand.post(publication)
     if journal is not None:

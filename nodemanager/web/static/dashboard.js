@@ -1,12 +1,12 @@
-// The dashboard: one page that polls the service's HTTP API every two seconds and follows the stream of events.
+// The dashboard: one page that asks the service for one document every two seconds, and follows the stream of events.
 import { Chart, Grid, clockTime, showTip } from "/static/draw.js";
-import { ask, legend, link, made, money, span, the, words } from "/static/page.js";
-import { showClouds, showCosts, showEnsembles, showPeers } from "/static/panels.js";
+import { ask, known, legend, link, made, moment, money, percent, span, stamp, the, words } from "/static/page.js";
+import { showClouds, showCosts, showDemand, showEnsembles, showPeers, showTypes } from "/static/panels.js";
+import { openSteering, showSteering } from "/static/steer.js";
 import { showSubject } from "/static/subject.js";
 import { openStudies } from "/static/whatif.js";
 
 const STATES = ["busy", "idle", "booting", "requested", "draining", "stopping", "lost", "gone"];
-const STRIPS_MAX = 120;
 const EVENTS_SHOWN = 150;
 const EVERY_MS = 2000;
 
@@ -24,28 +24,35 @@ function tile(id, figureText, small, note) {
   the(`${id}-note`).textContent = note;
 }
 
-function bar(id, part) {
+function bar(id, part, warns = true) {
   the(id).style.width = `${Math.min(100, 100 * part)}%`;
-  the(id).className = part > 0.9 ? "high" : "";
+  the(id).className = warns && part > 0.9 ? "high" : "";
 }
 
 const counted = (counts) => Object.entries(counts).sort((one, other) => other[1] - one[1])
   .map(([code, count]) => `${count.toLocaleString("en")} ${code.replaceAll("_", " ")}`).join(", ");
 
-function showStatus(status) {
+// One word for what the manager does, and its colour.
+function standing(status) {
+  if (status.paused) return [`paused by ${status.paused.by}`, "warn"];
+  if (status.stands_still) return ["decides nothing", "bad"];
+  if (status.safe_mode.on) return ["safe mode", "warn"];
+  if (status.mode !== "act") return ["observing", "warn"];
+  return status.observed.length ? [`acting, ${status.observed.join(", ")} only observed`, "warn"] : ["acting", "good"];
+}
+
+function showStatus(status, { cores, waits, cost, name, failure }) {
   document.title = `${status.cluster} · flux-node-manager`;
   the("cluster").textContent = status.cluster;
-  const only = status.observed.length ? `, ${status.observed.join(", ")} only observed` : "";
-  pill("mode", (status.mode === "act" ? "acts" : "observes") + only, status.mode === "act" && !only ? "" : "warn");
-  if (status.stands_still) pill("decides", status.paused ? `paused by ${status.paused.by}` : "decides nothing", status.paused ? "warn" : "bad");
-  else pill("decides", status.safe_mode.on ? "safe mode" : "decides", status.safe_mode.on ? "warn" : "good");
-  the("clock").textContent = new Date(status.at * 1000).toLocaleString();
+  pill("mode", ...standing(status));
+  the("clock").replaceChildren(stamp(status.at));
+  the("clock").dateTime = stamp(status.at).replace(" ", "T");
   the("sources").replaceChildren(...Object.entries(status.sources).map(([name, source]) => {
     const shown = made("span", source.stale ? "stale" : "");
     shown.append(made("i"), `${name} ${span(source.age_s)}`);
     return shown;
   }));
-  const { nodes, limits, jobs, spent } = status;
+  const { nodes, limits, jobs } = status;
   const running = (jobs.run ?? 0) + (jobs.cleanup ?? 0);
   const extras = [[nodes.held, "held"], [nodes.to_retire, "to retire"], [nodes.to_replace, "to replace"], [nodes.orphans, "orphans"], [nodes.intruders, "intruders"]]
     .filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
@@ -55,9 +62,27 @@ function showStatus(status) {
   tile("tile-running", running.toLocaleString("en"), "", `${(jobs.inactive ?? 0).toLocaleString("en")} have ended`);
   tile("tile-price", money(status.price_per_hour), `of ${money(limits.price_per_hour_max)}`, `${money(limits.price_per_hour_left)} left`);
   bar("bar-price", status.price_per_hour / Math.max(1e-9, limits.price_per_hour_max));
-  tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.today === null ? "since the service started" : "an estimate, UTC day");
+  tile("tile-cores", percent(cores.used / cores.paid), "now", `${cores.used.toLocaleString("en")} of ${cores.paid.toLocaleString("en")} paid; ${percent(cores.share)} in ${name}`);
+  bar("bar-cores", cores.used / Math.max(1, cores.paid), false);
+  tile("tile-wait", waits.jobs ? span(waits.median_s) : "–", "", failure ? "no history" : waits.jobs ? `p95 ${span(waits.p95_s)}; ${waits.jobs.toLocaleString("en")} began in ${name}` : `none began in ${name}`);
+  showSpent(status);
+  const saved = cost && cost.always_on > 0 ? 1 - cost.cost / cost.always_on : null;
+  tile("tile-saved", percent(saved), "", saved === null ? (failure ? "no history" : "no data yet") : `${money(cost.cost)} in ${name}, not ${money(cost.always_on)} for as many nodes, always on`);
+  the("tile-saved-note").title = cost ? `since ${stamp(cost.since_at)}; at once: ${Object.entries(cost.nodes).map(([type, number]) => `${number} ${type}`).join(", ")}` : "";
   showTroubles(status);
   showClouds(status);
+}
+
+function showSpent({ spent }) {
+  const [budget] = spent.budgets;
+  the("budget").hidden = !budget;
+  if (!budget) {
+    tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.today === null ? "since the service started" : "an estimate, UTC day");
+    return;
+  }
+  tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.budgets.map((it) => `${money(it.spent)} of ${money(it.budget)} this ${it.period}, ${it.forecast === null ? "no forecast" : `${money(it.forecast)} at its end`}`).join("; "));
+  the("tile-spent-note").title = "Forecast: what is spent, and until the end the mean cost per hour of the last 24 hours";
+  bar("bar-spent", Math.max(...spent.budgets.map((it) => it.spent / Math.max(1e-9, it.budget))));
 }
 
 function showTroubles(status) {
@@ -65,7 +90,7 @@ function showTroubles(status) {
   if (status.stands_still) lines.push([status.stands_still.text, status.paused ? "" : "bad"]);
   if (status.safe_mode.on) lines.push(["A list lacked a large part of the fleet at once. The manager changes nothing until that is confirmed.", ""]);
   if (status.nodes.intruders) lines.push([`${status.nodes.intruders} machines have our cluster's name but another UUID. They are never touched.`, "bad"]);
-  for (const block of status.blocks) lines.push([`${block.node_type === "*" ? "All types" : block.node_type}${block.zone ? ` in ${block.zone}` : ""}: not bought until ${clockTime(block.until_at)}: ${block.reason.text}`, ""]);
+  for (const block of status.blocks) lines.push([`${block.node_type === "*" ? "All types" : block.node_type}${block.zone ? ` in ${block.zone}` : ""}: not bought until ${stamp(block.until_at)}: ${block.reason.text}`, ""]);
   for (const warning of status.warnings) lines.push([warning.text, ""]);
   for (const [name, source] of Object.entries(status.sources)) if (source.failure) lines.push([`${name}: ${source.failure}`, source.stale ? "bad" : ""]);
   the("troubles").hidden = lines.length === 0;
@@ -77,10 +102,11 @@ function showTroubles(status) {
 const charts = {
   nodes: new Chart(the("chart-nodes"), tip, { stacked: true }),
   queue: new Chart(the("chart-queue"), tip),
+  cores: new Chart(the("chart-cores"), tip),
   price: new Chart(the("chart-price"), tip, { whole: false }),
 };
 
-function showHistory({ samples }) {
+function showHistory(samples) {
   const at = samples.map((it) => it.at);
   const seen = STATES.filter((state) => samples.some((it) => it.nodes[state]));
   charts.nodes.show(at, seen.map((state) => ({ name: state, colour: state, values: samples.map((it) => it.nodes[state] ?? 0) })));
@@ -88,8 +114,13 @@ function showHistory({ samples }) {
     { name: "running", colour: "running", values: samples.map((it) => it.jobs_running) },
     { name: "waiting for nodes", colour: "waiting", values: samples.map((it) => it.jobs_waiting) },
   ]);
+  charts.cores.show(at, [
+    { name: "paid", colour: "idle", values: samples.map((it) => it.cores_paid) },
+    { name: "used", colour: "busy", values: samples.map((it) => it.cores_used) },
+  ]);
   charts.price.show(at, [{ name: "per hour", colour: "price", values: samples.map((it) => it.price_per_hour) }]);
   legend(the("legend-nodes"), seen.map((state) => [state, state]));
+  legend(the("legend-cores"), [["paid", "idle"], ["used by jobs", "busy"]]);
   legend(the("legend-queue"), [["running", "running"], ["waiting for nodes", "waiting"]]);
 }
 
@@ -97,17 +128,18 @@ function showHistory({ samples }) {
 
 const grid = new Grid(the("grid"), tip, (node) => { location.hash = `#/node/${encodeURIComponent(node)}`; });
 
-async function showFleet() {
-  const fleet = await ask("/fleet");
+// Rows or cells, and their legend, are of one answer.
+function showFleet({ nodes, fleet }) {
+  const states = nodes ? nodes.map((it) => it.state) : fleet.state.map((index) => fleet.states[index]);
   const counts = {};
-  fleet.state.forEach((index) => { counts[fleet.states[index]] = (counts[fleet.states[index]] ?? 0) + 1; });
+  for (const state of states) counts[state] = (counts[state] ?? 0) + 1;
   legend(the("legend-fleet"), STATES.filter((state) => counts[state]).map((state) => [state, state, counts[state]]));
-  const many = fleet.node.length > STRIPS_MAX;
-  the("fleet-empty").hidden = fleet.node.length > 0;
-  the("strips").hidden = many;
-  the("grid-holder").hidden = !many;
-  if (many) grid.show(fleet);
-  else showStrips((await ask("/nodes")).nodes);
+  the("fleet-empty").hidden = states.length > 0;
+  the("fleet-empty").textContent = "No nodes. The manager provisions them when jobs need them.";
+  the("strips").hidden = !nodes;
+  the("grid-holder").hidden = Boolean(nodes);
+  if (nodes) showStrips(nodes);
+  else grid.show(fleet);
 }
 
 function showStrips(nodes) {
@@ -131,37 +163,15 @@ function showStrips(nodes) {
   }));
 }
 
-// --- jobs -----------------------------------------------------------------------------------------------
-
-function showJobs(jobs) {
-  const waiting = jobs.jobs.filter((job) => job.waits_s !== null);
-  const total = Object.values(jobs.waiting).reduce((sum, it) => sum + it, 0);
-  the("jobs-note").textContent = jobs.shown ? (waiting.length < total ? `the first ${waiting.length} of ${total.toLocaleString("en")}` : "") : "shown only with the token";
-  const rows = waiting.slice(0, 100).map((job) => {
-    const row = made("tr");
-    const id = made("td", "id");
-    id.append(link("job", job.job));
-    row.append(id, made("td", "", job.user), made("td", "", job.reason?.text ?? job.state), made("td", "number", span(job.waits_s)));
-    return row;
-  });
-  the("jobs-empty").hidden = waiting.length > 0 || !jobs.shown;
-  the("jobs").hidden = !rows.length;
-  the("jobs").tBodies[0].replaceChildren(...rows);
-}
-
-// Jobs that run in other instances are shown beside the peers.
-async function showQueue(jobs) {
-  showJobs(jobs);
-  showPeers(await ask("/peers"), jobs);
-}
-
 // --- events ---------------------------------------------------------------------------------------------
 
 function showEvent(event) {
   const line = made("li");
   const what = made("div", "what");
   what.append(made("b", "", words(event.what)), " ");
-  if (event.subject && event.node_type) {
+  if (event.subject.startsWith("type ")) {
+    what.append(link("type", event.subject.slice(5)));
+  } else if (event.subject && event.node_type) {
     what.append(link("node", event.subject, event.at));
   } else what.append(event.subject);
   const { detail, by, why } = event.figures;
@@ -169,7 +179,7 @@ function showEvent(event) {
   const ended = event.kind === "standstill" && event.what === "ends";
   const because = ended ? "decides again" : event.reason?.text ?? detail ?? (by ? `by ${by}${why ? `: ${why}` : ""}` : "");
   if (because) what.append(made("span", "", `  ${because}`));
-  line.append(made("time", "", clockTime(event.at)), made("span", `tag ${event.kind}`, event.kind), what);
+  line.append(moment(event.at, clockTime(event.at)), made("span", `tag ${event.kind}`, event.kind), what);
   the("events").prepend(line);
   while (the("events").childElementCount > EVENTS_SHOWN) the("events").lastElementChild.remove();
 }
@@ -200,6 +210,17 @@ function showView() {
   if (view === "overview") redraw();
   else scrollTo(0, 0);
 }
+function useRange() {
+  const chosen = the("range").value;
+  known.range = chosen;
+  const there = new URL(location.href);
+  there.searchParams.set("range", chosen);
+  history.replaceState(null, "", there);
+  refresh();
+  if (document.body.dataset.view !== "overview") showView();
+}
+the("range").value = known.range;
+the("range").addEventListener("change", useRange);
 addEventListener("hashchange", () => { showView(); the("main").focus({ preventScroll: true }); });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape" && document.body.dataset.view === "subject") location.hash = "#/"; });
 
@@ -223,23 +244,56 @@ the("theme").addEventListener("click", () => {
 prefersDark.addEventListener("change", useTheme);
 addEventListener("resize", redraw);
 
-async function turn() {
+let asked = 0;
+async function refresh() {
+  const number = (asked += 1);
   try {
-    showStatus(await ask("/status"));
-    await Promise.all([ask("/history").then(showHistory), showFleet(), ask("/jobs?limit=100").then(showQueue), ask("/ensembles").then(showEnsembles)]);
+    const found = await ask(`/overview?range=${known.range}`);
+    if (number !== asked) return;  // another range was chosen meanwhile
+    const isFirst = !known.overview;
+    known.overview = found;
+    document.body.dataset.state = "live";
+    showStatus(found.status, found.range);
+    showHistory(found.samples);
+    showFleet(found);
+    showTypes(found.types);
+    showDemand(found.demand);
+    showPeers(found.peers);
+    showEnsembles(found.ensembles);
+    showSteering(found);
+    if (isFirst && document.body.dataset.view === "subject") showView();
   } catch (error) {
-    pill("decides", "unreachable", "bad");
-    the("troubles").hidden = false;
-    the("troubles").replaceChildren(made("p", "bad", `The service cannot be reached: ${error.message}`));
+    if (number === asked) showFailure(error);
   }
+}
+
+// An answer with an error is no data; no answer at all is unreachable. What was shown before stays, greyed out.
+function showFailure(error) {
+  const state = error.status ? "no data" : "unreachable";
+  document.body.dataset.state = state;
+  pill("mode", state, "bad");
+  const since = known.overview ? ` What follows is of ${stamp(known.overview.at)}.` : "";
+  the("troubles").hidden = false;
+  the("troubles").replaceChildren(made("p", "bad", `${error.status ? "The service has nothing to show" : "The service cannot be reached"}: ${error.message}.${since}`));
+  if (known.overview) return;
+  for (const empty of document.querySelectorAll(".view .empty")) empty.textContent = state;
+  redraw();
+}
+
+async function turn() {
+  await refresh();
   document.body.dataset.turns = Number(document.body.dataset.turns ?? 0) + 1;
   setTimeout(turn, EVERY_MS);
 }
 
 useTheme();
 openStudies();
+openSteering(async () => {
+  await refresh();
+  if (document.body.dataset.view !== "overview") showView();
+});
 showView();
-ask("/events/recent?limit=300").then(({ events }) => {
+ask("/events/recent?limit=150").then(({ events }) => {
   events.forEach(showEvent);
   follow(events.at(-1)?.number ?? 0);
 }).catch(() => follow(0));

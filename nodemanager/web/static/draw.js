@@ -1,5 +1,7 @@
 // Charts and the grid of nodes, on canvas. Colours come from the stylesheet by name, so the same code draws both themes.
 
+import { stamp } from "/static/page.js";
+
 const colours = () => getComputedStyle(document.documentElement);
 export const colour = (name) => colours().getPropertyValue(`--${name}`).trim();
 
@@ -31,6 +33,13 @@ export const clockTime = (at, seconds = true) => {
   return `${two(time.getHours())}:${two(time.getMinutes())}${seconds ? `:${two(time.getSeconds())}` : ""}`;
 };
 
+// The axis of a day or less has times, a longer one has dates.
+function axisTime(at, span) {
+  if (span <= 86400 * 1.1) return clockTime(at, span < 600);
+  const date = stamp(at).slice(5, 10);
+  return span < 86400 * 8 ? `${date} ${clockTime(at, false)}` : date;
+}
+
 function shownNumber(value, whole, most = value) {
   const digits = whole || most >= 100 ? 0 : most >= 10 ? 1 : 2;
   return value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
@@ -45,6 +54,7 @@ export class Chart {
   }
 
   show(at, series) {
+    this.shown = true;
     this.at = at;
     this.series = series;
     this.named ??= this.canvas.getAttribute("aria-label");
@@ -57,8 +67,9 @@ export class Chart {
     const { pen, width, height } = prepared(this.canvas, this.height);
     const sums = this.at.map((_, index) => this.series.reduce((sum, it) => sum + it.values[index], 0));
     const tops = this.stacked ? sums : this.series.flatMap((it) => it.values);
-    const step = niceStep(Math.max(...tops, this.whole ? 1 : 0.01), 4, this.whole);
-    const most = Math.max(step, Math.ceil(Math.max(...tops, 0) / step) * step);
+    const top = tops.reduce((most, it) => Math.max(most, it), 0);
+    const step = niceStep(Math.max(top, this.whole ? 1 : 0.01), 4, this.whole);
+    const most = Math.max(step, Math.ceil(top / step) * step);
     pen.font = "11px system-ui, 'DejaVu Sans', sans-serif";
     const left = Math.max(40, 12 + pen.measureText(shownNumber(most, this.whole, most)).width);
     const box = { left, right: width - 6, top: 8, bottom: height - 22 };
@@ -71,7 +82,7 @@ export class Chart {
     if (this.at.length < 2) {
       pen.fillStyle = colour("faint");
       pen.textAlign = "center";
-      pen.fillText("no data yet", (box.left + box.right) / 2, (box.top + box.bottom) / 2);
+      pen.fillText(this.shown ? "no data yet" : document.body.dataset.state ?? "loading", (box.left + box.right) / 2, (box.top + box.bottom) / 2);
       return;
     }
     if (this.stacked) this.areas(pen, y);
@@ -90,7 +101,7 @@ export class Chart {
     pen.lineWidth = 1;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    for (let value = 0; value <= most + step / 2; value += step) {
+    for (let value = 0; this.at.length > 1 && value <= most + step / 2; value += step) {
       pen.strokeStyle = colour("line");
       pen.beginPath();
       pen.moveTo(box.left, Math.round(y(value)) + 0.5);
@@ -104,7 +115,7 @@ export class Chart {
     for (let index = 0; index <= ticks && this.at.length > 1; index += 1) {
       pen.textAlign = index === 0 ? "left" : index === ticks ? "right" : "center";
       const at = first + (span * index) / ticks;
-      pen.fillText(clockTime(at, span < 600), box.left + ((box.right - box.left) * index) / ticks, box.bottom + 16);
+      pen.fillText(axisTime(at, span), box.left + ((box.right - box.left) * index) / ticks, box.bottom + 16);
     }
   }
 
@@ -161,7 +172,7 @@ export class Chart {
     this.at.forEach((at, index) => { if (Math.abs(this.x(at) - x) < Math.abs(this.x(this.at[nearest]) - x)) nearest = index; });
     this.hover = nearest;
     const rows = this.series.filter((it) => it.values[nearest]).map((it) => `${it.name}  ${shownNumber(it.values[nearest], this.whole)}`);
-    showTip(this.tip, event, [clockTime(this.at[nearest]), ...rows].join("\n"));
+    showTip(this.tip, event, [stamp(this.at[nearest]), ...rows].join("\n"));
     this.draw();
   }
 }

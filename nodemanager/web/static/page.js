@@ -20,18 +20,25 @@ export function madeSvg(name, attributes) {
 
 // --- requests -------------------------------------------------------------------------------------------
 
-const keptToken = () => sessionStorage.getItem("token");
-if (location.hash.startsWith("#token=")) {
-  sessionStorage.setItem("token", decodeURIComponent(location.hash.slice(7)));
-  history.replaceState(null, "", location.pathname);
+// The token is in this tab's memory only, never in the address.
+export const keptToken = () => sessionStorage.getItem("token");
+export function keepToken(token) {
+  if (token) sessionStorage.setItem("token", token);
+  else sessionStorage.removeItem("token");
 }
 
-export async function ask(path) {
+// What all views know: the last overview, and the range that the address names.
+export const RANGES = { "1h": 3600, "6h": 21600, "1d": 86400, "7d": 604800, "30d": 2592000 };
+const named = new URLSearchParams(location.search).get("range");
+export const known = { overview: null, range: named in RANGES ? named : "6h" };
+
+export async function ask(path, order) {
   const headers = keptToken() ? { Authorization: `Bearer ${keptToken()}` } : {};
-  const response = await fetch(path, { headers });
+  const how = order ? { method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(order) } : { headers };
+  const response = await fetch(path, how);
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.error ?? `status ${response.status}`);
-  if (typeof answer.currency === "string") currency = answer.currency; // only the status has it
+  if (!response.ok) throw Object.assign(new Error(answer.error ?? `status ${response.status}`), { status: response.status });
+  currency = answer.status?.currency ?? currency; // only the overview has it
   return answer;
 }
 
@@ -64,9 +71,35 @@ export function span(seconds) {
 
 const AMOUNTS = new Set(["budget", "cost", "cost_today", "egress", "forecast", "instead_per_hour", "left", "other_cost", "per_day", "price_per_hour", "price_per_hour_max", "spent"]);
 
+export const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+export const percent = (part) => (part === null || part === undefined || !Number.isFinite(part) ? "–" : `${(100 * part).toFixed(0)} %`);
+
+// A time as ISO 8601 with its zone: 2026-11-24 09:30:00+01:00.
+export function stamp(at) {
+  const zone = -new Date(at * 1000).getTimezoneOffset();
+  const local = new Date(at * 1000 + zone * 60000).toISOString().slice(0, 19).replace("T", " ");
+  const two = (number) => String(Math.floor(number)).padStart(2, "0");
+  return `${local}${zone < 0 ? "-" : "+"}${two(Math.abs(zone) / 60)}:${two(Math.abs(zone) % 60)}`;
+}
+
+// A time in short; its title has the whole.
+export function moment(at, text = stamp(at)) {
+  const shown = made("time", "", text);
+  shown.dateTime = stamp(at).replace(" ", "T");
+  shown.title = stamp(at);
+  return shown;
+}
+
+// What a job asks for: "4 cores", "2 nodes, 2 x 16 cores and 1 GPU".
+export function asks(job) {
+  const each = count(job.cores_per_slot, "core") + (job.gpus_per_slot ? ` and ${count(job.gpus_per_slot, "GPU")}` : "");
+  const all = job.slots === 1 ? each : `${job.slots.toLocaleString("en")} x ${each}`;
+  return job.nodes === null ? all : `${count(job.nodes, "node")}, ${all}`;
+}
+
 export function figure(name, value) {
   if (Array.isArray(value)) return value.join(", ");
-  if (typeof value === "number" && name.endsWith("_at")) return new Date(value * 1000).toLocaleString();
+  if (typeof value === "number" && name.endsWith("_at")) return stamp(value);
   if (typeof value === "number" && name.endsWith("_s")) return span(value);
   if (typeof value === "number" && AMOUNTS.has(name)) return money(value);
   return typeof value === "number" && !Number.isInteger(value) ? value.toFixed(2) : String(value);
@@ -85,7 +118,11 @@ export function legend(holder, entries) {
 // Rows for a list of pairs, in which a name without its unit stands before its value.
 export function list(pairs) {
   const holder = made("dl");
-  for (const [name, value] of pairs) holder.append(made("dt", "", name.replace(/_(s|at)$/, "").replaceAll("_", " ")), made("dd", "", value));
+  for (const [name, value] of pairs) {
+    const shown = made("dd");
+    shown.append(value);
+    holder.append(made("dt", "", name.replace(/_(s|at)$/, "").replaceAll("_", " ")), shown);
+  }
   return holder;
 }
 

@@ -1,5 +1,5 @@
 // Panels beside the fleet: instances that take our jobs, ensembles, and what the days cost.
-import { ask, legend, link, made, madeSvg, money, span, table, the } from "/static/page.js";
+import { RANGES, ask, asks, count, known, legend, link, made, madeSvg, money, span, table, the } from "/static/page.js";
 
 // --- clouds ---------------------------------------------------------------------------------------------
 
@@ -19,9 +19,46 @@ export function showClouds({ at, clouds }) {
   the("clouds-body").replaceChildren(table("Clouds of the site", ["cloud", "state", ">nodes", ">cost per hour", ">of its budget"], rows), ...reasons);
 }
 
+// --- node types and demand ------------------------------------------------------------------------------
+
+export function showTypes(types) {
+  const rows = types.map(({ boots, ...it }) => [
+    link("type", it.name),
+    money(it.price_per_hour),
+    `${it.nodes.toLocaleString("en")} of ${it.slots.toLocaleString("en")}`,
+    it.wanted.toLocaleString("en"),
+    boots ? boots.joined.toLocaleString("en") : null,
+    boots ? `${span(boots.median_s)} / ${span(boots.p95_s)}` : null,
+    boots ? failures(boots) : null,
+    it.reason?.text,
+  ]);
+  const columns = ["type", ">per hour", ">nodes of slots", ">wanted", ">joined", ">boot median / p95", ">failed", "because"];
+  the("types-body").replaceChildren(table("Node types, and how they booted", columns, rows));
+}
+
+export function failures(boots) {
+  const shown = made("span", boots.failed ? "failed" : "", boots.failed.toLocaleString("en"));
+  shown.title = Object.entries(boots.failures).map(([outcome, number]) => `${number} ${outcome.replaceAll("_", " ")}`).join(", ");
+  return shown;
+}
+
+// Equal jobs are one row: "34 jobs of 4 cores".
+export function showDemand({ shown, groups, first }) {
+  the("jobs-note").textContent = !shown ? "shown only with the token" : first.length < groups ? `the first ${first.length} of ${groups.toLocaleString("en")} kinds` : "";
+  const rows = first.map((it) => [
+    `${count(it.count, "job")} of ${asks(it)}${it.queue ? `, queue ${it.queue}` : ""}`,
+    it.user,
+    link("job", it.job),
+    it.reason?.text,
+    span(it.waits_s),
+  ]);
+  the("jobs-empty").hidden = first.length > 0 || !shown;
+  the("jobs").replaceChildren(...(rows.length ? [table("Waiting jobs", ["asks for", "user", "longest", "because", ">waits"], rows)] : []));
+}
+
 // --- peers ----------------------------------------------------------------------------------------------
 
-export function showPeers({ delegates, fault, peers }, { jobs, shown }) {
+export function showPeers({ delegates, fault, peers, delegated, shown }) {
   the("peers").hidden = !delegates;
   if (!delegates) return;
   const rows = peers.map((peer) => [
@@ -36,8 +73,7 @@ export function showPeers({ delegates, fault, peers }, { jobs, shown }) {
   ]);
   const parts = fault ? [made("p", "because", `No job is delegated now: ${fault}`)] : [];
   parts.push(table("Instances that take our jobs", ["peer", "state", ">free nodes", ">free cores", ">waiting", ">wait", ">price per core", ">our jobs"], rows));
-  const there = jobs.filter((job) => job.delegated);
-  if (there.length) parts.push(table("Jobs in other instances", ["job", "user", "state", "peer", "because"], there.map((job) => [link("job", job.job), job.user, job.state, job.delegated.peer ?? "none yet", job.reason?.text])));
+  if (delegated.length) parts.push(table("Jobs in other instances", ["job", "user", "state", "peer", "because"], delegated.map((job) => [link("job", job.job), job.user, job.state, job.delegated?.peer ?? "none yet", job.reason?.text])));
   else parts.push(made("p", "note", shown ? "None of the jobs shown runs in another instance." : "Single jobs are shown only with the token."));
   the("peers-body").replaceChildren(...parts);
 }
@@ -80,23 +116,24 @@ function share(counts, used) {
 // --- costs ----------------------------------------------------------------------------------------------
 
 const SHARES = ["accent", "busy", "booting", "draining", "lost", "idle"];
-const DAYS = 14;
 
 export async function showCosts() {
   const by = the("costs-by").value;
   const body = the("costs-body");
   try {
-    const { days, shown } = await ask(`/costs?days=${DAYS}`);
+    // Each UTC day that the range touches.
+    const wanted = Math.ceil(RANGES[known.range] / 86400) + 1;
+    const { days, shown } = await ask(`/costs?days=${wanted}`);
     const hidden = !shown && ["user", "queue"].includes(by);
-    body.replaceChildren(...(hidden ? [made("p", "note", "Users and queues are shown only with the token.")] : costs(days, by)));
+    body.replaceChildren(...(hidden ? [made("p", "note", "Users and queues are shown only with the token.")] : costs(days, by, wanted)));
   } catch (error) {
     body.replaceChildren(made("p", "because", error.message));
   }
 }
 the("costs-by").addEventListener("change", showCosts);
 
-function costs(days, by) {
-  if (!days.length) return [made("p", "empty", "The history has no costs yet.")];
+function costs(days, by, wanted) {
+  if (!days.length) return [made("p", "empty", "The history has no costs of this time.")];
   const unnamed = by === "cloud" ? "(not recorded)" : "(the only queue)";
   const sums = new Map();
   for (const day of days) for (const [name, cost] of Object.entries(day[`by_${by}`])) sums.set(name, (sums.get(name) ?? 0) + cost);
@@ -114,16 +151,16 @@ function costs(days, by) {
   holder.setAttribute("role", "region");
   holder.setAttribute("aria-label", "Costs as a table");
   holder.append(table("Costs by day", ["day (UTC)", ">all", ...ordered.map((name) => `>${name || unnamed}`)], rows));
-  return [key, made("p", "note", `The dearest day cost ${money(dearest)}.`), bars(days, by, dearest, ordered, shade, date, unnamed), holder];
+  return [key, made("p", "note", `The dearest day cost ${money(dearest)}.`), bars(days, by, dearest, ordered, shade, date, unnamed, wanted), holder];
 }
 
-function bars(days, by, dearest, ordered, shade, date, unnamed) {
+function bars(days, by, dearest, ordered, shade, date, unnamed, wanted) {
   const most = Math.max(dearest, 1e-9);
-  const picture = madeSvg("svg", { viewBox: `0 0 ${DAYS * 40} 160`, class: "days", role: "img", preserveAspectRatio: "none" });
+  const picture = madeSvg("svg", { viewBox: `0 0 ${wanted * 40} 160`, class: "days", role: "img", preserveAspectRatio: "none" });
   picture.setAttribute("aria-label", `Costs of ${days.length} days, at most ${money(most)} a day`);
   const today = days.at(-1).day_at;
   days.forEach((day) => {
-    const place = DAYS - 1 - Math.round((today - day.day_at) / 86400);
+    const place = wanted - 1 - Math.round((today - day.day_at) / 86400);
     let top = 158;
     for (const name of ordered) {
       const height = (150 * (day[`by_${by}`][name] ?? 0)) / most;
