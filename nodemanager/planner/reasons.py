@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from heapq import merge
-from itertools import islice
+from itertools import islice, pairwise
 from types import MappingProxyType
 from typing import Protocol, Self
 
@@ -114,6 +114,23 @@ class JobReasons(Mapping[JobId, Reason]):
                 if key not in alike:
                     alike[key] = self._reason(key, ids, index)
                 yield id_, alike[key]
+
+    def in_groups(self) -> Iterator[tuple[JobId, int, Reason]]:
+        """The jobs in groups of equals: the first of each group, their number, and the first one's reason.
+
+        The batches by priority, then the withheld jobs, each of these alone. Far fewer groups than jobs, so it is
+        quick if there are very many.
+        """
+        demand = self._placement.demand
+        for key, ids in sorted(demand.batches.items(), key=lambda batch: (-batch[0].priority, batch[1][0])):
+            served = self._placement.served.get(key, 0)
+            # The first unserved job may be the stuck one, which has its own reason.
+            bounds = (0, served, min(served + 1, len(ids)), len(ids))
+            for first, end in pairwise(bounds):
+                if first < end:
+                    yield ids[first], end - first, self._reason(key, ids, first)
+        for id_, reason in demand.withheld.items():
+            yield id_, 1, reason
 
     def count_by_reason(self) -> Mapping[str, int]:
         """Count the jobs by the code of their reason.

@@ -14,7 +14,7 @@ from nodemanager.actors.manager import Publication
 from nodemanager.actors.user_names import user_name
 from nodemanager.core.jobs import JobEnd, JobId
 from nodemanager.history.events import HistoryEvent
-from nodemanager.history.fleet_samples import FleetSample
+from nodemanager.history.fleet_samples import FleetSample, sample_fleet
 from nodemanager.history.store.reader import DAY_S, HistoryReader, HistoryUnreadable
 from nodemanager.history.store.schema import SPEND_KEPT_S
 from nodemanager.planner.plan import plan as make_plan
@@ -138,7 +138,7 @@ def overview(context: WebContext, request: Request, body: bytes) -> Response:
             "at": now_at,
             "you": {"name": context.access.name(request), "may_steer": context.access.may_steer(request)},
             "status": status,
-            "range": overview_documents.range_document(name, figures, published),
+            "range": overview_documents.range_document(name, figures, samples[-1]),
             "samples": overview_documents.samples(samples),
             "types": overview_documents.types(published, figures),
             "nodes": None if is_large else documents.nodes(published),
@@ -171,7 +171,9 @@ def _range(
     if name not in RANGES_S:
         raise RequestRefused(400, f"range must be one of {', '.join(RANGES_S)}")
     figures = context.ranges.figures(name, published.snapshot.wall_at, context.reader)
-    return name, figures, chart_samples(figures.samples, context.board.samples(), RANGES_S[name])
+    # The history thread makes the first sample a moment after the first publication.
+    live = context.board.samples() or [sample_fleet(published)]
+    return name, figures, chart_samples(figures.samples, live, RANGES_S[name])
 
 
 def jobs(context: WebContext, request: Request, body: bytes) -> Response:

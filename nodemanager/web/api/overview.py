@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import TypedDict
 
 from nodemanager.actors.manager import Publication
 from nodemanager.actors.user_names import user_name
-from nodemanager.core.jobs import Job, JobId, Shape
+from nodemanager.core.jobs import Job, JobId
 from nodemanager.core.notation import format_job_id
 from nodemanager.core.reasons import Reason
 from nodemanager.delegation.view import DelegationView
-from nodemanager.history.fleet_samples import FleetSample, sample_fleet
+from nodemanager.history.fleet_samples import FleetSample
 from nodemanager.planner.ranks_and_queue import queue_index_of
+from nodemanager.planner.reasons import JobReasons
 from nodemanager.planner.spending import periods
 from nodemanager.web.api import documents
 from nodemanager.web.api.documents import Document, clock_of, reason_document
@@ -75,7 +77,7 @@ class Demand(TypedDict):
     gpus_per_slot: int
     exclusive: bool
     waits_s: float  # the longest
-    reason: Document | None
+    reason: Document
 
 
 # --- over time --------------------------------------------------------------------------------------------
@@ -97,9 +99,8 @@ def samples(found: list[FleetSample]) -> list[Document]:
     ]
 
 
-def range_document(name: str, figures: RangeFigures, published: Publication) -> Document:
-    """What the history says about a range."""
-    now = sample_fleet(published)
+def range_document(name: str, figures: RangeFigures, now: FleetSample) -> Document:
+    """What the history says about a range. ``now``: the latest sample."""
     hours = figures.core_hours
     cores = Cores(
         used=int(now.cores_used),
@@ -113,7 +114,7 @@ def range_document(name: str, figures: RangeFigures, published: Publication) -> 
     return {
         "name": name,
         "range_s": RANGES_S[name],
-        "since_at": published.snapshot.wall_at - RANGES_S[name],
+        "since_at": figures.since_at,
         "failure": figures.failure,
         "cores": cores,
         "waits": waits,
@@ -190,46 +191,44 @@ def _boots(figures: RangeFigures, name: str) -> Boots | None:
 def demand(published: Publication) -> tuple[list[Demand], int]:
     """Group the waiting jobs, in the order in which Flux considers them. Return the first groups, and how many."""
     snapshot, clock = published.snapshot, clock_of(published)
-    groups: dict[tuple[object, ...], tuple[list[int], Job, Shape, Reason | None]] = {}
-    for id_, shape, reason in _waiting(published):
+    groups: dict[tuple[object, ...], tuple[Job, int, Reason]] = {}
+    for id_, count, reason in _waiting(published):
         job = snapshot.jobs[id_]
-        code = reason.code if reason is not None else None
+        shape = job.shape
         asks = (shape.nodes, shape.slots, shape.cores_per_slot, shape.gpus_per_slot, shape.exclusive)
-        key = (job.userid, job.queue, asks, code)
-        if (known := groups.get(key)) is None:
-            groups[key] = ([1], job, shape, reason)
-        else:
-            known[0][0] += 1
-            if job.submitted_at < known[1].submitted_at:
-                groups[key] = (known[0], job, shape, reason)
+        key = (job.userid, job.queue, asks, reason.code)
+        first, before, its_reason = groups.get(key, (job, 0, reason))
+        if job.submitted_at < first.submitted_at:
+            first, its_reason = job, reason
+        groups[key] = (first, before + count, its_reason)
     shown = [
         Demand(
-            count=count[0],
+            count=count,
             job=format_job_id(job.id),
             user=user_name(job.userid),
             queue=job.queue,
-            nodes=shape.nodes,
-            slots=shape.slots,
-            cores_per_slot=shape.cores_per_slot,
-            gpus_per_slot=shape.gpus_per_slot,
-            exclusive=shape.exclusive,
+            nodes=job.shape.nodes,
+            slots=job.shape.slots,
+            cores_per_slot=job.shape.cores_per_slot,
+            gpus_per_slot=job.shape.gpus_per_slot,
+            exclusive=job.shape.exclusive,
             waits_s=max(0.0, clock.wall_at - job.submitted_at),
-            reason=reason_document(reason, clock) if reason is not None else None,
+            reason=reason_document(reason, clock),
         )
-        for count, job, shape, reason in list(groups.values())[:DEMANDS_SHOWN]
+        for job, count, reason in islice(groups.values(), DEMANDS_SHOWN)
     ]
     return shown, len(groups)
 
 
-def _waiting(published: Publication) -> Iterator[tuple[JobId, Shape, Reason | None]]:
-    """The waiting jobs with their reasons: first those that nodes help, in their order, then the withheld ones."""
-    snapshot, plan = published.snapshot, published.plan
-    index = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
-    for key, ids in index.in_order.items():
-        for id_ in ids:
-            yield id_, key.shape, plan.stands_still or plan.jobs.get(id_)
-    for id_ in index.withheld:
-        yield id_, snapshot.jobs[id_].shape, plan.stands_still or plan.jobs.get(id_)
+def _waiting(published: Publication) -> Iterator[tuple[JobId, int, Reason]]:
+    """The waiting jobs: the first of each group of equals, their number, and its reason."""
+    plan, snapshot = published.plan, published.snapshot
+    if plan.stands_still is not None:
+        index = queue_index_of(snapshot.jobs, snapshot.indexes.queue)
+        yield from ((ids[0], len(ids), plan.stands_still) for ids in index.in_order.values())
+        yield from ((id_, 1, plan.stands_still) for id_ in index.withheld)
+    elif isinstance(plan.jobs, JobReasons):
+        yield from plan.jobs.in_groups()
 
 
 def delegated_jobs(published: Publication, view: DelegationView | None) -> list[Document]:

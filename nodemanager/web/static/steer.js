@@ -69,6 +69,7 @@ export function typeButtons(name) {
 }
 
 export function showSteering({ you, status }) {
+  the("token").hidden = !keptToken() && Boolean(you.name);  // a proxy has signed the operator on
   the("token").textContent = keptToken() ? "Forget token" : "Token";
   the("token").title = you.name ? `You are ${you.name}` : keptToken() ? "A token is in this tab" : "Enter a token to see jobs and to steer";
   the("pause").hidden = !maySteer();

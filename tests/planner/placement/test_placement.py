@@ -23,7 +23,7 @@ from nodemanager.planner.budgets import place_within_budget
 from nodemanager.planner.placement import Placement
 from nodemanager.planner.plan import plan
 from nodemanager.planner.ranks_and_queue import QueueIndex, key_of, queue_index_of, updated_queue_index
-from nodemanager.planner.reasons import REASON_BY_AVAILABILITY
+from nodemanager.planner.reasons import REASON_BY_AVAILABILITY, JobReasons
 from nodemanager.planner.work import UNBOUNDED
 from tests.builders import (
     CLOUD,
@@ -462,6 +462,10 @@ def test_the_tally_of_reasons_is_what_counting_them_gives(world: World) -> None:
     served = {"settling", *REASON_BY_AVAILABILITY.values()}
     counted = Counter("node_ordered" if why.code in served else why.code for why in made.jobs.values())
     assert dict(made.count_by_reason()) == dict(counted)
+    if isinstance(made.jobs, JobReasons):
+        groups = list(made.jobs.in_groups())
+        assert sum(count for _, count, _ in groups) == len(made.jobs)
+        assert all(made.jobs[first] == why for first, _, why in groups)
 
 
 # --- shortcuts --------------------------------------------------------------------------------------------
