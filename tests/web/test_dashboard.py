@@ -128,6 +128,7 @@ def test_a_click_on_what_happened_to_a_node_that_is_gone_shows_what_is_on_record
         browser.until(
             "[...document.querySelectorAll('#subject h3')].some((it) => it.textContent.startsWith('History'))"
         )
+        assert browser.value("document.querySelector('#subject dd a').getAttribute('href')") == "#/type/cpu"
 
 
 def test_thousands_of_nodes_are_a_grid(browser: Browser) -> None:

@@ -82,7 +82,8 @@ def test_a_budget_is_shown_with_what_will_be_spent(browser: Browser, tmp_path: P
     with served(stand) as url:
         browser.open(url)
         browser.until(READY)
-        assert re.search(r"of 100\.00 this day, [\d.]+ at its end", text(browser, "tile-spent-note"))
+        assert re.fullmatch(r"[\d.]+ of 100\.00", text(browser, "tile-spent"))
+        assert re.fullmatch(r"[\d.]+ expected at the end of the day", text(browser, "tile-spent-note"))
         assert not browser.value("document.getElementById('budget').hidden")
 
 
@@ -278,6 +279,11 @@ def test_an_order_that_is_refused_or_cancelled_changes_nothing(browser: Browser)
         browser.until("document.getElementById('dialog').open")
         browser.value("document.getElementById('dialog-no').click()")
         browser.until("!document.getElementById('dialog').open")
+        click(browser, "#subject button", "Hold")
+        browser.until("document.getElementById('dialog').open")
+        browser.press("Escape")
+        browser.until("!document.getElementById('dialog').open")
+        assert browser.value("document.body.dataset.view") == "subject", "it closed the dialog alone"
         assert stand.manager.told == []
         stand.served.access.token = "another-token-of-the-tests"  # it was replaced
         click(browser, "#subject button", "Hold")

@@ -316,6 +316,7 @@ def explain_past(reader: HistoryReader, kind: str, name: str, at: float) -> Docu
         "at": at,
         "said_at": event["at"],
         "what": event["what"],
+        "of_type": event["node_type"] or None,
         "reason": reason_fields(event["code"], event["figures"]) if event["code"] else None,
         "history": [_history_line(event) for event in reader.events(subject=subject, limit=HISTORY_SHOWN)],
     }

@@ -95,7 +95,7 @@ def chart_samples(kept: Sequence[FleetSample], live: Sequence[FleetSample], rang
     """Join the samples of the history and those in memory, about ``POINTS`` of them, oldest first."""
     if not live:
         return list(kept)
-    newest_at, step_s = live[-1].at, range_s / POINTS
-    thinned = {it.at // step_s: it for it in live if it.at >= newest_at - range_s}  # the last of each step
+    oldest_at, step_s = live[-1].at - range_s, range_s / POINTS
+    thinned = {it.at // step_s: it for it in live if it.at >= oldest_at}  # the last of each step
     recent = list(thinned.values())
-    return [it for it in kept if it.at < recent[0].at] + recent
+    return [it for it in kept if oldest_at <= it.at < recent[0].at] + recent

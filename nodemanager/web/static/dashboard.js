@@ -73,16 +73,16 @@ function showStatus(status, { cores, waits, cost, name, failure }) {
   showClouds(status);
 }
 
+// A budget counts payments when they fall due, so its own amount is shown and not that of the history.
 function showSpent({ spent }) {
-  const [budget] = spent.budgets;
-  the("budget").hidden = !budget;
-  if (!budget) {
-    tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.today === null ? "since the service started" : "an estimate, UTC day");
-    return;
-  }
-  tile("tile-spent", money(spent.today ?? spent.since_start), "", spent.budgets.map((it) => `${money(it.spent)} of ${money(it.budget)} this ${it.period}, ${it.forecast === null ? "no forecast" : `${money(it.forecast)} at its end`}`).join("; "));
-  the("tile-spent-note").title = "Forecast: what is spent, and until the end the mean cost per hour of the last 24 hours";
-  bar("bar-spent", Math.max(...spent.budgets.map((it) => it.spent / Math.max(1e-9, it.budget))));
+  const day = spent.budgets.find((it) => it.period === "day");
+  the("budget").hidden = !spent.budgets.length;
+  bar("bar-spent", Math.max(0, ...spent.budgets.map((it) => it.spent / Math.max(1e-9, it.budget))));
+  const forecast = (it) => (it.forecast === null ? "no forecast" : `${money(it.forecast)} expected at the end of the ${it.period}`);
+  const notes = spent.budgets.map((it) => (it === day ? forecast(it) : `${money(it.spent)} of ${money(it.budget)} this ${it.period}, ${forecast(it)}`));
+  const amount = day?.spent ?? spent.today ?? spent.since_start;
+  tile("tile-spent", money(amount), day ? `of ${money(day.budget)}` : "", notes.join("; ") || (spent.today === null ? "since the service started" : "an estimate, UTC day"));
+  the("tile-spent-note").title = notes.length ? "Expected: what is spent, and until the end the mean cost per hour of the last 24 hours" : "";
 }
 
 function showTroubles(status) {
@@ -222,7 +222,7 @@ function useRange() {
 the("range").value = known.range;
 the("range").addEventListener("change", useRange);
 addEventListener("hashchange", () => { showView(); the("main").focus({ preventScroll: true }); });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && document.body.dataset.view === "subject") location.hash = "#/"; });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !the("dialog").open && document.body.dataset.view === "subject") location.hash = "#/"; });
 
 // --- themes, and polling --------------------------------------------------------------------------------
 

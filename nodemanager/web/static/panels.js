@@ -157,6 +157,7 @@ function costs(days, by, wanted) {
 function bars(days, by, dearest, ordered, shade, date, unnamed, wanted) {
   const most = Math.max(dearest, 1e-9);
   const picture = madeSvg("svg", { viewBox: `0 0 ${wanted * 40} 160`, class: "days", role: "img", preserveAspectRatio: "none" });
+  picture.style.maxWidth = `${wanted * 90}px`;
   picture.setAttribute("aria-label", `Costs of ${days.length} days, at most ${money(most)} a day`);
   const today = days.at(-1).day_at;
   days.forEach((day) => {

@@ -38,7 +38,7 @@ export async function showSubject(kind, name, at, states) {
 
 function subject(kind, answer, history, states) {
   const parts = [made("p", "note", kind), made("h2", "title", answer.subject)];
-  if (answer.said_at !== undefined) parts.push(made("p", "note", `As of ${stamp(answer.at)}, from the history. ${NO_REASON[answer.what] ?? ""}`));
+  if (answer.said_at !== undefined) parts.push(made("p", "note", `As of ${stamp(answer.at)}, from the history`));
   if (kind === "node" && answer.node) parts.push(...nodeButtons(answer.node));
   if (kind === "type" && answer.node_type) parts.push(...typeButtons(answer.subject));
   const because = made("p", "because", answer.reason?.text ?? answer.ended?.text ?? NO_REASON[answer.what] ?? "No reason is known.");
@@ -49,6 +49,7 @@ function subject(kind, answer, history, states) {
   if (answer.near) parts.push(list([["its data", answer.near]]));
   if (answer.not_taken?.length) parts.push(list(answer.not_taken.map((way) => ["not taken", way])));
   for (const it of answer.ended?.exceptions ?? []) parts.push(made("p", "because", `${it.type} (severity ${it.severity}): ${it.note}`));
+  if (answer.of_type) parts.push(list([["node_type", link("type", answer.of_type)]]));
   if (answer.node_type) parts.push(...typeParts(answer));
   if (kind !== "type") parts.push(...pictures(history, answer.at, states));
   if (answer.node) parts.push(made("h3", "", "The node"), facts(answer.node, NODE_KEYS), ...related("Jobs on it", "job", answer.node.jobs));
@@ -78,11 +79,12 @@ function lines(history) {
 
 // A type's facts, its boots in the range, its nodes, sizes and blocks.
 function typeParts(answer) {
+  const now = Object.entries(answer.nodes).map(([state, number]) => `${number} ${state}`).join(", ") || "none";
   const parts = [made("h3", "", "The type"), facts(answer.node_type, TYPE_KEYS)];
+  parts[1].append(...list([["nodes", now], ["wanted", String(answer.wanted)], ["expected boot", span(answer.boot_takes_s)]]).children);
   const boots = known.overview?.types.find((it) => it.name === answer.subject)?.boots;
-  const rows = [["wanted", String(answer.wanted)], ["expected boot", span(answer.boot_takes_s)]];
-  if (boots) rows.push(["joined", String(boots.joined)], ["boot median", span(boots.median_s)], ["boot p95", span(boots.p95_s)], ["failed", failures(boots)]);
-  parts.push(made("h3", "", `Boots in ${known.range}`), list(rows));
+  const rows = boots ? [["joined", String(boots.joined)], ["boot median", span(boots.median_s)], ["boot p95", span(boots.p95_s)], ["failed", failures(boots)]] : [];
+  parts.push(made("h3", "", `Boots in ${known.range}`), boots ? list(rows) : made("p", "note", "none"));
   if (boots?.failed) parts.push(list(Object.entries(boots.failures).map(([outcome, number]) => [outcome.replaceAll("_", " "), String(number)])));
   const there = nodesOf(answer.subject);
   if (there.length) parts.push(...related("Nodes", "node", there.slice(0, NODES_SHOWN)));
