@@ -124,7 +124,7 @@ class CostLedger:
     ) -> None:
         """Charge the time since ``last`` to the jobs seen then."""
         jobs_on, span_s, hour = _jobs_on(last), max(0.0, now.now_s - last.now_s), int(now.wall_at // HOUR_S)
-        for node, tariff in _billed_nodes(last, policy):
+        for node, tariff in billed_nodes(last, policy):
             cost = float(billing.cost_of_time(tariff.price_per_hour, span_s))
             self._charged[node.id] = self._charged.get(node.id, 0.0) + cost
             self._until_at[node.id] = now.wall_at
@@ -139,7 +139,7 @@ class CostLedger:
         """Charge the nodes that ``watched`` lacks for the time until now, by the hour."""
         seen = _billed(watched) if watched is not None else frozenset()
         jobs_on = _jobs_on(now)
-        for node, tariff in _billed_nodes(now, policy):
+        for node, tariff in billed_nodes(now, policy):
             if node.id in seen:
                 continue
             age_s = billing.age_s(node, now.now_s)
@@ -155,7 +155,8 @@ class CostLedger:
                     costs[key].add(cost * share, (to_at - from_at) * share, is_misused=is_misused)
 
 
-def _billed_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Node, NodeType | Tariff]]:
+def billed_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Node, NodeType | Tariff]]:
+    """The nodes that are charged for, each with its tariff: the provider has listed them, and they are not gone."""
     for node in snapshot.nodes.values():
         tariff = billing.tariff_of(node.launch, policy)
         if tariff is not None and node.cloud is not None and node.state is not NodeState.GONE:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from nodemanager.actors.manager import Publication
 from nodemanager.core.reason_codes import Code
 from nodemanager.core.slots import Rank
-from nodemanager.planner import billing
+from nodemanager.history.cost_ledger import billed_nodes
 from nodemanager.planner.node_index import node_index_of
 from nodemanager.planner.ranks_and_queue import queue_index_of
 
@@ -27,7 +27,7 @@ NEEDS_NO_NODE = frozenset({Code.HELD, Code.DEPENDENCY, Code.COPY_WAITS, Code.NOT
 class FleetSample:
     """The fleet at one moment.
 
-    ``by_type``: of each type with nodes that cost money or might, their number and their price per hour.
+    ``by_type``: of each type with nodes that are charged for, their number and their price per hour.
     ``cores_paid``: the cores of these nodes; ``cores_used``: those of them that running jobs hold. In the sample of
     a minute both are means over ``span_s``.
     """
@@ -59,12 +59,10 @@ def sample_fleet(published: Publication) -> FleetSample:
             held[allocation.rank] += allocation.cores
     by_type: dict[str, tuple[int, float]] = {}
     used = paid = 0
-    for node in snapshot.nodes.values():
-        if not node.may_be_billed:
-            continue
+    for node, tariff in billed_nodes(snapshot, policy):
         name, rank = node.launch.type_name, node.launch.rank
         count, price = by_type.get(name, (0, 0.0))
-        by_type[name] = (count + 1, price + float(billing.price_per_hour(node.launch, policy)))
+        by_type[name] = (count + 1, price + float(tariff.price_per_hour))
         node_type = policy.types.get(name)
         cores = node_type.cores if node_type is not None else node.rank.cores if node.rank is not None else 0
         paid += cores

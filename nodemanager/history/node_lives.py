@@ -17,6 +17,7 @@ from nodemanager.planner.snapshot import Node
 # Why a boot failed for which the image may be to blame, among the outcomes of boots.
 BOOT_FAILURES = frozenset({Code.NEVER_JOINED, Code.FAILED_AT_PROVIDER, Code.JOIN_FAILED})
 # How a boot that began may end without a join, and without having been given up for another reason.
+NOT_CREATED = "not_created"  # no create was sent, so no boot began
 FAILED_OUTCOMES = (*sorted(BOOT_FAILURES), "never_appeared", "dead_on_arrival")
 JOINED_STATES = (NodeState.IDLE, NodeState.BUSY, NodeState.LOST)
 
@@ -27,7 +28,7 @@ class NodeLife:
 
     ``outcome`` of the boot: "" while it is open; "joined"; or why the node never joined: ``create_`` and the kind
     of the failure, the code of the reason it was given up for, "never_appeared", "failed_at_provider" or
-    "dead_on_arrival".
+    "dead_on_arrival"; or ``NOT_CREATED``.
     """
 
     launch: LaunchId
@@ -87,6 +88,8 @@ class LifeTracker:
 
 
 def _boot_outcome(node: Node) -> str:
+    if node.cloud is None and node.create.sent_s is None and not node.create.adopted:
+        return NOT_CREATED  # its lease could not be recorded, or was given back: no boot began
     if node.cloud is None:
         return "never_appeared"
     return Code.FAILED_AT_PROVIDER if node.cloud.state is CloudState.FAILED else "dead_on_arrival"

@@ -220,7 +220,9 @@ def test_a_life_has_its_moments() -> None:
 @pytest.mark.parametrize(
     ("node", "failures", "outcome"),
     [
-        (a_node("cloud1", NodeState.REQUESTED), (), "never_appeared"),
+        (changed(a_node("cloud1", NodeState.REQUESTED), sent_s=NOW_S - 10), (), "never_appeared"),
+        (a_node("cloud1", NodeState.REQUESTED), (), "not_created"),
+        (changed(a_node("cloud1", NodeState.REQUESTED), adopted=True), (), "never_appeared"),
         (a_node("cloud1", NodeState.REQUESTED), (FailureKind.QUOTA,), "create_quota"),
         (a_node("cloud1", NodeState.BOOTING), (), "dead_on_arrival"),
     ],

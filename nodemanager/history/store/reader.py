@@ -40,7 +40,7 @@ class HistoryUnreadable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CoreHours:
-    """The core-hours of nodes that cost money, and those of them that running jobs held."""
+    """The core-hours of nodes that are charged for, and those of them that running jobs held."""
 
     used: float
     paid: float

@@ -143,7 +143,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE TABLE fleet (            -- about one row a minute
         at REAL PRIMARY KEY,
         by_state TEXT NOT NULL,     -- JSON: nodes by state
-        by_type TEXT NOT NULL,      -- JSON: by type, the nodes that may cost money and their price per hour
+        by_type TEXT NOT NULL,      -- JSON: by type, the nodes that are charged for and their price per hour
         jobs_waiting INTEGER NOT NULL,
         jobs_running INTEGER NOT NULL,
         price_per_hour REAL NOT NULL,

@@ -19,7 +19,7 @@ from nodemanager.core.jobs import JobState
 from nodemanager.core.slots import NodeType
 from nodemanager.delegation.view import DelegationView
 from nodemanager.history.follower import HistoryUpdate
-from nodemanager.history.node_lives import FAILED_OUTCOMES, NodeLife
+from nodemanager.history.node_lives import FAILED_OUTCOMES, NOT_CREATED, NodeLife
 from nodemanager.planner import billing, breakers, budget, node_health, spending
 from nodemanager.planner.backoff import refusal_reason
 from nodemanager.planner.breakers import current_record_fault, users_put_off
@@ -126,7 +126,7 @@ class Metrics:
             self._calls.labels(operation).inc()
 
     def _count_life(self, was: NodeLife | None, now: NodeLife) -> None:
-        if now.outcome and (was is None or not was.outcome) and not now.found:
+        if now.outcome not in ("", NOT_CREATED) and (was is None or not was.outcome) and not now.found:
             self._boots.labels(now.node_type, now.outcome).inc()
         if now.found:
             return  # its boot began under an earlier process, so the durations are unknown

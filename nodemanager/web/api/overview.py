@@ -28,7 +28,7 @@ DELEGATED_SHOWN = 100
 
 
 class Cores(TypedDict):
-    """Cores that jobs use, of those of nodes that cost money or might: now, and over the range."""
+    """Cores that jobs use, of those of nodes that are charged for: now, and over the range."""
 
     used: int
     paid: int
