@@ -25,13 +25,13 @@ from nodemanager.cli import main, service_client, tables
 from nodemanager.cli.service_client import Client, NotAllowed, ServiceUnreachable, make_client
 from nodemanager.config.load import load_site
 from nodemanager.config.site import Site
+from nodemanager.history.store.reader import HistoryReader
 from nodemanager.service.outputs import Outputs
 from nodemanager.web import thread
 from nodemanager.web.api import sse
 from nodemanager.web.listen import CannotListen, TcpAddress, UnixSocket, listen, listen_addresses, parse_listen
 from nodemanager.web.state.access import Access
 from nodemanager.web.state.board import Board
-from nodemanager.web.state.samples import SAMPLES_FILE, read_samples
 from nodemanager.web.state.token import TokenError, read_or_make_token, read_token
 from nodemanager.web.thread import WebServer
 from tests.live.instance import eventually, free_port
@@ -368,8 +368,8 @@ def test_a_simulated_site_started_twice_shows_nothing_of_the_first_run(tcp_site:
 
     run_once()
     run_once()
-    assert (tcp_site.state_dir / "journal.sqlite.before").exists()
-    assert read_samples(tcp_site.state_dir / SAMPLES_FILE), "which the second run did not resume"
+    earlier = HistoryReader(tcp_site.state_dir / "journal.sqlite.before")
+    assert earlier.fleet(0.0, float("inf"), 60.0), "which the second run did not resume"
 
 
 def test_a_socket_whose_path_would_be_too_long_is_left_out_beside_tcp(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ function useRange() {
 the("range").value = known.range;
 the("range").addEventListener("change", useRange);
 addEventListener("hashchange", () => { showView(); the("main").focus({ preventScroll: true }); });
-document.addEventListener("keydown", (event) => { if (event.key === "Escape" && !the("dialog").open && document.body.dataset.view === "subject") location.hash = "#/"; });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && document.body.dataset.view === "subject") location.hash = "#/"; });
 
 // --- themes, and polling --------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ function answer({ title, label, note = "", yes, secret = false }) {
     the("dialog-form").onsubmit = (event) => { event.preventDefault(); ended(input.value.trim()); };
     the("dialog-no").onclick = () => ended(null);
     dialog.onclose = () => ended(null);
+    // Escape closes the dialog alone, and does not leave the page behind it.
+    dialog.onkeydown = (event) => { if (event.key === "Escape") { event.preventDefault(); event.stopPropagation(); ended(null); } };
   });
 }
 
