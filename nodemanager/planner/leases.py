@@ -40,14 +40,6 @@ from nodemanager.planner.snapshot import Node, Snapshot, Stray
 from nodemanager.planner.step_context import LeaseReview
 
 
-def leases_without_create(snapshot: Snapshot) -> list[Node]:
-    """The nodes that are nothing but a lease on record: their create was not sent."""
-    index = node_index_of(snapshot)
-    if not index.count_by_state.get(NodeState.REQUESTED):
-        return []
-    return [node for node in index.to_check.values() if may_end(node)]
-
-
 def review(
     basis: Basis, settling: Reason | None, no_purchases: Reason | None = None
 ) -> Mapping[LaunchId, LeaseReview]:
@@ -57,8 +49,11 @@ def review(
     ended earlier, the next plan could lease slots again for the same jobs. ``no_purchases``: why no node is bought
     whatever the jobs need. A lease on record may still become a node then, unless nobody can steer the manager.
     """
-    unsent, snapshot, policy = leases_without_create(basis.snapshot), basis.snapshot, basis.policy
-    queued = _queued_nodes(snapshot, policy)
+    snapshot, policy, node_index = basis.snapshot, basis.policy, node_index_of(basis.snapshot)
+    if not any(map(node_index.count_by_state.get, (NodeState.REQUESTED, NodeState.BOOTING))):
+        return {}
+    unsent = [node for node in node_index.to_check.values() if may_end(node)]
+    queued = [node for node in node_index.to_check.values() if _may_leave_queue(node, snapshot, policy)]
     if not unsent and not queued:
         return {}
     reviewed = {node.id: _only_observed(node) for node in unsent if node.launch.type_name in policy.observed}
@@ -78,18 +73,11 @@ def review(
     return reviewed
 
 
-def _queued_nodes(snapshot: Snapshot, policy: Policy) -> list[Node]:
-    """The nodes that wait in their provider's own queue, and that the manager may take out of it."""
-    if not node_index_of(snapshot).count_by_state.get(NodeState.BOOTING):
-        return []
-    return [
-        node
-        for node in node_index_of(snapshot).to_check.values()
-        if node.is_queued
-        and node.call is None
-        and node.launch.type_name not in policy.observed
-        and policy.cloud_of(node.launch) not in snapshot.closed_clouds
-    ]
+def _may_leave_queue(node: Node, snapshot: Snapshot, policy: Policy) -> bool:
+    """Whether it waits in its provider's own queue, and the manager may take it out."""
+    if not node.is_queued or node.call is not None or node.launch.type_name in policy.observed:
+        return False
+    return policy.cloud_of(node.launch) not in snapshot.closed_clouds
 
 
 def may_end(node: Node) -> bool:
