@@ -172,6 +172,7 @@ class Job:
     held_by_us: bool = False
     # Of a job that depends on other jobs: the first of these, as Flux names them in its dependencies.
     awaits: tuple[JobId, ...] = ()
+    not_before_at: float | None = None  # of a job that waits for the begin time that its user gave it
 
     # The parts of the request that are read everywhere.
 

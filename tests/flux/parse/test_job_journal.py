@@ -18,6 +18,8 @@ from nodemanager.core.jobs import (
     UnreadableJob,
 )
 from nodemanager.core.slots import Rank
+from nodemanager.delegation.jobs import HOLD
+from nodemanager.delegation.jobspec import DELEGATE
 from nodemanager.flux.parse import job_journal
 from nodemanager.flux.parse.job_journal import AWAITED_MAX, JobQueue, changes_allocation
 from nodemanager.flux.parse.jobspec import PLAIN_BYTES, size_bytes
@@ -182,6 +184,27 @@ def test_a_job_that_depends_on_others_names_them_while_it_does() -> None:
     journal.says(7, "dependency-remove", description="after-success=ƒSqrUud")
     assert journal.job(7).awaits == (16961765377,)
     assert journal.says(7, "dependency-remove", description="after-failure=16961765377").job(7).awaits == ()
+
+
+def test_a_job_that_waits_for_its_begin_time_says_when_that_is() -> None:
+    """The description is that of flux-core 0.88."""
+    journal = Journal().says(7, "submit").says(7, "dependency-add", description="begin-time=1795490531.735")
+    journal.says(7, "validate")
+    assert journal.job(7).not_before_at == 1795490531.735
+    journal.says(7, "dependency-remove", description="begin-time=1795490531.735")
+    assert journal.job(7).not_before_at is None
+
+
+def test_the_hold_of_a_delegated_job_is_no_begin_time_of_its_user() -> None:
+    jobspec = {**JOBSPEC, "attributes": {"system": {**JOBSPEC["attributes"]["system"], DELEGATE: "b"}}}
+    journal = Journal().says(7, "submit", jobspec=jobspec).says(7, "dependency-add", description=HOLD)
+    assert journal.says(7, "validate").job(7).not_before_at is None
+
+
+@pytest.mark.parametrize("moment", ["", "x", "nan", "inf", "-1", "1e300", "1e14", "9" * 400])
+def test_a_begin_time_that_no_calendar_has_is_not_named(moment: str) -> None:
+    journal = Journal().says(7, "submit").says(7, "dependency-add", description=f"begin-time={moment}")
+    assert journal.says(7, "validate").job(7).not_before_at is None
 
 
 def test_a_job_names_few_of_very_many_jobs_that_it_depends_on() -> None:
