@@ -19,7 +19,7 @@ from nodemanager.cloud.common.request import (
 )
 from nodemanager.cloud.ec2.port import DESTROY_CALLS_MAX, Ec2Cloud
 from nodemanager.cloud.ec2.run_instances import TOKEN_MAX_CHARS
-from nodemanager.core.nodes import Batch, CloudNode, FailureKind, ProviderId, launch_id
+from nodemanager.core.nodes import Batch, CloudNode, FailureKind, ProviderId, batch_of, launch_id
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import SlotName, TypeName
 from tests.cloud.ec2.moto_faults import Fault
@@ -82,6 +82,10 @@ def test_names_that_no_tags_can_hold_take_two_requests(front: MotoFront, cloud: 
         it.slot for it in many
     ]
     assert front.calls["RunInstances"] == 2
+
+
+def test_one_request_holds_a_thousand_nodes_in_whatever_order_they_were_ordered() -> None:
+    assert fits_tags(batch_of(sorted(launches(1000), key=lambda it: it.id)))
 
 
 def test_nodes_of_a_batch_are_in_the_placement_group_of_their_launches(front: MotoFront, cloud: Ec2Cloud) -> None:

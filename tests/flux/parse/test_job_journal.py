@@ -87,6 +87,23 @@ def test_what_a_running_job_holds_and_when_it_ends_is_read_off_its_r() -> None:
         assert (job.ends_at is None) is (job.duration_s == 0)
 
 
+def test_a_job_without_a_time_limit_never_expires() -> None:
+    r = {"version": 1, "execution": {"R_lite": [{"rank": "1", "children": {"core": "0-3"}}], "expiration": 0.0}}
+    queue = Journal().waits(1).queue
+    queue.apply(1, "alloc", 5.0, {}, r=r)
+    (job,) = queue.changes(0.0).jobs
+    assert (job.allocations, job.ends_at) == ((RankAllocation(Rank(1), 4, 0),), None)
+
+
+def test_a_job_that_has_finished_holds_nothing_more() -> None:
+    """Otherwise its user would be charged for the node while it is cleaned up."""
+    r = {"version": 1, "execution": {"R_lite": [{"rank": "1", "children": {"core": "0-3"}}], "expiration": 0.0}}
+    journal = Journal().waits(1)
+    journal.queue.apply(1, "alloc", 5.0, {}, r=r)
+    assert journal.job(1).allocations
+    assert journal.says(1, "finish").job(1).allocations == ()
+
+
 def test_a_job_that_gets_more_time_ends_later() -> None:
     journal = Journal().runs(1).says(1, "resource-update", expiration=5000.0)
     (job,) = journal.queue.changes(0.0).jobs

@@ -117,6 +117,16 @@ def _quota(reach: QuotaScope | None, launch: LaunchId | None = None) -> CloudCal
     return CloudCallFailed("create", launch, FailureKind.QUOTA, "limit reached", quota_scope=reach)
 
 
+def test_a_provider_that_asked_for_a_long_pause_is_left_alone_although_a_later_refusal_names_none() -> None:
+    world = a_world(CLOUD)
+    for slot in ("cloud1", "cloud2"):
+        world.node(slot, NodeState.REQUESTED, sent_s=1.0, call=a_call(CallKind.CREATE))
+    world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.THROTTLED, "slow down", 3600.0))
+    world.see(CloudCallFailed("create", world.id("cloud2"), FailureKind.THROTTLED, "slow down"))
+    world.job(whole_nodes(1)).wait(1800.0).all_is_fresh()
+    assert boots(world.plan()) == []
+
+
 # --- quota ------------------------------------------------------------------------------------------------
 
 
