@@ -366,7 +366,8 @@ def test_53_a_late_call_for_several_nodes_is_left_undone_for_each_of_them() -> N
     post = Post()
     calls_are_bugs = Cloud(AssertionError("a late order was carried out"))
     cloud_worker(calls_are_bugs, post).on_receive(WithDeadline(Together((CREATE, DESTROY)), NOW_S - 0.5))
-    assert post.told == [OrderLapsed(*lapsed, "0.5 s too late") for lapsed in (CREATE_LAPSED, DESTROY_LAPSED)]
+    late = "0.5 s too late"
+    assert post.told == [OrderLapsed(*CREATE_LAPSED, late), OrderLapsed(*DESTROY_LAPSED, late)]
 
 
 @pytest.mark.parametrize(("order", "lapsed"), [(CREATE, CREATE_LAPSED), (DESTROY, DESTROY_LAPSED)])

@@ -107,7 +107,6 @@ class JobQueue:
             self._discount(before)
             told = before.told if before is not None else None
             self._jobs[of] = _TrackedJob(self._jobspecs.keep(jobspec), told)
-            self._ended.pop(of, None)
         job = self._jobs.get(of)
         if job is None:
             return
@@ -251,7 +250,6 @@ def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
     request = job.jobspec.request
     if isinstance(request, Unread):
         return _unreadable(job_id, job, request.why, set_aside=request.set_aside)
-    run = job.run if job.state is JobState.RUN else NOT_RUN
     state = shown_state(job.state, request)
     awaits: tuple[JobId, ...] = ()
     not_before_at: float | None = None
@@ -260,7 +258,19 @@ def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
         if not request.delegated_to:  # its hold is a begin time too
             not_before_at = max((it for it in map(_begin_at, job.awaits) if it is not None), default=None)
     values = state, request, job.submitted_at, job.urgency, job.priority, job.userid or 0
-    return Job(job_id, *values, *run, awaits=awaits, not_before_at=not_before_at)
+    return Job(job_id, *values, *_run_of(job), awaits=awaits, not_before_at=not_before_at)
+
+
+def _run_of(job: _TrackedJob) -> Run:
+    """What a running job holds. One that is cleaned up holds nothing more, but it is known when it began."""
+    match job.state:
+        case JobState.RUN:
+            return job.run
+        case JobState.CLEANUP:
+            _, _, began_at = job.run
+            return (), None, began_at
+        case _:
+            return NOT_RUN
 
 
 def _unreadable(job_id: JobId, job: _TrackedJob, why: str, *, set_aside: bool = False) -> UnreadableJob:

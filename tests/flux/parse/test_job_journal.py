@@ -95,13 +95,14 @@ def test_a_job_without_a_time_limit_never_expires() -> None:
     assert (job.allocations, job.ends_at) == ((RankAllocation(Rank(1), 4, 0),), None)
 
 
-def test_a_job_that_has_finished_holds_nothing_more() -> None:
-    """Otherwise its user would be charged for the node while it is cleaned up."""
+def test_a_job_that_has_finished_holds_nothing_more_and_has_begun_all_the_same() -> None:
+    """Its user is not charged for the node while it is cleaned up. The history must not say that it never ran."""
     r = {"version": 1, "execution": {"R_lite": [{"rank": "1", "children": {"core": "0-3"}}], "expiration": 0.0}}
     journal = Journal().waits(1)
     journal.queue.apply(1, "alloc", 5.0, {}, r=r)
     assert journal.job(1).allocations
-    assert journal.says(1, "finish").job(1).allocations == ()
+    job = journal.says(1, "finish").job(1)
+    assert (job.state, job.allocations, job.began_at) == (JobState.CLEANUP, (), 5.0)
 
 
 def test_a_job_that_gets_more_time_ends_later() -> None:

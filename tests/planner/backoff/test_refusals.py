@@ -270,6 +270,17 @@ def test_18_a_request_that_can_never_work_is_not_sent_again_and_again() -> None:
     assert provider.world.why_job(1).code == "blocked_create_config"
 
 
+def test_creates_that_fail_together_are_one_refusal() -> None:
+    """The provider is away for a moment. What was under way just then does not lengthen the wait."""
+    world = a_world(CLOUD)
+    for slot in ("cloud1", "cloud2", "cloud3"):
+        world.node(slot, NodeState.REQUESTED, sent_s=1.0, call=a_call(CallKind.CREATE))
+    for slot in ("cloud1", "cloud2", "cloud3"):
+        world.see(CloudCallFailed("create", world.id(slot), FailureKind.TRANSIENT, "503"))
+    world.job(whole_nodes(1)).wait(BLOCK_S[FailureKind.TRANSIENT] + 1.0).all_is_fresh()
+    assert len(boots(world.plan())) == 1
+
+
 # --- the breaker ------------------------------------------------------------------------------------------
 
 
@@ -311,6 +322,14 @@ def test_18_a_trial_that_fails_is_waited_for_longer() -> None:
     assert len(provider.turns(4, 10.0)) == 1
     (streak,) = provider.world.snapshot.learned.streaks.values()
     assert (streak.failures, streak.pause_s) == (4, 1800.0)
+
+
+def test_18_boots_that_were_under_way_when_the_type_was_closed_do_not_lengthen_its_pause() -> None:
+    jobs = [whole_nodes(1)] * 5
+    provider, sent = _with_boots_that_fail(a_world(a_type("cloud", slots=5)).job(*jobs), turns=3)
+    assert len(sent) == 5
+    (streak,) = provider.world.snapshot.learned.streaks.values()
+    assert (streak.failures, streak.pause_s) == (5, 900.0)
 
 
 def test_18_a_boot_that_succeeds_closes_the_breaker() -> None:

@@ -21,7 +21,7 @@ from nodemanager.planner.billing import nodes_max_of_type
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.policy import schedule_changes_at, scheduled_policy
 from nodemanager.planner.why_not import NOT_ENOUGH
-from tests.builders import World, a_policy, a_type, a_world, boots, whole_nodes
+from tests.builders import GPU, World, a_policy, a_type, a_world, boots, tasks, whole_nodes
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ALWAYS = read_windows("Mon-Sun 00:00-24:00 UTC")
@@ -174,6 +174,13 @@ def test_an_idle_node_within_the_minimum_stays_and_the_rest_leaves() -> None:
     assert sorted(left(made)) in (["large1", "small1"], ["large1", "small2"])
     (stays,) = (reason for reason in made.nodes.values() if reason.code is Code.NODES_MIN)
     assert stays == because(Code.NODES_MIN, node_type="small", nodes_min=1)
+
+
+def test_a_node_that_its_type_keeps_makes_no_room_for_a_job_and_a_cheaper_one_does() -> None:
+    fleet = a_world(SMALL, LARGE, GPU, nodes_max=2, schedules=(for_type("large", nodes_min=1),))
+    fleet.brain.use_policy(fleet.policy)
+    fleet.idle_node("small1").idle_node("large1").job(tasks(1, gpus=1))
+    assert {slot: why.code for slot, why in left(fleet.plan()).items()} == {"small1": Code.MAKES_ROOM}
 
 
 def test_a_lease_that_the_minimum_needs_is_kept() -> None:
