@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nodemanager.cloud.common.request import (
     SLOTS_TAGS_MAX,
+    TAG_SLOTS,
     VALUE_MAX_CHARS,
     batch_from_tags,
     fits_tags,
@@ -84,8 +85,11 @@ def test_names_that_no_tags_can_hold_take_two_requests(front: MotoFront, cloud: 
     assert front.calls["RunInstances"] == 2
 
 
-def test_one_request_holds_a_thousand_nodes_in_whatever_order_they_were_ordered() -> None:
-    assert fits_tags(batch_of(sorted(launches(1000), key=lambda it: it.id)))
+def test_the_tags_of_a_batch_name_its_slots_as_a_range_in_whatever_order_they_were_ordered() -> None:
+    """Orders are sorted by name: node-1, node-10, node-11."""
+    ordered = sorted(launches(30), key=lambda it: it.id)
+    tags = tags_of_batch(batch_of(ordered), CLUSTER, CLUSTER_UUID, TypeName("small"), "")
+    assert tags[TAG_SLOTS] == "node-[1-30]"
 
 
 def test_nodes_of_a_batch_are_in_the_placement_group_of_their_launches(front: MotoFront, cloud: Ec2Cloud) -> None:
