@@ -452,6 +452,21 @@ def test_a_list_that_took_long_is_as_old_as_its_beginning() -> None:
     assert post.told == [CloudListed(NOW_S, (NODE,))]
 
 
+def test_a_look_at_the_ranks_that_took_long_is_as_old_as_its_beginning() -> None:
+    """A job that began meanwhile may be missing from it."""
+    clock = FrozenClock()
+
+    class Slow(Flux):
+        def ranks(self) -> tuple[FluxRank, ...]:
+            clock.monotonic_s = lambda: NOW_S + 20.0  # type: ignore[method-assign]
+            return super().ranks()
+
+    post = Post()
+    FluxWorker(Slow(), clock, post, acts=True, fate=Fate()).on_receive(LookAtRanks())
+    (seen,) = (fact for fact in post.told if isinstance(fact, RanksSeen))
+    assert (seen.started_s, seen.took_s) == (NOW_S, 20.0)
+
+
 def test_a_sweep_that_works_and_one_that_does_not() -> None:
     post = Post()
     CloudWatcher(Cloud(), FrozenClock(), post, Fate()).on_receive(SweepCloud())

@@ -26,12 +26,14 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode, EndLease
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.backoff import zone_scope
 from nodemanager.planner.policy import BLOCK_S, Fixed
-from nodemanager.planner.snapshot import EVERYTHING, Scope
+from nodemanager.planner.snapshot import EVERYTHING, Block, Scope
 from tests.builders import (
     CLOUD,
     GPU,
     GPU_FOR_ALL,
+    NOW_S,
     World,
     a_call,
     a_cloud_node,
@@ -40,6 +42,7 @@ from tests.builders import (
     a_world,
     boots,
     changed,
+    orders,
     tasks,
     whole_nodes,
 )
@@ -209,6 +212,17 @@ def test_a_node_that_goes_makes_room_within_the_quota_at_once() -> None:
     gone = replace(world["cloud2"], state=NodeState.GONE)
     world.but(nodes={**world.snapshot.nodes, gone.id: gone})
     assert len(boots(world.plan())) == 1
+
+
+@pytest.mark.parametrize(("rounds", "goes"), [(1, True), (2, True), (3, False), (4, True), (7, False), (8, True)])
+def test_idle_nodes_make_room_for_fewer_and_fewer_tries_of_a_type_that_the_provider_lacks(
+    rounds: int, *, goes: bool
+) -> None:
+    """Their end may not help: only a try shows it. They are not ended and bought again for each try."""
+    block = Block(NOW_S + 60.0, FailureKind.CAPACITY, "none left", rounds)
+    world = a_world().idle_node("cloud1").but(blocks={zone_scope(GPU, ""): block})
+    world.job(tasks(1, gpus=1))
+    assert orders(world.plan()) == (["drain cloud1-1"] if goes else [])
 
 
 def test_what_was_leased_beyond_a_quota_gives_its_slot_back() -> None:

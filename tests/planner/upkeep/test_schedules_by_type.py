@@ -17,7 +17,7 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, Size, TypeLimits
 from nodemanager.core.upkeep.rules import Schedule
 from nodemanager.core.upkeep.windows import read_windows
-from nodemanager.planner.billing import nodes_max_of_type
+from nodemanager.planner.billing import nodes_left_of_type, nodes_max_of_type
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.policy import schedule_changes_at, scheduled_policy
 from nodemanager.planner.why_not import NOT_ENOUGH
@@ -110,8 +110,10 @@ def test_the_price_of_a_type_is_limited_too() -> None:
 
 def test_of_several_sizes_the_dearest_counts() -> None:
     sizes = tuple(Size(name, Market.ON_DEMAND, Decimal(price)) for name, price in (("a", "1"), ("b", "2")))
-    limits = TypeLimits(price_per_hour_max=Decimal(5))
-    assert nodes_max_of_type(replace(LARGE, sizes=sizes, limits=limits)) == 2
+    large = replace(LARGE, sizes=sizes, limits=TypeLimits(price_per_hour_max=Decimal(5)))
+    assert nodes_max_of_type(large) == 2
+    fleet = a_world(large)
+    assert nodes_left_of_type(large, fleet.snapshot, fleet.policy) == 2
 
 
 def test_a_job_that_needs_more_is_told_so_and_blocks_as_one_beyond_the_limits() -> None:
