@@ -213,7 +213,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "`probe` and `relist`.",
         "orphan_grace": "A node of ours that no launch owns and whose slot is taken is terminated after this long.",
         "create_grace": "How long a node must be missing, in addition to `absences`, before the manager concludes "
-        "that its create never happened.",
+        "that its create never happened. If the provider lists new nodes later than this, a node that was "
+        "created just before a restart of the manager is bought a second time; the extra one is then terminated.",
         "absences": "How many lists in a row must lack a node before it counts as absent.",
         "boot_retry": "After `boot_failures_max` failed boots in a row, wait this long and then try one node of "
         "the type and image. The wait doubles after each further failure, up to four hours.",
@@ -235,8 +236,8 @@ MEANINGS: Mapping[str, Mapping[str, str]] = {
         "caused keep from being served for long. `block`: it keeps its place, and in queue order "
         "nothing is bought for the jobs behind it. `hold`: it gets urgency 0, so that Flux passes "
         "it over, until it can be served. `skip`: nodes are bought for the jobs behind it; Flux's "
-        "scheduler must pass it over by itself. `hold-users`: as `hold` if only jobs of the same "
-        "user are concerned (`user_*` budgets, drains), otherwise as `block`.",
+        "scheduler must pass it over by itself, which sched-simple does not. `hold-users`: as `hold` if "
+        "only jobs of the same user are concerned (`user_*` budgets, drains), otherwise as `block`.",
         "stop_lead": "How long before the end of its paid time an idle node begins to leave. Once stops of its "
         "type have been measured, the time within which nine of ten finished is used instead.",
         "patience": "How much longer than a boot a job may wait for cores that a running job must free within its "

@@ -35,6 +35,7 @@ from nodemanager.config.text.settings import (
     Viewers,
     WebSettings,
 )
+from nodemanager.core.jobs import QueuePolicy, Unserved
 from nodemanager.core.notation import format_fsd
 from nodemanager.core.slots import (
     DEFAULT_CLOUD,
@@ -225,7 +226,13 @@ def name_file(state_dir: Path) -> Path:
 
 def site_warnings(site: Site) -> tuple[str, ...]:
     """Warn about probable mistakes in a valid site, one text each."""
-    return (*_unaffordable_types(site), *_short_lived_types(site), *_unguarded_types(site), *_shown_jobs(site))
+    return (
+        *_unaffordable_types(site),
+        *_short_lived_types(site),
+        *_unguarded_types(site),
+        *_shown_jobs(site),
+        *_skipped_jobs(site),
+    )
 
 
 def _unaffordable_types(site: Site) -> Iterator[str]:
@@ -276,4 +283,14 @@ def _shown_jobs(site: Site) -> Iterator[str]:
             f"[Web] listen = {site.web.listen} with jobs_shown_to = everybody: whoever reaches this address sees "
             "all jobs and their users, without TLS. Listen on 127.0.0.1, behind a proxy with TLS, or set "
             "jobs_shown_to = owner."
+        )
+
+
+def _skipped_jobs(site: Site) -> Iterator[str]:
+    """Warn of nodes for jobs that Flux does not start: in queue order it starts none behind a job that waits."""
+    if site.policy.unserved is Unserved.SKIP and site.policy.queue_policy is QueuePolicy.FIFO:
+        yield (
+            "[Policy] unserved = skip buys nodes for jobs behind one that cannot be served. With queue_policy = "
+            "fifo Flux starts none of them, so these nodes stay idle and cost money. Set unserved = hold, or "
+            "queue_policy = backfill if the scheduler starts later jobs first."
         )

@@ -167,11 +167,12 @@ class Job:
     # Of a running job: the allocation and when it expires (RFC 20); None if it never does.
     allocations: tuple[RankAllocation, ...] = ()
     ends_at: float | None = None
-    began_at: float | None = None
+    began_at: float | None = None  # also of one that ran and is being cleaned up
     # We hold it in Flux by urgency 0. ``urgency`` and ``priority`` are those that it has again once it is released.
     held_by_us: bool = False
     # Of a job that depends on other jobs: the first of these, as Flux names them in its dependencies.
     awaits: tuple[JobId, ...] = ()
+    not_before_at: float | None = None  # of a job that waits for the begin time that its user gave it
 
     # The parts of the request that are read everywhere.
 

@@ -142,6 +142,7 @@ class Figures(TypedDict, total=False):
     idle_timeout_s: float
     lasts_s: float
     max_age_s: float
+    not_before_at: float
     opens_at: float
     orphan_grace_s: float
     quickest_stop_s: float
@@ -299,7 +300,10 @@ class Code(StrEnum):
         "no zone has room for all its nodes: {zone} has {have} of them, {short} more needed",
     )
     HELD = "held", "held: its urgency or priority is 0", "priority urgency"
-    DEPENDENCY = "dependency", "waits for its dependency< on jobs {jobs}>"
+    DEPENDENCY = (
+        "dependency",
+        "waits for its dependency< on jobs {jobs}><, and starts no earlier than {not_before_at}>",
+    )
     COPY_WAITS = "copy_waits", "starts only if job {job} fails, and is cancelled if that ends well"
     NOT_YET_SCHEDULED = "not_yet_scheduled", "Flux has not handed it to the scheduler yet", "state"
     QUEUE_STOPPED = "queue_stopped", "queue {queue} is stopped"

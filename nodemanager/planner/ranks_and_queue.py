@@ -276,7 +276,8 @@ def _why_withheld(job: Job) -> Reason | None:
         if job.request.requeued_from is not None:
             return because(Code.COPY_WAITS, job=str(job.request.requeued_from))
         reason = because(Code.DEPENDENCY)
-        return reason.with_figures(jobs=tuple(map(str, job.awaits))) if job.awaits else reason
+        reason = reason.with_figures(jobs=tuple(map(str, job.awaits))) if job.awaits else reason
+        return reason if job.not_before_at is None else reason.with_figures(not_before_at=job.not_before_at)
     if job.state is not JobState.SCHED:
         return because(Code.NOT_YET_SCHEDULED, state=str(job.state))
     return None

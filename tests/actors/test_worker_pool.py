@@ -53,6 +53,18 @@ def test_an_answer_ends_the_oldest_order_about_its_subject() -> None:
     assert [it.order.launch for it in second.told] == ["a"]
 
 
+def test_a_call_for_several_nodes_is_over_when_all_of_them_are_answered() -> None:
+    first, second = Post(), Post()
+    crew = WorkerPool([first, second])
+    crew.dispatch_together(["a", "b", "c"], destroy("together"))
+    for name in ("a", "b", "c"):
+        crew.mark_done(name)
+    for name in ("hangs", "next"):
+        crew.dispatch(name, destroy(name))
+    assert [it.order.launch for it in first.told] == ["together", "hangs"]
+    assert [it.order.launch for it in second.told] == ["next"]
+
+
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:
     crew = WorkerPool([Post()])
     # It must not raise.

@@ -362,6 +362,14 @@ def test_53_an_order_that_comes_late_to_the_cloud_is_left_undone(
     assert post.told == [OrderLapsed(*lapsed, "0.5 s too late")]
 
 
+def test_53_a_late_call_for_several_nodes_is_left_undone_for_each_of_them() -> None:
+    post = Post()
+    calls_are_bugs = Cloud(AssertionError("a late order was carried out"))
+    cloud_worker(calls_are_bugs, post).on_receive(WithDeadline(Together((CREATE, DESTROY)), NOW_S - 0.5))
+    late = "0.5 s too late"
+    assert post.told == [OrderLapsed(*CREATE_LAPSED, late), OrderLapsed(*DESTROY_LAPSED, late)]
+
+
 @pytest.mark.parametrize(("order", "lapsed"), [(CREATE, CREATE_LAPSED), (DESTROY, DESTROY_LAPSED)])
 @pytest.mark.parametrize("error", [NotTheActor("process 7 has it"), FluxError("no answer")])
 def test_53_who_does_not_surely_act_calls_no_cloud(
@@ -428,6 +436,35 @@ def test_a_list_carries_the_moment_it_was_begun() -> None:
         CloudListed(7.0, (NODE,)),
         CloudCallFailed("list", None, FailureKind.THROTTLED, "slow", 9.0),
     ]
+
+
+def test_a_list_that_took_long_is_as_old_as_its_beginning() -> None:
+    """A node that was created meanwhile may be missing from it."""
+    clock = FrozenClock()
+
+    class Slow(Cloud):
+        def list_nodes(self) -> tuple[CloudNode, ...]:
+            clock.monotonic_s = lambda: NOW_S + 20.0  # type: ignore[method-assign]
+            return (NODE,)
+
+    post = Post()
+    CloudWatcher(Slow(), clock, post, Fate()).on_receive(ListCloud())
+    assert post.told == [CloudListed(NOW_S, (NODE,))]
+
+
+def test_a_look_at_the_ranks_that_took_long_is_as_old_as_its_beginning() -> None:
+    """A job that began meanwhile may be missing from it."""
+    clock = FrozenClock()
+
+    class Slow(Flux):
+        def ranks(self) -> tuple[FluxRank, ...]:
+            clock.monotonic_s = lambda: NOW_S + 20.0  # type: ignore[method-assign]
+            return super().ranks()
+
+    post = Post()
+    FluxWorker(Slow(), clock, post, acts=True, fate=Fate()).on_receive(LookAtRanks())
+    (seen,) = (fact for fact in post.told if isinstance(fact, RanksSeen))
+    assert (seen.started_s, seen.took_s) == (NOW_S, 20.0)
 
 
 def test_a_sweep_that_works_and_one_that_does_not() -> None:

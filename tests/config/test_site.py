@@ -924,6 +924,14 @@ def test_a_type_dearer_than_the_cap_is_warned_of(tmp_path: Path) -> None:
     assert "price_per_hour = 0.25 is above price_per_hour_max = 0.2" in warning
 
 
+def test_nodes_for_jobs_that_flux_does_not_start_are_warned_of(tmp_path: Path) -> None:
+    skips = ("Policy", "unserved", "skip")
+    (warning,) = site_warnings(site_of(tmp_path, skips))
+    assert "Flux starts none of them" in warning
+    assert site_warnings(site_of(tmp_path, skips, ("Policy", "queue_policy", "backfill"))) == ()
+    assert site_warnings(site_of(tmp_path, ("Policy", "unserved", "hold"))) == ()
+
+
 # --- whatever is written ----------------------------------------------------------------------------------
 
 LINES = st.one_of(

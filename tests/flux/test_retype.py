@@ -60,6 +60,7 @@ class Instance:
     asked: list[str] = field(default_factory=list)
     refuses: str = ""  # this topic is answered with EINVAL
     dies_at: str = ""  # this one is never answered
+    leases: tuple[SlotName, ...] = ()
 
     def __post_init__(self) -> None:
         self.config: Mapping[str, Any] = self.file.read()
@@ -117,7 +118,7 @@ class Instance:
         )
 
     def leased(self, slots: Sequence[SlotName]) -> Sequence[SlotName]:
-        return ()
+        return [slot for slot in slots if slot in self.leases]
 
     def retyping(self) -> Retyper:
         return Retyper(self, lambda: self.file, TYPES)
@@ -178,6 +179,15 @@ def test_a_configuration_that_is_refused_is_put_back(instance: Instance) -> None
 def test_the_file_of_another_instance_is_left_alone(instance: Instance) -> None:
     instance.config = {**instance.config, "bootstrap": {"hosts": [{"host": "other"}]}}
     with pytest.raises(SlotsUnchanged, match="another bootstrap table"):
+        instance.retyping().change(A_WISH, MOVES)
+    assert instance.file.text() == TEXT
+    assert instance.drained() == []
+
+
+def test_a_slot_that_was_leased_meanwhile_keeps_its_type(instance: Instance) -> None:
+    """Its node may be about to boot, with the hardware of the old type."""
+    instance.leases = (SlotName("cloud2"),)
+    with pytest.raises(SlotsUnchanged, match="slot cloud2 was taken meanwhile"):
         instance.retyping().change(A_WISH, MOVES)
     assert instance.file.text() == TEXT
     assert instance.drained() == []

@@ -45,6 +45,12 @@ def test_a_node_s_hour_is_charged_to_its_jobs_by_their_cores_and_the_rest_is_idl
     }
 
 
+def test_time_before_a_long_pause_of_the_service_is_charged_once() -> None:
+    node = a_node("cloud1", NodeState.IDLE, billed_from_s=NOW_S)
+    story = told(*(a_moment(at_s, nodes=[node]) for at_s in (0, 360, 3600)))
+    assert spent(*story) == {(NOBODY, "", "idle"): pytest.approx(0.40)}
+
+
 def test_a_gpu_node_whose_gpus_work_is_not_idle() -> None:
     """The job takes 1 of 8 cores and both GPUs: nobody else who wants a GPU could use the node."""
     policy = a_policy(a_type("gpu", cores=8, gpus=2, price="1.00"))

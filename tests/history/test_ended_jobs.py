@@ -60,6 +60,13 @@ def test_a_job_is_kept_once_it_has_ended_with_when_it_ran() -> None:
     ]
 
 
+def test_one_that_was_seen_while_it_was_cleaned_up_has_its_beginning() -> None:
+    """An epilog may take long."""
+    cleaned_up = replace(begun(a_job(7), 15), state=JobState.CLEANUP, allocations=())
+    (job,) = ended(*told(a_moment(20, jobs=[cleaned_up]), a_moment(400)))
+    assert job.began_at == WALL_AT + 15
+
+
 def test_one_that_never_began_has_no_beginning() -> None:
     (job,) = ended(*told(a_moment(jobs=[a_job(7)]), a_moment(400)))
     assert job.began_at is None

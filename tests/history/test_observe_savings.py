@@ -53,6 +53,13 @@ def test_a_node_that_would_be_gone_costs_nothing_more() -> None:
     assert (minute.cost_advised, minute.busy_touched, minute.waits) == (0.0, 0, {})
 
 
+def test_a_node_that_would_be_gone_is_paid_for_again_once_a_job_has_begun_there() -> None:
+    at_work = a_node("cloud1", NodeState.BUSY)
+    looks = [a_look(after_s, [at_work], [runs_on(at_work, WALL_AT + 25)]) for after_s in (30.0, 90.0)]
+    *_, last = advised(a_look(0, [idle()]), *looks)
+    assert last.cost_advised == pytest.approx(0.40 / 60)
+
+
 def test_a_node_that_would_be_bought_costs_from_its_order_on() -> None:
     waiting = a_job(7, whole_nodes(2), submitted_at=WALL_AT)
     (minute,) = advised(a_look(0, [], [waiting]), a_look(60, [], [waiting]))

@@ -56,6 +56,15 @@ def test_while_a_job_runs_there_it_is_left_alone() -> None:
     assert (orders(world.plan()), world.why("cloud1")) == ([], "busy")
 
 
+def test_a_node_whose_job_has_just_ended_is_looked_at_once_more_before_it_is_retired() -> None:
+    """In one look a node may seem idle although a job runs there."""
+    world = drained_by_flux(a_world().busy_node(), 3600.0, busy(UP))
+    world.wait(10.0).see_ranks(drained(UP, BY_FLUX))
+    assert (orders(world.plan()), world.why("cloud1")) == ([], "drained_by_flux")
+    world.wait(10.0).see_ranks(drained(UP, BY_FLUX))
+    assert orders(world.plan()) == ["drain cloud1-1"]
+
+
 def test_a_person_who_gives_the_drain_another_reason_holds_the_node() -> None:
     world = drained_by_flux(a_world().idle_node(), 3600.0)
     assert orders(world.plan()) == ["drain cloud1-1"]

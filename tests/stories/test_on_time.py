@@ -142,6 +142,20 @@ def test_a_stop_is_timed_from_the_decision_to_the_list_that_shows_it_gone() -> N
     assert world.wait(20).see_cloud(gone).snapshot.learned.stops_s == {"cloud": (31.0,)}
 
 
+def test_a_stop_is_timed_from_its_first_drain() -> None:
+    """The scheduler has missed that one, so the node is drained again."""
+    world = a_world().idle_node("cloud1", hour_ends_in_s=5)
+    world.decide()
+    missed = replace(drained(world.rank_now("cloud1"), drain_text(world.id("cloud1"))), schedulable=True)
+    world.wait(3).see_drained("cloud1", missed).wait(2).see_ranks(missed)
+    assert orders(world.decide()) == ["drain cloud1-1"]
+    gone = a_cloud_node(world["cloud1"].launch, state=CloudState.TERMINATED)
+    world.see_drained("cloud1", drained(a_rank("cloud1"), drain_text(world.id("cloud1"))))
+    assert orders(world.decide()) == ["destroy i-cloud1-1"]
+    world.see(NodeDestroyed(world.id("cloud1"), ProviderId("i-cloud1-1")))
+    assert world.wait(20).see_cloud(gone).snapshot.learned.stops_s == {"cloud": (25.0,)}
+
+
 def test_a_stop_that_no_list_tells_of_is_over_with_the_first_list_that_lacks_it() -> None:
     world = a_world().stopping_node("cloud1", retired_s=NOW_S - 5)
     world.see_ranks(a_rank("cloud1"))

@@ -7,7 +7,7 @@ journal begins again with the active jobs.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,8 @@ _JOBSPEC_EVENTS = frozenset({"submit", "jobspec-update"})
 _ALLOCATION_EVENTS = frozenset({"alloc", "release", "free"})
 
 
-AWAITED_MAX = 10  # jobs that a job depends on; further ones are not named
+BEGIN_AT_MAX = 253_402_300_799.0  # the end of the year 9999: later moments cannot be shown
+AWAITED_MAX = 10  # dependencies of a job; further ones are not named
 
 
 def changes_allocation(event_name: str) -> bool:
@@ -72,7 +73,7 @@ class _TrackedJob:
     priority: int = 16
     userid: int | None = None  # None until its submit event was read
     run: Run = NOT_RUN
-    awaits: tuple[str, ...] = ()  # its dependencies on jobs, in Flux's words
+    awaits: tuple[str, ...] = ()  # its dependencies on jobs and its begin time, in Flux's words
     fault: str = ""  # the error of the first event that could not be read
 
 
@@ -106,7 +107,6 @@ class JobQueue:
             self._discount(before)
             told = before.told if before is not None else None
             self._jobs[of] = _TrackedJob(self._jobspecs.keep(jobspec), told)
-            self._ended.pop(of, None)
         job = self._jobs.get(of)
         if job is None:
             return
@@ -141,7 +141,7 @@ class JobQueue:
             case "resource-update":  # a changed expiration (RFC 21)
                 ends_at = seconds_at(object_at(context, "context").get("expiration"), "context.expiration") or None
                 job.run = job.run[0], ends_at, job.run[2]
-            case "dependency-add" if len(job.awaits) < AWAITED_MAX and _awaited(found := _description(context)):
+            case "dependency-add" if len(job.awaits) < AWAITED_MAX and _is_named(found := _description(context)):
                 job.awaits += (found,)
             case "dependency-remove" if job.awaits:
                 gone = _description(context)
@@ -228,6 +228,20 @@ def _awaited(description: str) -> JobId | None:
     return None
 
 
+def _begin_at(description: str) -> float | None:
+    """The moment of a dependency such as ``begin-time=1795490531.735``; None if it is one on something else."""
+    scheme, _, value = description.partition("=")
+    if scheme == "begin-time":
+        with suppress(ValueError):
+            begin_at = seconds_at(float(value), "begin-time")
+            return begin_at if begin_at <= BEGIN_AT_MAX else None
+    return None
+
+
+def _is_named(description: str) -> bool:
+    return _awaited(description) is not None or _begin_at(description) is not None
+
+
 def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
     if job.fault:
         return _unreadable(job_id, job, job.fault)
@@ -236,13 +250,27 @@ def _read_tracked(job_id: JobId, job: _TrackedJob) -> Job | UnreadableJob:
     request = job.jobspec.request
     if isinstance(request, Unread):
         return _unreadable(job_id, job, request.why, set_aside=request.set_aside)
-    run = job.run if job.state is JobState.RUN else NOT_RUN
     state = shown_state(job.state, request)
-    awaits: Iterable[JobId] = ()
+    awaits: tuple[JobId, ...] = ()
+    not_before_at: float | None = None
     if job.state is JobState.DEPEND:
-        awaits = dict.fromkeys(it for it in map(_awaited, job.awaits) if it is not None)
-    of = job.userid or 0
-    return Job(job_id, state, request, job.submitted_at, job.urgency, job.priority, of, *run, awaits=tuple(awaits))
+        awaits = tuple(dict.fromkeys(it for it in map(_awaited, job.awaits) if it is not None))
+        if not request.delegated_to:  # its hold is a begin time too
+            not_before_at = max((it for it in map(_begin_at, job.awaits) if it is not None), default=None)
+    values = state, request, job.submitted_at, job.urgency, job.priority, job.userid or 0
+    return Job(job_id, *values, *_run_of(job), awaits=awaits, not_before_at=not_before_at)
+
+
+def _run_of(job: _TrackedJob) -> Run:
+    """What a running job holds. One that is cleaned up holds nothing more, but it is known when it began."""
+    match job.state:
+        case JobState.RUN:
+            return job.run
+        case JobState.CLEANUP:
+            _, _, began_at = job.run
+            return (), None, began_at
+        case _:
+            return NOT_RUN
 
 
 def _unreadable(job_id: JobId, job: _TrackedJob, why: str, *, set_aside: bool = False) -> UnreadableJob:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from nodemanager.cloud.common.request import (
     SLOTS_TAGS_MAX,
+    TAG_SLOTS,
     VALUE_MAX_CHARS,
     batch_from_tags,
     fits_tags,
@@ -19,7 +20,7 @@ from nodemanager.cloud.common.request import (
 )
 from nodemanager.cloud.ec2.port import DESTROY_CALLS_MAX, Ec2Cloud
 from nodemanager.cloud.ec2.run_instances import TOKEN_MAX_CHARS
-from nodemanager.core.nodes import Batch, CloudNode, FailureKind, ProviderId, launch_id
+from nodemanager.core.nodes import Batch, CloudNode, FailureKind, ProviderId, batch_of, launch_id
 from nodemanager.core.ports import CloudError
 from nodemanager.core.slots import SlotName, TypeName
 from tests.cloud.ec2.moto_faults import Fault
@@ -82,6 +83,13 @@ def test_names_that_no_tags_can_hold_take_two_requests(front: MotoFront, cloud: 
         it.slot for it in many
     ]
     assert front.calls["RunInstances"] == 2
+
+
+def test_the_tags_of_a_batch_name_its_slots_as_a_range_in_whatever_order_they_were_ordered() -> None:
+    """Orders are sorted by name: node-1, node-10, node-11."""
+    ordered = sorted(launches(30), key=lambda it: it.id)
+    tags = tags_of_batch(batch_of(ordered), CLUSTER, CLUSTER_UUID, TypeName("small"), "")
+    assert tags[TAG_SLOTS] == "node-[1-30]"
 
 
 def test_nodes_of_a_batch_are_in_the_placement_group_of_their_launches(front: MotoFront, cloud: Ec2Cloud) -> None:

@@ -18,6 +18,8 @@ from nodemanager.core.jobs import (
     UnreadableJob,
 )
 from nodemanager.core.slots import Rank
+from nodemanager.delegation.jobs import HOLD
+from nodemanager.delegation.jobspec import DELEGATE
 from nodemanager.flux.parse import job_journal
 from nodemanager.flux.parse.job_journal import AWAITED_MAX, JobQueue, changes_allocation
 from nodemanager.flux.parse.jobspec import PLAIN_BYTES, size_bytes
@@ -83,6 +85,24 @@ def test_what_a_running_job_holds_and_when_it_ends_is_read_off_its_r() -> None:
     assert second.allocations == (RankAllocation(Rank(5), 2, 1),)
     for job in began.values():
         assert (job.ends_at is None) is (job.duration_s == 0)
+
+
+def test_a_job_without_a_time_limit_never_expires() -> None:
+    r = {"version": 1, "execution": {"R_lite": [{"rank": "1", "children": {"core": "0-3"}}], "expiration": 0.0}}
+    queue = Journal().waits(1).queue
+    queue.apply(1, "alloc", 5.0, {}, r=r)
+    (job,) = queue.changes(0.0).jobs
+    assert (job.allocations, job.ends_at) == ((RankAllocation(Rank(1), 4, 0),), None)
+
+
+def test_a_job_that_has_finished_holds_nothing_more_and_has_begun_all_the_same() -> None:
+    """Its user is not charged for the node while it is cleaned up. The history must not say that it never ran."""
+    r = {"version": 1, "execution": {"R_lite": [{"rank": "1", "children": {"core": "0-3"}}], "expiration": 0.0}}
+    journal = Journal().waits(1)
+    journal.queue.apply(1, "alloc", 5.0, {}, r=r)
+    assert journal.job(1).allocations
+    job = journal.says(1, "finish").job(1)
+    assert (job.state, job.allocations, job.began_at) == (JobState.CLEANUP, (), 5.0)
 
 
 def test_a_job_that_gets_more_time_ends_later() -> None:
@@ -182,6 +202,27 @@ def test_a_job_that_depends_on_others_names_them_while_it_does() -> None:
     journal.says(7, "dependency-remove", description="after-success=ƒSqrUud")
     assert journal.job(7).awaits == (16961765377,)
     assert journal.says(7, "dependency-remove", description="after-failure=16961765377").job(7).awaits == ()
+
+
+def test_a_job_that_waits_for_its_begin_time_says_when_that_is() -> None:
+    """The description is that of flux-core 0.88."""
+    journal = Journal().says(7, "submit").says(7, "dependency-add", description="begin-time=1795490531.735")
+    journal.says(7, "validate")
+    assert journal.job(7).not_before_at == 1795490531.735
+    journal.says(7, "dependency-remove", description="begin-time=1795490531.735")
+    assert journal.job(7).not_before_at is None
+
+
+def test_the_hold_of_a_delegated_job_is_no_begin_time_of_its_user() -> None:
+    jobspec = {**JOBSPEC, "attributes": {"system": {**JOBSPEC["attributes"]["system"], DELEGATE: "b"}}}
+    journal = Journal().says(7, "submit", jobspec=jobspec).says(7, "dependency-add", description=HOLD)
+    assert journal.says(7, "validate").job(7).not_before_at is None
+
+
+@pytest.mark.parametrize("moment", ["", "x", "nan", "inf", "-1", "1e300", "1e14", "9" * 400])
+def test_a_begin_time_that_no_calendar_has_is_not_named(moment: str) -> None:
+    journal = Journal().says(7, "submit").says(7, "dependency-add", description=f"begin-time={moment}")
+    assert journal.says(7, "validate").job(7).not_before_at is None
 
 
 def test_a_job_names_few_of_very_many_jobs_that_it_depends_on() -> None:

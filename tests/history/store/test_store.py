@@ -219,6 +219,14 @@ def test_the_file_is_its_owner_s_and_knows_its_version(path: Path) -> None:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
+def test_of_a_life_that_changes_several_times_before_it_is_written_the_latest_is_kept(path: Path) -> None:
+    journal = HistoryWriter(path)
+    journal.write(a_story())
+    journal.close()
+    (life,) = HistoryReader(path).lives(1e9)
+    assert (life.outcome, life.ended_at) == ("joined", WALL_AT + 500)
+
+
 def test_a_second_start_goes_on_where_the_first_ended(path: Path) -> None:
     write(path, a_story())
     count = len(HistoryReader(path).events())

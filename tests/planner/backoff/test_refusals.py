@@ -26,12 +26,14 @@ from nodemanager.core.nodes import (
 )
 from nodemanager.core.orders import BootNode, CreateNode, DrainNode, EndLease
 from nodemanager.core.slots import Market, TypeName
+from nodemanager.planner.backoff import zone_scope
 from nodemanager.planner.policy import BLOCK_S, Fixed
-from nodemanager.planner.snapshot import EVERYTHING, Scope
+from nodemanager.planner.snapshot import EVERYTHING, Block, Scope
 from tests.builders import (
     CLOUD,
     GPU,
     GPU_FOR_ALL,
+    NOW_S,
     World,
     a_call,
     a_cloud_node,
@@ -40,6 +42,7 @@ from tests.builders import (
     a_world,
     boots,
     changed,
+    orders,
     tasks,
     whole_nodes,
 )
@@ -115,6 +118,16 @@ class Provider:
 
 def _quota(reach: QuotaScope | None, launch: LaunchId | None = None) -> CloudCallFailed:
     return CloudCallFailed("create", launch, FailureKind.QUOTA, "limit reached", quota_scope=reach)
+
+
+def test_a_provider_that_asked_for_a_long_pause_is_left_alone_although_a_later_refusal_names_none() -> None:
+    world = a_world(CLOUD)
+    for slot in ("cloud1", "cloud2"):
+        world.node(slot, NodeState.REQUESTED, sent_s=1.0, call=a_call(CallKind.CREATE))
+    world.see(CloudCallFailed("create", world.id("cloud1"), FailureKind.THROTTLED, "slow down", 3600.0))
+    world.see(CloudCallFailed("create", world.id("cloud2"), FailureKind.THROTTLED, "slow down"))
+    world.job(whole_nodes(1)).wait(1800.0).all_is_fresh()
+    assert boots(world.plan()) == []
 
 
 # --- quota ------------------------------------------------------------------------------------------------
@@ -201,6 +214,17 @@ def test_a_node_that_goes_makes_room_within_the_quota_at_once() -> None:
     assert len(boots(world.plan())) == 1
 
 
+@pytest.mark.parametrize(("rounds", "goes"), [(1, True), (2, True), (3, False), (4, True), (7, False), (8, True)])
+def test_idle_nodes_make_room_for_fewer_and_fewer_tries_of_a_type_that_the_provider_lacks(
+    rounds: int, *, goes: bool
+) -> None:
+    """Their end may not help: only a try shows it. They are not ended and bought again for each try."""
+    block = Block(NOW_S + 60.0, FailureKind.CAPACITY, "none left", rounds)
+    world = a_world().idle_node("cloud1").but(blocks={zone_scope(GPU, ""): block})
+    world.job(tasks(1, gpus=1))
+    assert orders(world.plan()) == (["drain cloud1-1"] if goes else [])
+
+
 def test_what_was_leased_beyond_a_quota_gives_its_slot_back() -> None:
     provider = Provider(a_world(CLOUD, nodes_max=4, creates_burst=1, creates_per_s=0.5))
     provider.limit[CLOUD.name] = 1
@@ -260,6 +284,17 @@ def test_18_a_request_that_can_never_work_is_not_sent_again_and_again() -> None:
     assert provider.world.why_job(1).code == "blocked_create_config"
 
 
+def test_creates_that_fail_together_are_one_refusal() -> None:
+    """The provider is away for a moment. What was under way just then does not lengthen the wait."""
+    world = a_world(CLOUD)
+    for slot in ("cloud1", "cloud2", "cloud3"):
+        world.node(slot, NodeState.REQUESTED, sent_s=1.0, call=a_call(CallKind.CREATE))
+    for slot in ("cloud1", "cloud2", "cloud3"):
+        world.see(CloudCallFailed("create", world.id(slot), FailureKind.TRANSIENT, "503"))
+    world.job(whole_nodes(1)).wait(BLOCK_S[FailureKind.TRANSIENT] + 1.0).all_is_fresh()
+    assert len(boots(world.plan())) == 1
+
+
 # --- the breaker ------------------------------------------------------------------------------------------
 
 
@@ -301,6 +336,14 @@ def test_18_a_trial_that_fails_is_waited_for_longer() -> None:
     assert len(provider.turns(4, 10.0)) == 1
     (streak,) = provider.world.snapshot.learned.streaks.values()
     assert (streak.failures, streak.pause_s) == (4, 1800.0)
+
+
+def test_18_boots_that_were_under_way_when_the_type_was_closed_do_not_lengthen_its_pause() -> None:
+    jobs = [whole_nodes(1)] * 5
+    provider, sent = _with_boots_that_fail(a_world(a_type("cloud", slots=5)).job(*jobs), turns=3)
+    assert len(sent) == 5
+    (streak,) = provider.world.snapshot.learned.streaks.values()
+    assert (streak.failures, streak.pause_s) == (5, 900.0)
 
 
 def test_18_a_boot_that_succeeds_closes_the_breaker() -> None:

@@ -110,6 +110,15 @@ def test_a_job_that_ends_has_cost_its_share_of_the_cores_for_its_user_and_its_qu
     assert today == {"user 1000": Decimal("0.10"), "queue batch": Decimal("0.10")}
 
 
+def test_a_job_that_ended_while_nobody_watched_is_charged_too() -> None:
+    """The watch was away. The list of all jobs with which it begins again lacks the job."""
+    fleet = world({("user", "day"): "100"}).busy_node("cloud1", billed_from_s=NOW_S - 7200)
+    job = running(began_s_ago=1800, ends_in_s=600, userid=1000)
+    fleet.but(jobs={job.id: job}).see(QueueSeen(NOW_S, complete=True))
+    day, _ = periods(fleet.snapshot.wall_at)
+    assert fleet.snapshot.spending.amounts["day", day.begins_at, "user 1000"] == Decimal("0.10")
+
+
 def test_a_step_of_the_clock_charges_a_user_for_no_more_than_the_age_of_the_node() -> None:
     """The clock goes a day ahead under a running job: by it, the job has run for a day and half an hour."""
     fleet = world({("user", "day"): "100"}).busy_node("cloud1", billed_from_s=NOW_S - 1800)

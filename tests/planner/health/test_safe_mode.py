@@ -8,7 +8,7 @@ import pytest
 
 from nodemanager.core.nodes import NodeState
 from nodemanager.core.orders import ListCloud
-from tests.builders import CLOUD, World, a_rank, a_type, a_world, orders, whole_nodes
+from tests.builders import CLOUD, World, a_cloud_node, a_rank, a_type, a_world, orders, whole_nodes
 
 SLOTS = [f"cloud{number}" for number in range(1, 9)]
 EIGHT = a_type("cloud", slots=10)
@@ -95,6 +95,13 @@ def test_44_a_list_that_lacks_a_large_part_is_safe_mode_until_it_is_confirmed() 
         assert stands_still.code == "safe_mode"
     world.wait(10.0).see_ranks().see_cloud()
     assert world.plan().stands_still is None
+
+
+@pytest.mark.parametrize(("lacking", "doubted"), [(4, False), (5, True)])
+def test_44_a_list_is_doubted_if_it_lacks_more_than_half(lacking: int, *, doubted: bool) -> None:
+    world = _fleet().wait(10.0).see_ranks()
+    world.see_cloud(*(a_cloud_node(world[slot].launch) for slot in SLOTS[lacking:]))
+    assert (world.plan().stands_still is not None) is doubted
 
 
 def test_44_safe_mode_lists_more_often_so_that_it_ends_soon() -> None:

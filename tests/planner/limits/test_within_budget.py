@@ -21,6 +21,7 @@ from nodemanager.planner.spending import periods
 from tests.builders import (
     GPU,
     GPU_FOR_ALL,
+    NOW_S,
     WALL_AT,
     World,
     a_cloud_node,
@@ -102,6 +103,20 @@ def test_what_begins_on_a_node_that_is_up_counts_too() -> None:
 
     assert buys(49) == 1
     assert buys(48) == 0
+
+
+def test_a_short_job_that_begins_beside_a_long_one_does_not_shorten_what_that_takes() -> None:
+    """The node is in use for a day. An hour of another one is to be paid too."""
+
+    def buys(budget: int) -> int:
+        fleet = world({MONTH: budget}).busy_node("cloud1", cores_free=3, billed_from_s=NOW_S)
+        allocations = (RankAllocation(fleet["cloud1"].launch.rank, 1, 0),)
+        times = {"began_at": WALL_AT, "ends_at": WALL_AT + 24 * HOUR_S}
+        fleet.job(tasks(1), state=JobState.RUN, allocations=allocations, **times)
+        return bought(submits(submits(fleet, 1, 1, tasks(1)), 1, 1))
+
+    assert buys(27) == 1
+    assert buys(24) == 0
 
 
 def test_what_is_left_is_said_with_what_was_promised() -> None:

@@ -62,6 +62,8 @@ def test_of_twins_the_one_we_know_stays_then_a_living_one_then_the_older() -> No
     assert _pair({unpaired.id: unpaired}, young, dead, old) == ({launch.id: "old"}, ["young"])
     knows_young = a_node(launch=launch, cloud=young)
     assert _pair({knows_young.id: knows_young}, old, young) == ({launch.id: "young"}, ["old"])
+    knows_dead = a_node(launch=launch, cloud=replace(dead, state=CloudState.RUNNING))
+    assert _pair({knows_dead.id: knows_dead}, old, dead) == ({launch.id: "dead"}, ["old"]), "its end is noticed"
 
 
 def test_a_stray_that_is_gone_already_is_none() -> None:

@@ -51,6 +51,18 @@ def test_a_job_that_depends_on_others_names_them() -> None:
     assert to_sentence(reason.code, reason.figures) == "waits for its dependency on jobs 7, 8"
 
 
+def test_a_job_that_waits_for_its_begin_time_names_it() -> None:
+    jobs = [
+        a_job(8, state=JobState.DEPEND, not_before_at=1_800_000_000.5),
+        a_job(9, state=JobState.DEPEND, not_before_at=1_800_000_000.5, awaits=(JobId(7),)),
+    ]
+    reasons = [why_not(read_demand(a_snapshot(jobs=jobs)), it) for it in (8, 9)]
+    assert [to_sentence(it.code, it.figures) for it in reasons] == [
+        "waits for its dependency, and starts no earlier than 2027-01-15T08:00:00Z",
+        "waits for its dependency on jobs 7, and starts no earlier than 2027-01-15T08:00:00Z",
+    ]
+
+
 def test_a_job_that_runs_or_cleans_up_wants_nothing_and_needs_no_reason() -> None:
     running = [a_job(1, state=JobState.RUN), a_job(2, state=JobState.CLEANUP)]
     wanted = read_demand(a_snapshot(jobs=running))

@@ -87,6 +87,11 @@ def test_not_more_at_once_than_the_disruption_budget_allows() -> None:
     assert not given(three_nodes(disruption=Disruption(nodes=0)), CordonNode)
 
 
+def test_a_node_that_empties_already_takes_its_share_of_the_disruption_budget() -> None:
+    world = running(three_nodes(disruption=Disruption(nodes=1)), "cloud4", cores=2, ends_in=60.0, emptying=True)
+    assert not given(world, CordonNode)
+
+
 def test_the_others_must_have_room_for_its_work_and_one_more_job() -> None:
     world = running(running(a_world(), "cloud1", cores=5), "cloud2", cores=3)
     assert not given(world, CordonNode)

@@ -60,6 +60,7 @@ def test_prepaid_nodes_do_not_count_towards_the_price_limit_of_their_cloud_when_
     world = a_site(DEAR, clouds=rules).job(*[whole_nodes(1)] * 4)
     launches = [it.launch for it in world.plan().actions if isinstance(it, BootNode)]
     assert sorted(it.prepaid for it in launches) == [False] * paid + [True, True]
+    assert world.why_job(3 + paid).code == "cloud_full"
 
 
 def test_a_recorded_prepaid_node_is_created_whatever_its_price() -> None:

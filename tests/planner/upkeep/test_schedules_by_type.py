@@ -17,11 +17,11 @@ from nodemanager.core.reasons import Reason, because
 from nodemanager.core.slots import Market, NodeType, Size, TypeLimits
 from nodemanager.core.upkeep.rules import Schedule
 from nodemanager.core.upkeep.windows import read_windows
-from nodemanager.planner.billing import nodes_max_of_type
+from nodemanager.planner.billing import nodes_left_of_type, nodes_max_of_type
 from nodemanager.planner.plan import Plan
 from nodemanager.planner.policy import schedule_changes_at, scheduled_policy
 from nodemanager.planner.why_not import NOT_ENOUGH
-from tests.builders import World, a_policy, a_type, a_world, boots, whole_nodes
+from tests.builders import GPU, World, a_policy, a_type, a_world, boots, tasks, whole_nodes
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ALWAYS = read_windows("Mon-Sun 00:00-24:00 UTC")
@@ -110,8 +110,10 @@ def test_the_price_of_a_type_is_limited_too() -> None:
 
 def test_of_several_sizes_the_dearest_counts() -> None:
     sizes = tuple(Size(name, Market.ON_DEMAND, Decimal(price)) for name, price in (("a", "1"), ("b", "2")))
-    limits = TypeLimits(price_per_hour_max=Decimal(5))
-    assert nodes_max_of_type(replace(LARGE, sizes=sizes, limits=limits)) == 2
+    large = replace(LARGE, sizes=sizes, limits=TypeLimits(price_per_hour_max=Decimal(5)))
+    assert nodes_max_of_type(large) == 2
+    fleet = a_world(large)
+    assert nodes_left_of_type(large, fleet.snapshot, fleet.policy) == 2
 
 
 def test_a_job_that_needs_more_is_told_so_and_blocks_as_one_beyond_the_limits() -> None:
@@ -174,6 +176,13 @@ def test_an_idle_node_within_the_minimum_stays_and_the_rest_leaves() -> None:
     assert sorted(left(made)) in (["large1", "small1"], ["large1", "small2"])
     (stays,) = (reason for reason in made.nodes.values() if reason.code is Code.NODES_MIN)
     assert stays == because(Code.NODES_MIN, node_type="small", nodes_min=1)
+
+
+def test_a_node_that_its_type_keeps_makes_no_room_for_a_job_and_a_cheaper_one_does() -> None:
+    fleet = a_world(SMALL, LARGE, GPU, nodes_max=2, schedules=(for_type("large", nodes_min=1),))
+    fleet.brain.use_policy(fleet.policy)
+    fleet.idle_node("small1").idle_node("large1").job(tasks(1, gpus=1))
+    assert {slot: why.code for slot, why in left(fleet.plan()).items()} == {"small1": Code.MAKES_ROOM}
 
 
 def test_a_lease_that_the_minimum_needs_is_kept() -> None:
