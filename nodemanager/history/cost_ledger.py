@@ -156,11 +156,16 @@ class CostLedger:
 
 
 def billed_nodes(snapshot: Snapshot, policy: Policy) -> Iterator[tuple[Node, NodeType | Tariff]]:
-    """The nodes that are charged for, each with its tariff: the provider has listed them, and they are not gone."""
+    """The nodes that are charged for, each with its tariff."""
     for node in snapshot.nodes.values():
         tariff = billing.tariff_of(node.launch, policy)
-        if tariff is not None and node.cloud is not None and node.state is not NodeState.GONE:
+        if tariff is not None and _is_billed(node):
             yield node, tariff
+
+
+def _is_billed(node: Node) -> bool:
+    """Whether the provider has listed it, it has left the provider's own queue, and it is not gone."""
+    return node.cloud is not None and not node.cloud.queued and node.state is not NodeState.GONE
 
 
 def _hours(from_at: float, to_at: float) -> Iterator[tuple[float, float]]:
@@ -181,9 +186,7 @@ def _same_billed(last: Snapshot, published: Publication) -> bool:
 
 
 def _billed(snapshot: Snapshot) -> frozenset[LaunchId]:
-    return frozenset(
-        id_ for id_, it in snapshot.nodes.items() if it.cloud is not None and it.state is not NodeState.GONE
-    )
+    return frozenset(id_ for id_, it in snapshot.nodes.items() if _is_billed(it))
 
 
 def _jobs_on(snapshot: Snapshot) -> Mapping[Rank, list[tuple[Job, RankAllocation]]]:
@@ -256,5 +259,5 @@ def _nodes_billed_to_the_end(
         after = now.nodes.get(id_)
         ended = after is None or after.state is NodeState.GONE
         tariff = billing.tariff_of(node.launch, policy)
-        if ended and node.state is not NodeState.GONE and node.cloud is not None and tariff is not None:
+        if ended and _is_billed(node) and tariff is not None:
             yield node, tariff

@@ -131,6 +131,25 @@ def test_what_is_not_yet_made_costs_nothing() -> None:
     assert spent(*told(a_moment(nodes=[node]), a_moment(60, nodes=[node]))) == {}
 
 
+@pytest.mark.parametrize("state", [NodeState.BOOTING, NodeState.DRAINING, NodeState.STOPPING])
+def test_a_node_in_its_provider_s_own_queue_costs_nothing_however_it_leaves(state: NodeState) -> None:
+    cloud = a_cloud_node(a_launch("cloud1"), state=CloudState.PENDING, queued=True)
+    waiting = a_node("cloud1", state, cloud=cloud, billed_from_s=NOW_S)
+    gone = replace(waiting, state=NodeState.GONE)
+    story = [*(a_moment(at_s, nodes=[waiting]) for at_s in (0, 360)), a_moment(400, nodes=[gone]), a_moment(420)]
+    assert spent(*told(*story, charged_until_at=WALL_AT)) == {}
+
+
+def test_a_node_that_leaves_its_provider_s_queue_costs_from_then_on() -> None:
+    cloud = a_cloud_node(a_launch("cloud1"), state=CloudState.PENDING, queued=True)
+    waiting = a_node("cloud1", NodeState.BOOTING, cloud=cloud, billed_from_s=NOW_S + 360)
+    runs = replace(waiting, cloud=replace(cloud, state=CloudState.RUNNING, queued=False))
+    story = [
+        a_moment(at_s, nodes=[node]) for at_s, node in ((0, waiting), (360, waiting), (420, runs), (720, runs))
+    ]
+    assert spent(*told(*story, charged_until_at=WALL_AT)) == {(NOBODY, "", "boot"): pytest.approx(0.04)}
+
+
 def test_a_node_that_comes_and_goes_within_a_step_costs_something() -> None:
     by_the_second = a_type("cloud", window_s=1.0)
     policy = a_policy(by_the_second)
