@@ -193,7 +193,9 @@ def demand(published: Publication) -> tuple[list[Demand], int]:
     snapshot, clock = published.snapshot, clock_of(published)
     groups: dict[tuple[object, ...], tuple[Job, int, Reason]] = {}
     for id_, count, reason in _waiting(published):
-        job = snapshot.jobs[id_]
+        job = snapshot.jobs.get(id_)
+        if job is None:  # it cannot be read, so nobody knows what it asks for: ``/jobs`` shows it
+            continue
         shape = job.shape
         asks = (shape.nodes, shape.slots, shape.cores_per_slot, shape.gpus_per_slot, shape.exclusive)
         key = (job.userid, job.queue, asks, reason.code)

@@ -17,7 +17,8 @@ function answer({ title, label, note = "", yes, secret = false }) {
     const ended = (value) => { input.value = ""; dialog.onclose = null; dialog.close(); resolve(value); };
     the("dialog-form").onsubmit = (event) => { event.preventDefault(); ended(input.value.trim()); };
     the("dialog-no").onclick = () => ended(null);
-    dialog.onclose = () => ended(null);
+    // The event of an earlier close may come only now: then the dialog is open again.
+    dialog.onclose = () => { if (!dialog.open) ended(null); };
     // Escape closes the dialog alone, and does not leave the page behind it.
     dialog.onkeydown = (event) => { if (event.key === "Escape") { event.preventDefault(); event.stopPropagation(); ended(null); } };
   });
